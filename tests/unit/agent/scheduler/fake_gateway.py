@@ -1,10 +1,11 @@
 """A gateway in the test's process, for the messages of agents.
 
-tests/integration/loop has the agent meet the real one.
+tests/integration/gateway compares it with the real one, and tests/integration/loop has the agent meet that one.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import secrets
@@ -18,6 +19,16 @@ from urllib.parse import parse_qs, urlsplit
 from pollux.slurm_job.access import GatewayAccess, Grant
 
 JOB, ATTEMPT = 7, 2
+
+
+def credential_of(payload: bytes) -> bytes:
+    """Return a text that looks like munge's, around `payload`."""
+    return b"MUNGE:" + base64.b64encode(payload) + b":"
+
+
+def payload_of(credential: bytes) -> bytes:
+    """Return what `credential_of` was given."""
+    return base64.b64decode(credential.removeprefix(b"MUNGE:").removesuffix(b":"), validate=True)
 
 
 class Refusal(Exception):
@@ -43,6 +54,7 @@ class FakeGateway:
         """By the path of a request."""
         self.accepts = True
         self.publish_interval_s = 0.05
+        self.gpu_type = "a100"
         self.polls = 0
         self._orders: dict[str, Any] = {"drain": None, "resize": None}
         self._version = 0
@@ -85,7 +97,7 @@ class FakeGateway:
                 return {"prior": self.prior}
             case "GET", "/v1/orders":
                 return self._poll(query.get("seen", [""])[0])
-        raise Refusal(404, "unknown")
+        raise Refusal(404, "no-such-path")
 
     def _give_token(self, credential: str) -> dict[str, Any]:
         self.credentials.append(credential)
@@ -93,9 +105,9 @@ class FakeGateway:
             "token": self.new_token(),
             "cluster": "c",
             "publish_interval_s": self.publish_interval_s,
-            "gpu_type": "a100",
+            "gpu_type": self.gpu_type,
             "expires_s": None,
-            "nonce": json.loads(credential)["nonce"],
+            "nonce": json.loads(payload_of(credential.encode()))["nonce"],
         }
 
     def _poll(self, seen: str) -> dict[str, Any]:

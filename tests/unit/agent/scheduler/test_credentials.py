@@ -15,7 +15,16 @@ from pollux.scheduler.gateway import Gateway, GatewayAway
 from pollux.scheduler.job_gateway import JobGateway
 from pollux.scheduler.munge import MungeError, MungeMissing
 from pollux.slurm_job.access import TOKEN, read_access
-from tests.unit.agent.scheduler.fake_gateway import ATTEMPT, JOB, FakeGateway, Refusal, access, serving
+from tests.unit.agent.scheduler.fake_gateway import (
+    ATTEMPT,
+    JOB,
+    FakeGateway,
+    Refusal,
+    access,
+    credential_of,
+    payload_of,
+    serving,
+)
 
 OLD = f"J.{JOB}.{ATTEMPT}." + "feedface" * 5
 
@@ -35,7 +44,7 @@ def url(gateway: FakeGateway) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def munge(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let a credential be its payload; a test may set a fault."""
+    """Take payloads for credentials; a test may set a fault."""
 
     class Stand:
         fault: Exception | None = None
@@ -45,7 +54,7 @@ def munge(monkeypatch: pytest.MonkeyPatch) -> Any:
         def encode(self, payload: bytes) -> bytes:
             if Stand.fault is not None:
                 raise Stand.fault
-            return payload
+            return credential_of(payload)
 
     monkeypatch.setattr(credentials, "Munge", Stand)
     monkeypatch.setattr(credentials, "munge_socket", lambda: None)
@@ -73,7 +82,7 @@ def test_a_rank_without_a_token_asks_once(gateway: FakeGateway, url: str) -> Non
     line.publish({"batch_size": 1})
     line.publish({"batch_size": 2})
     (credential,) = gateway.credentials
-    payload = json.loads(credential)
+    payload = json.loads(payload_of(credential.encode()))
     assert (payload["purpose"], payload["job"], payload["attempt"]) == ("attempt", JOB, ATTEMPT)
     assert len(payload["nonce"]) == 32
     assert line.publish_interval_s == gateway.publish_interval_s
