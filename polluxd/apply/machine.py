@@ -21,7 +21,6 @@ from polluxd.apply.actions import (
     Drain,
     Fail,
     Reach,
-    Remind,
     Requeue,
     RunAgain,
     Wait,
@@ -71,7 +70,7 @@ def next_action(
     Args:
         now: POSIX time [s].
         waited: how long the move has been at its step [s], by a clock that does not step.
-        since_try: how long ago polluxd sent the last signal, requeue or shrink [s], by a clock that does not step.
+        since_try: how long ago polluxd sent the last requeue or shrink [s], by a clock that does not step.
         companion: the job that was submitted for the move, where the move grows a job in place.
         forbidden: the rule by which Slurm would not start the job at the move's target (`startable.forbids`).
     """
@@ -95,7 +94,7 @@ def next_action(
         case Step.PLANNED:
             return _planned(move, job, room, waited, limits, paused=paused)
         case Step.DRAINING:
-            return _draining(move, job, report, waited, since_try, limits)
+            return _draining(move, job, report, waited, limits)
         case Step.CHECKPOINTED:
             return _checkpointed(move, job, now, waited, since_try, limits)
         case Step.REQUEUED:
@@ -173,7 +172,7 @@ def _taken(move: Move) -> str:
 
 
 def _draining(
-    move: Move, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: MoveSettings
+    move: Move, job: SlurmJob, report: Report | None, waited: float, limits: MoveSettings
 ) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
@@ -195,7 +194,7 @@ def _draining(
         return Fail(
             f"no acknowledgement in {limits.drain_timeout_s:.0f} s and no checkpoint to go back to: left running"
         )
-    return Remind() if since_try > REPEAT_S else Wait()
+    return Wait()
 
 
 def _checkpointed(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from polluxd.apply.actions import (
     REPEAT_S,
@@ -20,7 +19,6 @@ from polluxd.apply.actions import (
     Place,
     Reach,
     Recruit,
-    Remind,
     Requeue,
     RunAgain,
     Wait,
@@ -254,8 +252,6 @@ class Reconciler:
                 return True
             case Drain():
                 self._drain(move, job, room)
-            case Remind():
-                self._tell(move)
             case Requeue():
                 return self._requeue(move, job)
             case Recruit() | Place() | GiveBack():
@@ -296,16 +292,6 @@ class Reconciler:
         if job is not None and end is not None and job.restart_count:
             end = limit_reached_at(job, self._store.moves(job.job_id))
         self._reach(move, Step.DRAINING, ends_at=end)
-        self._tell(replace(move, step=Step.DRAINING))
-
-    def _tell(self, move: Move) -> None:
-        self._authorize()
-        self._stopwatch.try_now(move)
-        try:
-            self._slurm.signal(move.job_id)
-        except SlurmRefused as error:
-            # No step is running (yet): the agent reads its instructions from the database as well.
-            log.info("job %d: signal refused (%s); the agent polls for it", move.job_id, error)
 
     def _give_up(self, move: Move, job: SlurmJob | None, action: Withdraw | Fail) -> None:
         if isinstance(action, Fail):
@@ -330,7 +316,6 @@ class Reconciler:
             case Recruit():
                 room.take(move.added, move.job_id)
                 self._reach(move, Step.RECRUITING)
-                self._tell(replace(move, step=Step.RECRUITING))
             case Place() if job is not None and companion is not None:
                 why = self._resizer.place(move, job, companion)
                 if not why:

@@ -26,7 +26,6 @@ from polluxd.apply.actions import (
     Place,
     Reach,
     Recruit,
-    Remind,
     Wait,
     Withdraw,
 )
@@ -68,7 +67,7 @@ def next_action(
     if move.step is Step.PLANNED:
         return _planned(move, job, room, waited, limits)
     if move.grows:
-        return _grow(move, said, companion, room, waited, since_try, limits)
+        return _grow(move, said, companion, room, waited, limits)
     return _shrink(move, job, said, waited, since_try, limits)
 
 
@@ -114,7 +113,7 @@ def _shrink(
             )
             if waited > patience:
                 return Fail(f"the job's agent did not shrink it within {patience:.0f} s")
-            return Remind() if since_try > REPEAT_S else Wait()
+            return Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):
                 return Reach(Step.CONFIGURED)
@@ -133,7 +132,6 @@ def _grow(
     companion: SlurmJob | None,
     room: Capacity,
     waited: float,
-    since_try: float,
     limits: MoveSettings,
 ) -> Action:
     if companion is None:
@@ -141,7 +139,7 @@ def _grow(
             return Fail("its companion job is gone")
         if waited > limits.recruit_timeout_s:
             return Fail(f"no companion job was submitted within {limits.recruit_timeout_s:.0f} s")
-        return Remind() if since_try > REPEAT_S else Wait()
+        return Wait()
     if companion.state is JobState.PENDING and companion.held_by_user:
         return Fail(f"its companion, job {companion.job_id}, was held (scontrol hold)")
     if companion.state is JobState.PENDING:

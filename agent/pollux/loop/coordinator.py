@@ -49,15 +49,13 @@ class Coordinator:
         self.training, self.attempt = training, attempt
         self.exchange = ControlExchange(training.world.control, training.models[0].norms.groups)
         self.checkpointer = Checkpointer(training, attempt)
-        self.line = SchedulerLine(attempt.ticket)
+        self.line = SchedulerLine(attempt.access)
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
         self.mender = Mender(training, self.exchange, self.checkpointer, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
-        self.endings = Endings(
-            main=lambda: self._main, orders=attempt.ticket is not None, margin=self._margin
-        )
+        self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
         self.on_lead: Callable[[], None] = lambda: None
         """Called where a loss has made this rank rank 0."""

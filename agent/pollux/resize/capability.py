@@ -41,7 +41,7 @@ def least_capability(attempt: Attempt, environ: Mapping[str, str] = os.environ) 
 
     It is a relaunch where `pollux run` started it in a Pollux job with checkpoints.
     """
-    if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
+    if attempt.access is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return ResizeCapability.REQUEUE
     return lesser(ResizeCapability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
 

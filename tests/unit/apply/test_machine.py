@@ -15,7 +15,6 @@ from polluxd.apply.actions import (
     Drain,
     Fail,
     Reach,
-    Remind,
     Requeue,
     Wait,
     Withdraw,
@@ -111,11 +110,10 @@ def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None
     assert isinstance(act(move(step), None), Fail)
 
 
-def test_the_agent_is_reminded_then_given_up_on() -> None:
+def test_the_agent_is_waited_for_then_given_up_on() -> None:
     running = slurm_job()
-    assert act(move(Step.DRAINING), running, since_try=1.0) == Wait()
-    assert act(move(Step.DRAINING), running, since_try=4.0) == Remind()
-    assert act(move(Step.DRAINING, waited=30), running, None, since_try=1.0) == Wait()
+    assert act(move(Step.DRAINING), running) == Wait()
+    assert act(move(Step.DRAINING, waited=30), running, None) == Wait()
     late = move(Step.DRAINING, waited=31)
     gone_back = act(late, running, report())
     assert isinstance(gone_back, Reach)

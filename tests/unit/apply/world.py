@@ -110,10 +110,6 @@ class Watched:
     def jobs(self, job_ids: Sequence[int]) -> Any:
         return self._slurm.jobs(job_ids)
 
-    def signal(self, job_id: int) -> None:
-        self._about_to("signal", job_id)
-        self._slurm.signal(job_id)
-
     def requeue(self, job_id: int) -> None:
         self._about_to("requeue", job_id)
         world, job = self._world, self._world.truth(job_id)

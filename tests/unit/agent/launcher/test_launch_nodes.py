@@ -296,7 +296,7 @@ def test_a_launcher_that_says_nonsense_of_itself_is_not_taken(text: bytes) -> No
 
 def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every user of the cluster knows (job, attempt, step) is no key."""
-    for name in (node.KEY_VARIABLE, "POLLUX_TICKET_DIR"):
+    for name in (node.KEY_VARIABLE, "POLLUX_GATEWAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LaunchError, match="need a secret to know each other by"):
         node.launch_key(StepAllocation(num_nodes=2), None)
