@@ -28,6 +28,7 @@ from polluxd.metrics.cluster_view import of_cluster, of_moves, of_plan, of_repor
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
+from polluxd.progress_rates import Place
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
@@ -99,7 +100,7 @@ class Controller:
         settings = self._store.settings(self._config.policy)
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
-        self._trusted.observe(reports, _places(state, self._reconciler.moving))
+        self._trusted.observe(reports, _places(state, self._reconciler.moving), _rigid(state))
 
         due = self._due(state, reports)
         if due:
@@ -266,22 +267,32 @@ def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTim
     # By user: further jobs of one user take nothing from the share of the others.
     users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
     share = sum(node.gpus for node in state.nodes) / len(users) if len(users) > 1 else None
+    rigid = _rigid(state)
     records = {}
     for job_id, place in _places(state, {move.job_id for move in moves}).items():
         known = times.get(job_id)
         most = (known.most_gpus, known.most_nodes) if known else (0, 0)
-        records[job_id] = Held(*place, *most, share)
+        records[job_id] = Held(
+            place.gpus, place.nodes, *most, share, gpu_type=place.gpu_type, adaptive=job_id not in rigid
+        )
     return records
 
 
-def _places(state: ClusterState, moving: Collection[int]) -> dict[int, tuple[int, int]]:
-    """Return the numbers of GPUs and nodes that each job trains on."""
-    held = {
-        job.job_id: {} if job.job_id in moving else job.gpus_per_node_held
-        for job in state.jobs
-        if job.spec is not None
-    }
-    return {job_id: (sum(here.values()), len(here)) for job_id, here in held.items()}
+def _places(state: ClusterState, moving: Collection[int]) -> dict[int, Place]:
+    """Return where each job trains: numbers of GPUs and nodes, and the type that Slurm gives these nodes."""
+    kind = {node.name: node.gpu_type for node in state.nodes}
+    places = {}
+    for job in state.jobs:
+        if job.spec is not None:
+            here = {} if job.job_id in moving else job.gpus_per_node_held
+            types = {kind.get(name, "") for name in here}
+            places[job.job_id] = Place(sum(here.values()), len(here), types.pop() if len(types) == 1 else "")
+    return places
+
+
+def _rigid(state: ClusterState) -> frozenset[int]:
+    """Return the jobs whose batch size is fixed, whatever their noise scale."""
+    return frozenset(job.job_id for job in state.jobs if job.spec is not None and not job.spec.adaptive)
 
 
 def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
