@@ -279,7 +279,7 @@ def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTim
 
 
 def _places(state: ClusterState, moving: Collection[int]) -> dict[int, Place]:
-    """Return where each job trains: numbers of GPUs and nodes, and the type that Slurm gives these nodes."""
+    """Return where each job trains, by Slurm's records."""
     kind = {node.name: node.gpu_type for node in state.nodes}
     places = {}
     for job in state.jobs:

@@ -1,4 +1,4 @@
-"""The rates of progress that polluxd saw of one job, each against what the job claimed at that time.
+"""Rates of a job's progress, each as a share of what the job claimed then.
 
 A rate is taken at one noise scale and one batch size: an honest job's noise scale grows, so its progress of an hour ago
 says nothing of its present claims. What stays is the share of its claim that a job reaches: 1 at every number of GPUs
@@ -90,7 +90,7 @@ class ProgressRates:
         return _mean(self._rates[self.place]) if self.place in self._rates else None
 
     def observe(self, report: Report, place: Place, *, adaptive: bool) -> bool:
-        """Record the progress since the report before; return whether the job moved since.
+        """Record the progress since the last report; tell whether it moved.
 
         A time in which a pause lies (evaluation, a checkpoint) says nothing of the job's speed: the window begins
         again. After a resize in place, the newest report may be of the place before it, so the first window begins at
@@ -180,7 +180,10 @@ def _goodput(report: Report, place: Place, adaptive: bool) -> Goodput:
 
 
 def claimed(report: Report, places: Sequence[Place], adaptive: bool) -> Floats:
-    """Return the scale-invariant steps per second [places] that the report, which has a fit, claims."""
+    """Return the steps per second [places] that a report with a fit claims.
+
+    The steps are scale-invariant; the batch size is the best one.
+    """
     functions = pack([_goodput(report, place, adaptive) for place in places])
     gpus, nodes = ([place[i] for place in places] for i in (0, 1))
     return optimize_pairs(functions, np.arange(len(places)), nodes, gpus).goodput / report.limits.initial

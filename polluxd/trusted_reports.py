@@ -3,8 +3,8 @@
 polluxd checks the claims against its own records. The module does no I/O and reads no clock: the
 caller gives every time.
 
-An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held, of which
-type they are, and when each report arrived. It compares:
+An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held, their
+types, and when each report arrived. It compares:
 
 - explored GPUs and nodes with the most that the job has held;
 - the claimed goodput at each number of GPUs with the progress that the ranks published there. Each rate of progress is
@@ -236,7 +236,7 @@ def _pairs(places: Sequence[Place]) -> Iterable[tuple[int, int]]:
 
 
 def _physical(places: Sequence[Place], rates: Sequence[float]) -> list[float]:
-    """Limit the rates so that no speedup exceeds the number of GPUs of one type."""
+    """Limit the rates: no speedup exceeds the number of GPUs of a type."""
     bounded: list[float] = []
     for place, rate in zip(places, rates, strict=True):
         below = zip(places, bounded, strict=False)

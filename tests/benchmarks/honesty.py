@@ -1,4 +1,4 @@
-"""Random honest lives of jobs through the daemon's own `TrustedReports`: how many are doubted.
+"""Random honest lives of jobs: how many does `TrustedReports` doubt?
 
 `make bench-honesty` writes the table of tests/benchmarks/honesty.md, and bench-out/honesty.json.
 
@@ -34,7 +34,7 @@ LIVES = 10_000
 CLUSTER = Scenario()
 """16 nodes of 4 GPUs."""
 PARTS = 20
-"""Of an epoch, after each of which an agent looks at its batch size."""
+"""Of an epoch. After each one, an agent looks at its batch size."""
 REPORT_S = 30.0
 POLL_S = 5.0
 DECISION_S = 60.0
@@ -48,7 +48,7 @@ MOST_HOURS = 6.0
 
 @dataclass(frozen=True)
 class GrowingNoise:
-    """An application whose noise scale grows by `growth` over the training, beyond its own growth.
+    """An application whose noise scale grows by `growth`, beyond its own.
 
     Its epochs are divided into parts, since an agent chooses its batch size all through an epoch, not only after it.
     """
@@ -96,7 +96,10 @@ class GrowingNoise:
 
 
 class RoughAgent(Agent):
-    """An agent whose step times are off by at most `OFF`, and its gradient statistics by a little more."""
+    """An agent whose step times are off by at most `OFF`.
+
+    Its gradient statistics are off by a little more.
+    """
 
     def _error(self, share: float = 1.0) -> float:
         return float(np.exp(self._random.uniform(-OFF, OFF) * share / SHARES))
@@ -187,7 +190,7 @@ class _Training:
         return Place(0, 0) if moving else Place(job.gpus, job.nodes)
 
     def _move(self) -> None:
-        """Change the number of GPUs: a restart, or a resize in place; at times none is left."""
+        """Change the number of GPUs, by a restart or in place; at times to 0."""
         draw, job = self._draw, self._job
         if job.seats and draw.random() < 0.1:
             job.place((), self.now, 0.0)
@@ -235,7 +238,7 @@ class _Training:
 
 
 def applications() -> dict[str, Application]:
-    """All that the simulator knows: the shipped ones, and the paper's where its data is present."""
+    """The shipped applications, and the paper's where its data is present."""
     profiles = ROOT / "../shared/data/osdi21/profiles"
     return {**BUILT_IN, **(load_profiles(profiles) if profiles.is_dir() else {})}
 
@@ -253,7 +256,7 @@ def table(lives: Sequence[Life]) -> str:
 
 
 def main() -> None:
-    """Live the lives, write the page's table and the figures; fail where one is doubted."""
+    """Live the lives and write the figures; fail where one is doubted."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lives", type=int, default=LIVES)
     parser.add_argument("--first", type=int, default=0, help="seed of the first life")

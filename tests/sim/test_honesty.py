@@ -1,4 +1,7 @@
-"""Random honest lives of jobs, of which none is doubted; `make bench-honesty` has 10,000."""
+"""Random honest lives of jobs: none is doubted.
+
+`make bench-honesty` has 10,000.
+"""
 
 from __future__ import annotations
 

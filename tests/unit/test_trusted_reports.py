@@ -168,7 +168,7 @@ def test_doubted_reports_are_counted_once_each():
 
 
 def test_a_job_whose_noise_scale_grows_is_believed():
-    """Early on many GPUs at a small noise scale, late on few at a large one: 100 times as large."""
+    """Early on many GPUs at a small noise scale, late on few at a large one."""
     trusted, limits, now, progress, most = TrustedReports(), BatchLimits(128, 4096, 8, 128), 0.0, 0.0, (0, 0)
     truth = ThroughputParams(0.02, 0.005, 0.02, 0.002, 0.04, 0.003, 1.0)
     stages = [(16, 4, 0.3), (4, 1, 30.0), (16, 4, 30.0), (1, 1, 30.0)]
