@@ -20,6 +20,7 @@ from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
+from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
@@ -108,7 +109,9 @@ class Controller:
             means = self._means(seen)
             times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)
             allowed = self._reconciler.refusals.lowered(allowances(state, targets(moves)))
-            believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
+            believed, doubts = self._trusted.trust(
+                reports, _held(state, moves, times, self._reconciler.undrained), state.taken_at
+            )
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
                 state,
@@ -262,18 +265,24 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
     return "; ".join(filter(None, (stuck, "paused" if paused else "", senseless)))
 
 
-def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
+def _held(
+    state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes], undrained: Undrained
+) -> dict[int, Held]:
     """What polluxd's own records say of each job's GPUs."""
-    # By user: further jobs of one user take nothing from the share of the others.
-    users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
-    share = sum(node.gpus for node in state.nodes) / len(users) if len(users) > 1 else None
+    share = equal_share(state)
     rigid = _rigid(state)
     records = {}
     for job_id, place in _places(state, {move.job_id for move in moves}).items():
         known = times.get(job_id)
         most = (known.most_gpus, known.most_nodes) if known else (0, 0)
         records[job_id] = Held(
-            place.gpus, place.nodes, *most, share, gpu_type=place.gpu_type, adaptive=job_id not in rigid
+            place.gpus,
+            place.nodes,
+            *most,
+            share,
+            gpu_type=place.gpu_type,
+            adaptive=job_id not in rigid,
+            undrained=undrained.of(job_id),
         )
     return records
 

@@ -61,6 +61,8 @@ class Held:
     """As in `Place`."""
     adaptive: bool = True
     """False: the job's batch size is fixed, whatever its noise scale (`adaptive=no`)."""
+    undrained: int = 0
+    """Orders to give up GPUs that the job's agent refused, or left unanswered."""
 
     @property
     def place(self) -> Place:
@@ -164,6 +166,11 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         # A job that is moved at every decision would otherwise never show a second size to compare with.
         # No doubt is noted: each job passes through this at each new size.
         kept = replace(kept, most_gpus=max(math.ceil(held.equal_share), held.gpus))
+    if held.undrained and held.equal_share:
+        times = "once" if held.undrained == 1 else f"{held.undrained} times"
+        doubts.append(f"it did not give up GPUs, {times}: it has no more than its user's equal share")
+        most = math.ceil(held.equal_share)
+        kept = replace(kept, most_gpus=most if kept.most_gpus is None else min(kept.most_gpus, most))
     return _believable_target(history, kept, now, doubts)
 
 

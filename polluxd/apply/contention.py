@@ -11,28 +11,32 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from polluxd.apply.neighbours import rank, waiting_plain_jobs, waits
 from polluxd.apply.placed import geometry
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Placement, Plan, Snapshot
+from polluxd.policy.owners import beyond_share
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 
 log = logging.getLogger(__name__)
+
+CALLS = 50
+"""Most jobs that one step releases into Slurm's queue: each takes a call of some 12 ms, and the next step goes on."""
 
 
 def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     """Return the jobs without GPUs for which the plan finds none.
 
-    They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out: only polluxd
-    enforces these, and Slurm does not.
+    They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out, and jobs that
+    would take their user or account beyond its share: only polluxd enforces these, and Slurm does not.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
         return frozenset()
     placed = {allocation.job_id for allocation in plan.allocations if allocation.placement}
-    return frozenset(
+    found = frozenset(
         job.job_id
         for job in snapshot.jobs
         if not job.placement
@@ -42,6 +46,7 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
         and job.account not in settings.account_ceilings
         and job.user not in settings.user_ceilings
     )
+    return found - beyond_share(snapshot, plan, found)
 
 
 def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[SlurmJob, Placement]]:
@@ -92,6 +97,24 @@ def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placeme
     return Placement()
 
 
+def _as_many_as_come_free(
+    state: ClusterState, found: Sequence[tuple[SlurmJob, Placement]]
+) -> list[tuple[SlurmJob, Placement]]:
+    """Return the first jobs in Slurm's order, up to the GPUs that may come free before the next decision.
+
+    These are the free GPUs, all that plain jobs hold, and those of the largest Pollux job.
+    """
+    ours = [sum(job.gpus_per_node_held.values()) for job in state.jobs if job.spec is not None]
+    room = sum(node.gpus for node in state.nodes if node.schedulable) - sum(ours) + max(ours, default=0)
+    chosen = []
+    for job, size in sorted(found, key=lambda f: (rank(f[0], state), -f[0].submit_time), reverse=True):
+        if size.gpus > room:
+            break
+        room -= size.gpus
+        chosen.append((job, size))
+    return chosen
+
+
 def _reach(job: SlurmJob, state: ClusterState) -> frozenset[str]:
     rules = state.rules.partitions
     known = [rules[name].nodes for name in job.partition.split(",") if name in rules]
@@ -115,11 +138,10 @@ class Contenders:
 
         Every other waiting job is kept back at the next renewal.
         """
-        chosen = contending(state, candidates)
+        chosen = _as_many_as_come_free(state, contending(state, candidates))
         self.jobs = frozenset(job.job_id for job, _ in chosen)
-        for job, size in chosen:
-            if (job.eligible_time or 0.0) <= state.taken_at:
-                continue
+        kept_back = [(job, size) for job, size in chosen if (job.eligible_time or 0.0) > state.taken_at]
+        for job, size in kept_back[:CALLS]:
             self._authorize()
             try:
                 self._slurm.configure(job.job_id, geometry(job, size, anywhere=True), start=True)

@@ -223,3 +223,13 @@ def test_a_false_ratio_of_gpu_types_is_not_believed():
     kept, doubts = job.train(4, gpu_type="t4", speed=rate(4) / 2)
     assert "GPU types a100 and t4" in doubts[0]
     assert kept.params_by_type == {}
+
+
+def test_a_job_that_did_not_give_up_gpus_gains_none_beyond_an_equal_share():
+    trusted = TrustedReports()
+    report = Report(1, 60.0, LIMITS, params=TRUTH, explored_gpus=16, explored_nodes=4, first_step_at=30.0)
+    held = Held(16, 4, 16, 4, 8.0, undrained=2)
+    kept, doubts = trusted.trust({7: report}, {7: held}, 60.0)
+    assert kept[7].most_gpus == 8
+    assert "did not give up GPUs, 2 times" in doubts[7][0]
+    assert trusted.trust({7: report}, {7: replace(held, equal_share=None)}, 60.0)[1] == {}
