@@ -32,7 +32,7 @@ EVEN = 0.8
 """Least ratio of the slowest to the fastest progress between two reports of one window: below, a pause lies in it."""
 WINDOWS = 4
 """Rates of progress of each place that are averaged: the newest ones."""
-NEAR_BEST = 0.8
+NEAR_BEST = 0.9
 """Least share of its best goodput that a job is to have at its batch size, by its own claims. Below, it is on the way
 to another batch size, and its progress says nothing of its claims."""
 PAUSED_S = 300.0

@@ -100,7 +100,7 @@ def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placeme
 def _as_many_as_come_free(
     state: ClusterState, found: Sequence[tuple[SlurmJob, Placement]]
 ) -> list[tuple[SlurmJob, Placement]]:
-    """Return the first jobs in Slurm's order, up to the GPUs that may come free before the next decision.
+    """Return the first jobs in Slurm's order, as many as GPUs may come free.
 
     These are the free GPUs, all that plain jobs hold, and those of the largest Pollux job.
     """

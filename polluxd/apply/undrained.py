@@ -19,7 +19,7 @@ from polluxd.slurm.protocol import ClusterState
 def equal_share(state: ClusterState) -> float | None:
     """Return the GPUs of the cluster over the users with Pollux jobs.
 
-    None: there is at most one such user, from whom nobody else could take anything.
+    None: there is at most one such user.
     """
     # By user: further jobs of one user take nothing from the share of the others.
     users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}

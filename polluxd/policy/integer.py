@@ -213,7 +213,7 @@ class _Program:
         return found if self._pools.racks is None else self._over_racks(found, self._pools.racks)
 
     def _usable(self, group: Group) -> int:
-        """Return the most GPUs within the group's guarantee that its jobs can hold together."""
+        """Return the most GPUs within the guarantee that the jobs can hold."""
         sums, within = 1, (1 << (group.floor + 1)) - 1
         for job in group.members if group.floor else ():
             sizes = set(self._size[self._owner == job].astype(np.int64).tolist())

@@ -121,7 +121,7 @@ def test_a_job_under_a_rule_that_slurm_does_not_keep_may_not_contend() -> None:
 
 
 def test_a_job_beyond_its_user_s_share_may_not_contend() -> None:
-    """Half of the GPUs of NODES are ann's and half bob's; ann holds her half, and bob nothing."""
+    """Half of the GPUs are ann's, who holds them, and half are bob's."""
     share = sum(node.capacity for node in NODES) // 2
     mine = replace(WAITING, job_id=2, placement=Placement(("n1",), share), started=True)
     more = replace(WAITING, job_id=3, user="bob", spec=JobSpec(min_gpus=share))

@@ -98,7 +98,7 @@ def half_each(snapshot: Snapshot) -> Plan:
 
 @pytest.mark.parametrize("others", [1001, 1000])
 def test_a_job_that_keeps_its_gpus_from_others_is_requeued(others: int) -> None:
-    """It answers each drain with a refusal. Another job of the same user changes nothing."""
+    """It refuses each drain. Another job of its user changes nothing."""
     world = World(nodes=2, policy=half_each)
     greedy = world.submit(at=Placement(("n1", "n2"), 4), uid=1000)
     world.trainings[greedy].keeps_gpus = True
