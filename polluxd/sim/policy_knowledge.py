@@ -26,6 +26,7 @@ class Knowledge:
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
     remaining_work: bool = True
     """The training length that users declare is known."""
+    waiting_power: float = PolicySettings().waiting_power
     remaining_work_power: float = PolicySettings().remaining_work_power
     hysteresis: float = PolicySettings().hysteresis
     cooldown: float = MoveSettings().cooldown_s
