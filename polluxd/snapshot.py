@@ -131,6 +131,7 @@ def build_snapshot(
                 pinned=bool(pin_reason),
                 pin_reason=pin_reason,
                 started=report is not None or job.state is not JobState.PENDING,
+                time_limit=None if job.spec.continues else job.time_limit_s,
                 attempt=job.restart_count,
                 qos=job.qos,
                 moves=total.count if total else 0,

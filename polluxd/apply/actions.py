@@ -59,6 +59,8 @@ class Fail:
     reason: str
     keep_back: bool = False
     rest: bool = True
+    undrained: bool = False
+    """The job's agent refused a drain, or left it unanswered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,9 @@ def next_action(
         )
     said = report if report is not None and report.attempt == job.restart_count else None
     if said is not None and said.refused == move.id and (move.grows or move.step is Step.DRAINING):
-        return Fail(f"the job's agent could not: {said.refused_why or 'no reason given'}")
+        return Fail(
+            f"the job's agent could not: {said.refused_why or 'no reason given'}", undrained=not move.grows
+        )
     waiting = companion is None or companion.state is JobState.PENDING
     if move.cancelled_by and move.revocable and waiting:
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
@@ -112,7 +114,7 @@ def _shrink(
                 limits.training_timeout_s if move.path == "relaunch" else 0.0
             )
             if waited > patience:
-                return Fail(f"the job's agent did not shrink it within {patience:.0f} s")
+                return Fail(f"the job's agent did not shrink it within {patience:.0f} s", undrained=True)
             return Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):

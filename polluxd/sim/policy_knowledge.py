@@ -42,6 +42,8 @@ class Knowledge:
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
     remaining_work: bool = True
     """The training length that users declare is known. Without it, set `remaining_work_power` to 0, too."""
+    waiting_power: Exponent = PolicySettings().waiting_power
+    """Exponent of a waiting job's slowdown in its weight."""
     remaining_work_power: Exponent = PolicySettings().remaining_work_power
     """Exponent of remaining work in a job's weight."""
     hysteresis: Share = PolicySettings().hysteresis

@@ -57,6 +57,7 @@ class Pollux:
             objective=self._knowledge.objective,
             kappa=self._knowledge.kappa,
             power=power,
+            waiting_power=self._knowledge.waiting_power,
             remaining_work_power=self._knowledge.remaining_work_power,
             start_gpus=self._knowledge.start_gpus,
             hysteresis=self._knowledge.hysteresis,

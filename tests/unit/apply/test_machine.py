@@ -133,6 +133,20 @@ def test_a_drain_that_the_agent_refuses_leaves_the_job_running() -> None:
         assert isinstance(act(draining, slurm_job(), other), Reach)
 
 
+def test_a_job_that_left_a_drain_undone_is_requeued_all_the_same() -> None:
+    draining = move(Step.DRAINING, waited=31)
+    full = replace(report(checkpointed=False), refused=draining.id, refused_why="no")
+    assert act(draining, slurm_job(), full).undrained
+    ended = act(draining, slurm_job(), full, insist=True)
+    assert isinstance(ended, Reach)
+    assert ended.step is Step.CHECKPOINTED
+    assert "could not drain: no, not for the first time" in ended.detail
+    silent = report(checkpointed=False)
+    assert act(draining, slurm_job(), silent).undrained
+    assert isinstance(act(draining, slurm_job(), silent, insist=True), Reach)
+    assert isinstance(act(move(Step.DRAINING, waited=2), slurm_job(), silent, insist=True), Wait)
+
+
 def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:
     stale = act(move(Step.DRAINING, waited=600), slurm_job(), report())
     assert isinstance(stale, Fail)

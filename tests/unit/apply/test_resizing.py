@@ -141,7 +141,7 @@ def test_what_the_agent_refuses_is_not_waited_for_and_an_earlier_refusal_is() ->
     no = says(refused=5, refused_why="sbatch is forbidden")
     for step, grow in ((Step.RECRUITING, True), (Step.STARTED, True), (Step.DRAINING, False)):
         told = act(move(step, grow=grow), report=no, lent=None)
-        assert told == Fail("the job's agent could not: sbatch is forbidden")
+        assert told == Fail("the job's agent could not: sbatch is forbidden", undrained=not grow)
     assert act(move(Step.RECRUITING, grow=True), report=says(refused=4)) == Wait()
     assert act(move(Step.RECRUITING, grow=True), report=says(refused=5, attempt=1)) == Wait()
     assert act(move(Step.CHECKPOINTED, grow=False), report=no) == GiveBack(), "its ranks have left"

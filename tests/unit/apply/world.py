@@ -319,7 +319,9 @@ class World:
             training.done_s += seconds
         for move in self.rows.moves:
             asked = move.job_id == job_id and move.step is Step.DRAINING and move.attempt == training.attempt
-            if asked and not move.in_allocation:
+            if asked and not move.in_allocation and training.keeps_gpus:
+                training.refused = move.id
+            elif asked and not move.in_allocation:
                 training.saved_s = training.done_s
                 if self.rows.acknowledge(move.id, self.wall()):
                     training.stopped_at = now
