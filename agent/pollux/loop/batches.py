@@ -36,6 +36,7 @@ class TrainingLoader:
     def __iter__(self) -> Iterator[Any]:
         stepper, coordinator, data = self._stepper, self._coordinator, self.data
         step = stepper.training.step
+        stepper.enter()
         coordinator.enter()
         try:
             while not stepper.epoch_done():
@@ -120,7 +121,6 @@ class MicroBatchContext:
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
         stepper.training.check_begun()
         self._trained = trained
-        self._model, self._meter = trained.model, trained.meter
         self._stepper = stepper
         self._unsynchronised: Any = None
         self._sharded = trained.meter.sharded
@@ -128,6 +128,8 @@ class MicroBatchContext:
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.training.step.accumulates = True
+        stepper.begin_model(self._trained)
+        self._model, self._meter = self._trained.model, self._trained.meter
         stepper.check_kept(self._trained)
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.

@@ -285,7 +285,7 @@ class Coordinator:
             seconds, wait = self.exchange.gather((seconds, self.endings.left_to_slurm(reason)))[0]
             self.endings.end(reason, training.progress.optimizer_steps, seconds, wait=wait)
         if decision.move or decision.checkpoint:
-            check_equal(training, self.exchange, exactly=False)
+            check_equal(training, self.exchange)
             seconds = self.save(durable=bool(decision.move))
             if decision.move:
                 self._drain(decision.move, seconds)

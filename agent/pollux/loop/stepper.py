@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchLimits
+from pollux.loop.script_checks import warn_of_unknown_parameters
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
@@ -77,6 +78,11 @@ class Stepper:
         return step.looped and not step.accumulates and self.training.models[0].meter.hooked
 
     # -- the loop over the loader -----------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """A loop over the loader begins."""
+        for model in self.training.models:
+            model.new_loop = True
 
     def leave(self) -> None:
         """Count the examples of the last step: the loop has ended or was left.
@@ -168,12 +174,25 @@ class Stepper:
         step.unscaled = scaler_steps(self._scaler)
         for model in training.models:
             model.passed = False
+            if not step.accumulates:
+                self.begin_model(model)
         if self._bare:
             for model in training.models:
                 if model.meter.hooked:
                     model.meter.before_pass(True, first=step.taken == 1)
         world = training.world
         training.timer.begin(Configuration(world.nodes, world.size, step.group.local_batch, world.racks))
+
+    def begin_model(self, model: TrainedModel) -> None:
+        """Before a model's first pass of a step: see which parameters it trains.
+
+        Not earlier: a script may freeze a GAN's critic until its own pass.
+        """
+        training, group = self.training, self.training.step.group
+        if group is None or group.begun != 1:
+            return
+        if model.follow_parameters(training.world) and training.world.rank == 0:
+            warn_of_unknown_parameters(training.models)
 
     def end_pass(self) -> None:
         """The user's body for this micro-batch is over."""

@@ -95,10 +95,16 @@ def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
     return reduces
 
 
-def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+def rewrap(
+    wrapper: DistributedDataParallel,
+    module: torch.nn.Module,
+    options: Mapping[str, Any],
+    *,
+    send: bool = False,
+) -> None:
     """Move a wrapper to the present default group; the object stays the same.
 
-    `module` must be equal on all ranks: it is not broadcast. The script's hooks on the wrapper stay.
+    Unless rank 0's `module` is to be sent, it must be equal on all ranks. The script's hooks on the wrapper stay.
     """
     kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
     if "reducer" in wrapper.__dict__:
@@ -106,7 +112,7 @@ def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: M
         release(wrapper)
     given = dict(options)
     if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters:
-        given["init_sync"] = False  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
+        given["init_sync"] = send  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
     DistributedDataParallel.__init__(wrapper, module, **given)
     wrapper.__dict__.update(kept)
 

@@ -36,7 +36,7 @@ from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.optimizers.families import not_understood
 from pollux.ranks.sharding import check_sharded, held_elsewhere, is_sharded, ranks_per_replica
-from pollux.ranks.torch_internals import rewrap, skips_step
+from pollux.ranks.torch_internals import skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
 from pollux.training.kept_gradients import KeptGradients
@@ -91,6 +91,8 @@ class TrainedModel:
         self._told = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
+        self.new_loop = False
+        """A loop over the loader has begun: the script may have replaced parameters before."""
 
     def parts(self, prefix: str = "") -> dict[str, Any]:
         """Parts of a checkpoint that belong to this model, by name."""
@@ -134,13 +136,9 @@ class TrainedModel:
         elif grows or world.distributed:
             if world.device.type == "cuda":
                 self._ddp.setdefault("device_ids", [world.device])
-            if grows:
-                self.model = growing = GrowingModel(self.module)
-                if world.distributed:
-                    growing.spread(self._ddp)
-            else:
-                # Its broadcast from rank 0 makes all ranks equal.
-                self.model = DistributedDataParallel(self.module, **self._ddp)
+            self.model = wrapper = GrowingModel(self.module)
+            if world.distributed:
+                wrapper.spread(self._ddp, send=not grows)
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)
@@ -157,6 +155,7 @@ class TrainedModel:
 
         self._metered = metered
         self.meter = metered(world, self.measure_every or 1)
+        self.watch_parameters()
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(
             # `args` begins with the optimizer. A closure runs the step's last pass, after this hook.
@@ -196,13 +195,36 @@ class TrainedModel:
                 self.model.spread(self._ddp)
             else:
                 self.model.retire()
-        elif isinstance(self.model, DistributedDataParallel):
-            rewrap(self.model, self.module, self._ddp)
+        self.watch_parameters()
         self.norms.count_parameters()
         before = self.meter
         before.close()
         self.meter = self._metered(world, before.sampling)
         self.meter.initial, self.meter.agreed = before.initial, before.agreed
+        self.meter.read_every = before.read_every
+
+    def watch_parameters(self) -> None:
+        """Note the model's parameters, and which of them require gradients."""
+        self._parameters = list(self.module.parameters())
+        self._trainable = [p.requires_grad for p in self._parameters]
+
+    def follow_parameters(self, world: World) -> bool:
+        """Wrap the model again where other parameters require gradients.
+
+        Every rank calls it, before a step's first pass. DistributedDataParallel averages the gradients of the
+        parameters that required them when it was made. Return True if it was made again.
+        """
+        now = list(self.module.parameters()) if self.new_loop else self._parameters
+        trainable = [p.requires_grad for p in now]
+        same = not self.new_loop or list(map(id, now)) == list(map(id, self._parameters))
+        self.new_loop = False
+        if same and trainable == self._trainable:
+            return False
+        if self.meter.sharded or not any(trainable):
+            return False  # fully_shard looks at each step; a model that is frozen as a whole has no pass of its own
+        self.leave_group()
+        self.rewrap(world)
+        return True
 
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
