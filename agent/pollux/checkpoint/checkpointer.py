@@ -246,7 +246,8 @@ class Checkpointer:
         self._saved_at = started = time.monotonic()
         if not all(finite for _, finite, _ in answers):
             if world.rank == 0:
-                logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+                stands = "there is none" if self.saved is None else f"the one of step {self.saved} stands"
+                logger.error("the model's parameters are not finite: no checkpoint is written, %s", stands)
             self.trouble = "the model's parameters are not finite"
             return None
 

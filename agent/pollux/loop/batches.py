@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.errors import LoopMistake, RankLost
-from pollux.loop import summed_losses
+from pollux.loop import slips, summed_losses
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
 from pollux.ranks.sharding import clip_norm, synchronise
+from pollux.ranks.torch_internals import expect_backward
 from pollux.training.trained_model import TrainedModel
 
 
@@ -40,6 +42,7 @@ class TrainingLoader:
         coordinator.enter()
         try:
             while not stepper.epoch_done():
+                stepper.begin_data()
                 micro_batches = iter(data)
                 while True:
                     stepper.plan()
@@ -61,6 +64,7 @@ class TrainingLoader:
                     elif stepper.skipped:
                         stepper.skip_step()
                         coordinator.exchange_decisions(last=stepper.epoch_done())
+                stepper.end_data()
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(
@@ -112,6 +116,26 @@ def backward(
         summed_losses.end(stepper, trained, summed)
 
 
+def skip(stepper: Stepper, trained: TrainedModel) -> None:
+    """Make a backward pass of gradients that are zero, whatever the loss is.
+
+    Each parameter's gradient hooks run, as the reduction needs them. No value of a parameter or of the loss enters.
+    """
+    model, step = trained.model, stepper.training.step
+    if trained.meter.sharded and trained.meter.distributed:
+        raise LoopMistake(slips.NOT_SHARDED)
+    roots = [p.reshape(-1)[:0].sum() for p in trained.module.parameters() if p.requires_grad]
+    summed: summed_losses.SummedLoss | None = None
+    if step.tokens is not None or step.per_example is not None:
+        summed = summed_losses.begin(stepper, trained, roots[0], 0.0)
+    weigh(stepper)
+    if isinstance(model, DistributedDataParallel) and trained.reduces:
+        expect_backward(model, roots)
+    torch.autograd.backward(roots)
+    if summed is not None:
+        summed_losses.end(stepper, trained, summed)
+
+
 class MicroBatchContext:
     """One forward and backward pass.
 
@@ -143,6 +167,7 @@ class MicroBatchContext:
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
         self._meter.before_pass(stepper.synchronises)
+        self._mark = self._trained.kept.mark()
 
     def _reduce(self, reduce: bool) -> None:
         if self._meter.reduces is not reduce:  # it walks through all modules
@@ -168,6 +193,9 @@ class MicroBatchContext:
                 ) from error
             return stepper.caught(error)
         share, group = stepper.share, stepper.training.step.group
+        if group is not None and not group.weighed and self._trained.kept.same(self._mark):
+            self._meter.leave_out_pass(stepper.synchronises)
+            return False
         if share != 1.0 and group is not None and not group.weighed:
             warnings.warn(
                 "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
@@ -189,7 +217,7 @@ class MicroBatchContext:
 def whole_step(
     stepper: Stepper,
     trained: TrainedModel,
-    loss_of: Callable[[], Tensor],
+    loss_of: Callable[[], Tensor | None],
     clip: float | None,
     weight: float | Tensor | None,
 ) -> Tensor | None:
@@ -197,11 +225,21 @@ def whole_step(
 
     See `Job.step`.
     """
+    if not callable(loss_of):
+        raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
     loss: Tensor | None = None
     with MicroBatchContext(stepper, trained):
         loss = loss_of()
-        backward(stepper, trained, loss, weight)
-    if stepper.training.step.failed or loss is None:
+        if loss is None:
+            skip(stepper, trained)
+        else:
+            try:
+                backward(stepper, trained, loss, weight)
+            except RuntimeError as error:
+                if "backward through the graph a second time" in str(error):
+                    raise LoopMistake(slips.OWN_BACKWARD) from error
+                raise
+    if stepper.training.step.failed:
         return None
     if stepper.synchronises:
         optimizer, scaler = trained.optimizer, stepper.training.scaler
@@ -216,4 +254,4 @@ def whole_step(
             optimizer.step()
         trained.schedule.step()
         optimizer.zero_grad()
-    return loss.detach()
+    return None if loss is None else loss.detach()

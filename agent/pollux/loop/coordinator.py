@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from pollux.checkpoint.checkpointer import Checkpointer
+from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
 from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
@@ -66,6 +67,7 @@ class Coordinator:
         """Optimizer steps among the present ranks."""
         self._readied = (0, 0)
         """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
+        self._finite = True
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -120,6 +122,17 @@ class Coordinator:
         """
         self.training.progress.finished = False
         self.drains.train_on()
+        self._warn_unless_finite()
+
+    def _warn_unless_finite(self) -> None:
+        """Warn once that the training has failed; this waits for the device."""
+        if self._main and self._finite and not is_finite(self.training.models[0].module):
+            self._finite = False
+            logger.error(
+                "the model's parameters are not finite after optimizer step %d: the training has failed. Look for the "
+                "first loss that is not finite, and leave such a batch out by job.skip()",
+                self.training.progress.optimizer_steps,
+            )
 
     def enter(self) -> None:
         """The loop over the loader begins."""
@@ -348,6 +361,7 @@ class Coordinator:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
             return
         progress.finished = True
+        self._warn_unless_finite()
         if not self._or_mend(self._end):
             self._end()
         self.endings.close()  # from here on the script has nothing that the agent could save

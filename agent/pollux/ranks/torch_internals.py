@@ -95,6 +95,12 @@ def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
     return reduces
 
 
+def expect_backward(wrapper: DistributedDataParallel, outputs: Sequence[Tensor]) -> None:
+    """Prepare for a backward pass of `outputs`, as a forward pass does."""
+    if reduces_gradients(wrapper):
+        internal(wrapper, "reducer").prepare_for_backward(list(outputs))
+
+
 def rewrap(
     wrapper: DistributedDataParallel,
     module: torch.nn.Module,

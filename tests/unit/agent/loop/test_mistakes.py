@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
-from pollux.loop.stepper import MIXED
+from pollux.loop.slips import MIXED
 from tests.unit.agent.regression import data, network, train_step
 
 SGD = torch.optim.SGD
