@@ -87,6 +87,8 @@ class Checkpointer:
             self._restarts.begin(exchange)
             self.keeper = keeper_for(model, attempt.directory, world.size)
             self.keeper.store.fingerprint = fingerprint_of([model])
+            record = training.models[0].record
+            self.keeper.store.difference = lambda state: record.difference(state, "script")
             state = self.keeper.open(exchange)
         attempt.times.restored_at = time.time()
         if state is None or self.keeper is None:

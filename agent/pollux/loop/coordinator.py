@@ -24,6 +24,7 @@ from pollux.loop.mending import Mender
 from pollux.loop.notices import in_words, notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
+from pollux.loop.restored_parameters import RestoredParameters
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.resize.groups import Groups
@@ -32,6 +33,7 @@ from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
+from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
 
@@ -67,6 +69,8 @@ class Coordinator:
         """Optimizer steps among the present ranks."""
         self._readied = (0, 0)
         """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
+        self.restored: list[RestoredParameters] = []
+        """Of each model, from its restore to the first loop."""
         self._finite = True
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
@@ -91,6 +95,17 @@ class Coordinator:
                 f"optimizer step {progress.optimizer_steps}"
             )
         self.resizer.interrupted(self.checkpointer.interrupted_at)
+
+    def keep_restored(self, model: TrainedModel) -> None:
+        """A model is restored and wrapped: its script may change it no more."""
+        steps = self.training.progress.optimizer_steps
+        if not steps:
+            return
+        self.restored.append(RestoredParameters(model.module, steps))
+        replaced = model.record.restored
+        if replaced and self._main:
+            more = f", and {len(replaced) - 4} more" if len(replaced) > 4 else ""
+            notice(f"as in the checkpoint, not as in the script: {'; '.join(replaced[:4])}{more}")
 
     def open(self, introduction: Introduction | None) -> None:
         """Begin to report to the scheduler and to receive its orders."""
@@ -136,6 +151,8 @@ class Coordinator:
 
     def enter(self) -> None:
         """The loop over the loader begins."""
+        while self.restored:
+            self.restored.pop(0).check()
         self.checkpointer.begin_training()
         self.endings.begin()
         if self._steps:

@@ -293,6 +293,7 @@ class Job(Readings):
             keeps_gradients=self._stepper.keeps_gradients,
             grows=grows,
         )
+        self.coordinator.keep_restored(trained)
 
     def _on_optimizer_step(self) -> None:
         if self.training.begun:

@@ -40,6 +40,7 @@ from pollux.ranks.torch_internals import skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
 from pollux.training.kept_gradients import KeptGradients
+from pollux.training.script_record import ScriptRecord
 
 logger = logging.getLogger("pollux")
 
@@ -86,6 +87,7 @@ class TrainedModel:
         self.schedule = ScaledSchedule(scheduler)
         self.lag = MomentLag()
         self.kept = KeptGradients(optimizer)
+        self.record = ScriptRecord(module, optimizer, scheduler)
         self._scale_in_hand: float | None = None
         """M / M0 of the current step; None if the learning rate does not follow it."""
         self._told = False
@@ -97,6 +99,7 @@ class TrainedModel:
     def parts(self, prefix: str = "") -> dict[str, Any]:
         """Parts of a checkpoint that belong to this model, by name."""
         parts = {
+            "script": self.record,  # the optimizer is restored after it
             "model": self.module,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
