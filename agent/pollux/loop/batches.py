@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -17,8 +19,13 @@ from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
 from pollux.ranks.sharding import clip_norm, synchronise
-from pollux.ranks.torch_internals import expect_backward
+from pollux.ranks.torch_internals import expect_backward, nodes
 from pollux.training.trained_model import TrainedModel
+
+logger = logging.getLogger("pollux")
+
+GATHERING = re.compile("AllGather|GatherLayer")
+"""Nodes of the graph of a loss that gathers features: torch's, and those of the usual scripts."""
 
 
 class TrainingLoader:
@@ -98,6 +105,8 @@ def backward(
     summed: summed_losses.SummedLoss | None = None
     if weight is not None:
         summed = summed_losses.begin(stepper, trained, loss, weight)
+    if not stepper.training.step.looped and trained.reduces:
+        warn_of_gathering(stepper, loss)
     share = weigh(stepper)
     if summed is not None:
         scaled = loss * summed.factor
@@ -114,6 +123,15 @@ def backward(
     scaled.backward(**options)  # type: ignore[no-untyped-call]
     if summed is not None:
         summed_losses.end(stepper, trained, summed)
+
+
+def warn_of_gathering(stepper: Stepper, loss: Tensor) -> None:
+    """In the first pass: say what a loss over the features of all ranks needs."""
+    data = stepper.training.data
+    if data.equal_parts or data.drop_last or stepper.training.world.rank:
+        return
+    if any(GATHERING.search(name) for name in nodes(loss)):
+        logger.warning(slips.GATHERS)
 
 
 def skip(stepper: Stepper, trained: TrainedModel) -> None:
@@ -153,6 +171,7 @@ class MicroBatchContext:
         stepper = self._stepper
         stepper.training.step.accumulates = True
         stepper.begin_model(self._trained)
+        self._trained.in_pass = True
         self._model, self._meter = self._trained.model, self._trained.meter
         stepper.check_kept(self._trained)
         if self._sharded:
@@ -178,12 +197,17 @@ class MicroBatchContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         stepper = self._stepper
+        self._trained.in_pass = False
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
         if self._sharded and not stepper.synchronises:
             self._reduce(True)  # for passes outside of this context
         if error is not None:
             self._meter.abandon_pass()
+            training = stepper.training
+            if training.data.uneven and isinstance(error, RuntimeError):
+                own = training.data.local_samples
+                logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
             if lost_peer(error):
                 if stepper.mend():
                     return True

@@ -34,6 +34,16 @@ CALLED_PER_PASS = (
     "it once, under `if job.sync_gradients:`. job.step(...) calls it, too"
 )
 
+GATHERS = (
+    "the loss gathers features of all ranks, and the ranks have different numbers of samples at the end of a pass: the "
+    "gathering fails there, or is wrong. Give job.loader(..., equal_parts=True), or drop_last=True"
+)
+
+UNEVEN = (
+    "a pass failed in which the ranks have different numbers of samples (%d on rank %d, of %d over all ranks). If the "
+    "script gathers something of all ranks in it, give job.loader(..., equal_parts=True), or drop_last=True"
+)
+
 NO_FUNCTION = (
     "expected job.step(lambda: loss_fn(job.model(x), y)), a function that makes the forward pass and returns the loss; "
     "got {}"

@@ -324,7 +324,7 @@ class Stepper:
                 "optimizer.zero_grad()"
             )
         if not closure and group is not None and group.synchronises and step.accumulates:
-            left_out = training.world.distributed and not any(m.passed for m in training.models)
+            left_out = training.world.distributed and not any(m.passed or m.in_pass for m in training.models)
             if left_out and not step.stepped and not step.failed:
                 raise LoopMistake(STEP_WITHOUT_PASS)
         if not self._bare or step.group is None or not model.meter.hooked:
@@ -390,10 +390,7 @@ class Stepper:
         step.uncommitted = 0
         step.usual, step.taken = step.taken, 0
         training.data.commit()
-        for model in training.models:
-            calls = model.schedule.end(step.gain)
-            if calls > 1:
-                raise LoopMistake(CALLED_PER_PASS.format(calls))
+        step.scheduler_calls = max(model.schedule.end(step.gain) for model in training.models)
 
     def end_step(self) -> None:
         """End the step that the optimizer has made.
@@ -401,8 +398,10 @@ class Stepper:
         At the same step on every rank.
         """
         self.commit_in_hand()
-        self.training.step.stepped = False
-        training = self.training
+        training, step = self.training, self.training.step
+        step.stepped = False
+        if step.scheduler_calls > 1:
+            raise LoopMistake(CALLED_PER_PASS.format(step.scheduler_calls))
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)
         self._time_step()

@@ -95,6 +95,17 @@ def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
     return reduces
 
 
+def nodes(loss: Tensor) -> Iterator[str]:
+    """Yield the names of the operations in the graph of a tensor."""
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+            yield node.name()
+
+
 def expect_backward(wrapper: DistributedDataParallel, outputs: Sequence[Tensor]) -> None:
     """Prepare for a backward pass of `outputs`, as a forward pass does."""
     if reduces_gradients(wrapper):

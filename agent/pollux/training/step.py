@@ -91,6 +91,8 @@ class StepState:
     """Weight per example in the last step with summed losses, equal on all ranks."""
     weights: StepWeights | None = None
     """The weights of the pass that ends the step; None where losses are means."""
+    scheduler_calls: int = 0
+    """The script's calls of a scheduler in the last step."""
     tried: bool = False
     """The present pass through the data had an optimizer step, or one that AMP or the loop gave up.
 
