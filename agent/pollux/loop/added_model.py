@@ -65,6 +65,11 @@ class AddedModel:
         """
         return tuple(self._trained.rates.factors)
 
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The learning rate of each parameter group in the newest step."""
+        return self._trained.rates.rates()
+
     def micro_batch(self) -> MicroBatchContext:
         """Context of this model's forward and backward pass over a micro-batch."""
         return MicroBatchContext(self._stepper, self._trained)

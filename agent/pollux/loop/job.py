@@ -17,7 +17,7 @@ from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
 from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, skip, whole_step
 from pollux.loop.coordinator import Coordinator
-from pollux.loop.notices import notice, tell_of_restart
+from pollux.loop.notices import announce, notice
 from pollux.loop.readings import Readings
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
@@ -119,9 +119,11 @@ class Job(Readings):
 
         `per_gpu` bounds one GPU's share of a pass. The default is M0 / 32 to M0: the agent assumes that M0 examples fit
         into one GPU. Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory,
-        drop_last. For an iterable dataset they are those of ElasticStream: length (about the samples of a pass),
-        transform, collate_fn, pin_memory, drop_last, divided (the stream divides itself by rank). Raises BatchError for
-        sizes that contradict each other, DataError for data that cannot be divided.
+        drop_last, equal_parts (each rank has equally many samples, some of them twice, at a pass's end too; for losses
+        over the samples of all ranks). For an iterable dataset they are those of ElasticStream: length (about the
+        samples of a pass), transform, collate_fn, pin_memory, drop_last, equal_parts, divided (the stream divides
+        itself by rank). Raises BatchError for sizes that contradict each other, DataError for data that cannot be
+        divided.
         """
         training, coordinator, world = self.training, self.coordinator, self.world
         if training.begun:
@@ -147,7 +149,9 @@ class Job(Readings):
         coordinator.checkpointer.restore_loader(data)
         training.begin(data, limits, choice)
         if self.is_main:
-            tell_of_restart(coordinator.checkpointer.last_attempt, choice, world.size)
+            if training.adaptive:
+                self._first.scale_to(training.batch_size / limits.initial)
+            announce(training, coordinator.checkpointer.last_attempt)
             training.advisor = self._start_advisor(limits)
             if training.adaptive:
                 warn_of_unknown_parameters(training.models)

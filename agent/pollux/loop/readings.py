@@ -96,6 +96,14 @@ class Readings:
         return tuple(self.training.models[0].rates.factors)
 
     @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Learning rate of each parameter group in the newest optimizer step.
+
+        Before the first step: in that one. These are the schedule's values times `lr_factors`.
+        """
+        return self.training.models[0].rates.rates()
+
+    @property
     def noise_scale(self) -> NoiseScale | None:
         """The agreed gradient noise scale; of several models, the least."""
         return self.training.noise_scale

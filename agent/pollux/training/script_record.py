@@ -28,7 +28,7 @@ def plain_name(name: str) -> str:
 
 
 class PlainNames:
-    """The state of a module, under the names that it has without torch.compile."""
+    """A module's state, under its names without torch.compile."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -66,7 +66,10 @@ class ScriptRecord:
         return {"json": json.dumps(record)}
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Restore groups and frozen layers. Raises ValueError for another optimizer."""
+        """Restore groups and frozen layers.
+
+        Raises ValueError for another optimizer or scheduler, or for other parameters in its groups.
+        """
         record = json.loads(state["json"])
         for kind, own in (("optimizer", self._optimizer), ("scheduler", self._scheduler)):
             now = None if own is None else type(own).__name__

@@ -93,6 +93,8 @@ class TrainedModel:
         self._told = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
+        self.in_pass = False
+        """The script is in the context of the present pass."""
         self.new_loop = False
         """A loop over the loader has begun: the script may have replaced parameters before."""
 
@@ -238,11 +240,10 @@ class TrainedModel:
         """
         self.meter.begin_group(step, passes, local_batch * self.ranks_per_replica, samples, whole=whole)
         self.schedule.begin()
-        self.rates.factors, self.rates.others = [], []
         self._scale_in_hand = scale
         if scale is not None:
             self._warn_not_understood()
-            self._scale(scale)
+        self.scale_to(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
         """This rank's noise scale of each parameter group, not agreed yet.
@@ -259,8 +260,14 @@ class TrainedModel:
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
-    def _scale(self, scale: float) -> None:
-        """Set each parameter group's factor for a step of `scale` M0."""
+    def scale_to(self, scale: float | None) -> None:
+        """Set each parameter group's factor for a step of `scale` M0.
+
+        None: the learning rate does not follow the batch size.
+        """
+        self.rates.factors, self.rates.others = [], []
+        if scale is None:
+            return
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
         # Groups that the user has added since are not measured one by one.
         added = len(self.optimizer.param_groups) - len(noise)
