@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from threading import Timer
 from typing import Any, TypeVar
 
 from pollux.checkpoint.checkpointer import Checkpointer
@@ -25,6 +26,7 @@ from pollux.loop.notices import in_words, notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
+from pollux.loop.slips import WAITS
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.resize.groups import Groups
@@ -40,6 +42,9 @@ from pollux.tuning.knowledge import Introduction
 Exchanged = TypeVar("Exchanged")
 
 logger = logging.getLogger("pollux")
+
+PATIENCE_S = 30.0
+"""Seconds after which a rank says that it waits for the others."""
 
 STOP_WAIT = timedelta(seconds=60)
 """For the other ranks, where a training is closed before its end."""
@@ -156,7 +161,13 @@ class Coordinator:
         self.checkpointer.begin_training()
         self.endings.begin()
         if self._steps:
-            self.poll(resizes=True)  # an order may have come since the last step
+            waits = Timer(PATIENCE_S, logger.warning, (WAITS, self.training.world.rank, PATIENCE_S))
+            waits.daemon = True
+            waits.start()
+            try:
+                self.poll(resizes=True)  # an order may have come since the last step
+            finally:
+                waits.cancel()
         self.training.pause()
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -249,7 +260,7 @@ class Coordinator:
     def _decide(self) -> Decision:
         """Return rank 0's decision; other ranks' results are not used."""
         if not self._main:
-            return Decision()
+            return Decision(epoch=self.training.progress.epoch)
         training, seconds = self.training, self.training.step.seconds
         choice, advisor = None, training.advisor
         if advisor is not None:
@@ -273,6 +284,7 @@ class Coordinator:
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
             end=self.endings.wanted,
             next_exchange=next_exchange,
+            epoch=training.progress.epoch,
             noise=tuple(scale for model in training.models for scale in model.measured()),
         )
         return decision if choice is None else decision.with_choice(choice)

@@ -34,6 +34,11 @@ CALLED_PER_PASS = (
     "it once, under `if job.sync_gradients:`. job.step(...) calls it, too"
 )
 
+WAITS = (
+    "rank %d has waited for %.0f s at the beginning of a loop over the loader. If the other ranks are still in the "
+    "loop before, this rank has left it alone: every rank has to leave it after the same step"
+)
+
 GATHERS = (
     "the loss gathers features of all ranks, and the ranks have different numbers of samples at the end of a pass: the "
     "gathering fails there, or is wrong. Give job.loader(..., equal_parts=True), or drop_last=True"
