@@ -260,7 +260,7 @@ class Coordinator:
     def _decide(self) -> Decision:
         """Return rank 0's decision; other ranks' results are not used."""
         if not self._main:
-            return Decision(epoch=self.training.progress.epoch)
+            return self._placed(Decision())
         training, seconds = self.training, self.training.step.seconds
         choice, advisor = None, training.advisor
         if advisor is not None:
@@ -284,10 +284,15 @@ class Coordinator:
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
             end=self.endings.wanted,
             next_exchange=next_exchange,
-            epoch=training.progress.epoch,
             noise=tuple(scale for model in training.models for scale in model.measured()),
         )
-        return decision if choice is None else decision.with_choice(choice)
+        return self._placed(decision if choice is None else decision.with_choice(choice))
+
+    def _placed(self, decision: Decision) -> Decision:
+        """Return the decision with this rank's place: the ranks compare theirs."""
+        data = self.training.data
+        sample = -1 if data.divided else data.position
+        return replace(decision, epoch=self.training.progress.epoch, sample=sample)
 
     def _ready(self, move: int) -> tuple[int, bool]:
         """On rank 0: return the move if its checkpoint is on disk, else 0.
