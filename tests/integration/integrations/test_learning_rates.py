@@ -23,7 +23,8 @@ def watch(job: Any, seen: list[float]) -> None:
     job.optimizer.register_step_pre_hook(lambda *_: seen.append(job.optimizer.param_groups[0]["lr"]))
 
 
-def test_lightnings_monitor_logs_the_rate_in_use(tmp_path: Path) -> None:
+def by_lightning(folder: str) -> tuple[list[float], list[list[float]]]:
+    """Return what the optimizer saw, and what each column has."""
     lightning = pytest.importorskip("lightning.pytorch")
     from lightning.pytorch.callbacks import LearningRateMonitor
     from lightning.pytorch.loggers import CSVLogger
@@ -53,23 +54,30 @@ def test_lightnings_monitor_logs_the_rate_in_use(tmp_path: Path) -> None:
         strategy=ElasticStrategy(max_batch_size=64, per_gpu=(1, 16), attach=ATTACH),
         accelerator="cpu",
         max_epochs=1,
-        logger=CSVLogger(tmp_path),
+        logger=CSVLogger(folder),
         log_every_n_steps=1,
         callbacks=[LearningRateMonitor(logging_interval="step")],
         enable_progress_bar=False,
         enable_checkpointing=False,
     )
     trainer.fit(Module(), DataLoader(data(), 16))
-    with open(next(tmp_path.rglob("metrics.csv"))) as file:
+    with open(next(Path(folder).rglob("metrics.csv"))) as file:
         rows = list(csv.DictReader(file))
-    for column in ("lr-SGD", "pollux/lr/0"):
-        logged = [float(row[column]) for row in rows if row.get(column)]
+    columns = ("lr-SGD", "pollux/lr/0")
+    return seen, [[float(row[column]) for row in rows if row.get(column)] for column in columns]
+
+
+def test_lightnings_monitor_logs_the_rate_in_use(ranks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch")
+    ((seen, columns),) = ranks(1, by_lightning, str(tmp_path))
+    for logged in columns:
         assert logged == pytest.approx(seen[: len(logged)])
         assert logged[0] == pytest.approx(0.1)
         assert len(logged) >= len(seen) - 1
 
 
-def test_trainer_logs_the_rate_in_use(tmp_path: Path) -> None:
+def by_trainer(folder: str) -> tuple[list[float], list[float]]:
+    """Return what the optimizer saw, and what the log has."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     from pollux.integrations.huggingface import ElasticTrainer
@@ -84,7 +92,7 @@ def test_trainer_logs_the_rate_in_use(tmp_path: Path) -> None:
             watch(self.trainer.job, seen)
 
     arguments = transformers.TrainingArguments(
-        str(tmp_path),
+        folder,
         per_device_train_batch_size=16,
         num_train_epochs=1,
         learning_rate=0.01,
@@ -105,6 +113,11 @@ def test_trainer_logs_the_rate_in_use(tmp_path: Path) -> None:
     )
     start.trainer = trainer
     trainer.train()
-    logged = [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
+    return seen, [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row]
+
+
+def test_trainer_logs_the_rate_in_use(ranks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    ((seen, logged),) = ranks(1, by_trainer, str(tmp_path))
     assert logged == pytest.approx(seen)
     assert logged[0] == pytest.approx(0.02)
