@@ -79,7 +79,9 @@ def rank_body(slip: Slip, attempt: Attempt, log: Path) -> None:
     logging.getLogger("pollux").setLevel(logging.INFO)
     warnings.simplefilter("always")
     # torch's own warnings are no answer to the slip.
-    warnings.showwarning = lambda message, *_: note(said=str(message)) if "job." in str(message) else None
+    warnings.showwarning = lambda message, *_: (
+        note(said=str(message)) if re.search(r"job\.|micro_batch", str(message)) else None
+    )
     torch.set_num_threads(1)
     try:
         weights, facts = slip.script(attempt)

@@ -8,6 +8,7 @@ lacks an API, the function of this module that uses it raises UnsupportedTorch.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -130,7 +131,10 @@ def rewrap(
     given = dict(options)
     if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters:
         given["init_sync"] = send  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
-    DistributedDataParallel.__init__(wrapper, module, **given)
+    with warnings.catch_warnings():
+        # The option of all releases in `CHECKED`. torch 2.13 has another name for it, and another meaning beside it.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        DistributedDataParallel.__init__(wrapper, module, **given)
     wrapper.__dict__.update(kept)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,18 @@ def test_one_rank_may_evaluate_alone_and_names_are_those_of_the_model(ranks: Any
     assert all(equal)
     assert not none
     assert alone == names == others
+
+
+def with_buffers_of_its_own() -> list[str]:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        job = attach(model, optimizer, ddp_kwargs={"broadcast_buffers": False})
+        kept = not getattr(job.model, "broadcast_buffers", True)
+        job.close()
+    return [str(each.message) for each in found] + ["kept"] * kept
+
+
+def test_an_option_of_all_torch_releases_takes_no_warning(ranks: Any) -> None:
+    assert ranks(2, with_buffers_of_its_own) == [["kept"]] * 2
