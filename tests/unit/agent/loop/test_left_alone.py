@@ -58,7 +58,8 @@ def test_a_rank_that_waits_after_a_break_of_its_own_says_so(
     ranks: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("pollux.loop.coordinator.PATIENCE_S", 0.5)
-    assert "silence" not in ranks(2, break_on, 1, str(tmp_path))
+    seldom = {"POLLUX_EXCHANGE_INTERVAL": "1000"}  # no decision of rank 0 arrives while rank 1 waits
+    assert "silence" not in ranks(2, break_on, 1, str(tmp_path), env=seldom)
     assert on_the_page((tmp_path / "waits").read_text().replace("0 s", "30 s"))
 
 
