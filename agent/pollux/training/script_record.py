@@ -78,7 +78,8 @@ class ScriptRecord:
         params = {plain_name(name): p for name, p in self._module.named_parameters()}
         self._restore_groups(record["groups"], params)
         frozen = set(record["frozen"])
-        for name, param in params.items():
+        # A GAN's critic may be frozen as a whole at the end of a step: its script thaws it before the critic's pass.
+        for name, param in params.items() if not frozen.issuperset(params) else ():
             if param.requires_grad is (name in frozen):
                 param.requires_grad_(name not in frozen)
                 self.restored.append(f"{name} {'frozen' if name in frozen else 'trained'}")

@@ -168,3 +168,20 @@ def test_weights_loaded_over_restored_ones_are_refused(tmp_path: Path, equal: bo
         train(job)
     assert on_the_page(error.value)
     job.close()
+
+
+def test_a_model_that_is_frozen_as_a_whole_between_steps_is_not_restored_so(tmp_path: Path) -> None:
+    for _ in range(2):
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05)
+        job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+        assert all(p.requires_grad for p in model.parameters())
+        steps = job.progress.optimizer_steps
+        for x, y, _ in job.loader(data(64), 16):
+            model.requires_grad_(True)
+            job.step(lambda x=x, y=y, job=job: mse_loss(job.model(x), y))
+            model.requires_grad_(False)
+            if job.progress.optimizer_steps == steps + 2:
+                break
+        job.close()
+    assert job.progress.optimizer_steps == 4
