@@ -166,6 +166,10 @@ bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times 
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 
+bench-mistakes: setup ## ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/mistakes.py --json bench-out/mistakes.json
+
 bench-endings: setup ## what each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/endings.py $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md

@@ -87,6 +87,8 @@ class Checkpointer:
             self._restarts.begin(exchange)
             self.keeper = keeper_for(model, attempt.directory, world.size)
             self.keeper.store.fingerprint = fingerprint_of([model])
+            record = training.models[0].record
+            self.keeper.store.difference = lambda state: record.difference(state, "script")
             state = self.keeper.open(exchange)
         attempt.times.restored_at = time.time()
         if state is None or self.keeper is None:
@@ -246,7 +248,8 @@ class Checkpointer:
         self._saved_at = started = time.monotonic()
         if not all(finite for _, finite, _ in answers):
             if world.rank == 0:
-                logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+                stands = "there is none" if self.saved is None else f"the one of step {self.saved} stands"
+                logger.error("the model's parameters are not finite: no checkpoint is written, %s", stands)
             self.trouble = "the model's parameters are not finite"
             return None
 

@@ -332,6 +332,13 @@ class ElasticMixin:
                         f"another rank ended in a collective of Trainer's ({where}); its own output says why: {error}"
                     ) from error
 
+    def _get_learning_rate(self) -> float:
+        """The learning rate in use: the schedule's, times the agent's factor."""
+        if self._job is None:
+            rate: float = super()._get_learning_rate()  # type: ignore[misc]
+            return rate
+        return self._job.learning_rates[0]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""
         if self.is_in_train and self._job is not None and "loss" in logs:

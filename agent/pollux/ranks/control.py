@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pollux.errors import RankLost
+from pollux.errors import LoopMistake, RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
 
-_HEAD = 8  # numbers of a decision beside the noise scales
+_HEAD = 10  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class Decision:
     """Optimizer steps from one measured gradient to the next."""
     next_exchange: int = 1
     """Optimizer steps until the next exchange; 0: one step, and all ranks wait for that decision."""
+    epoch: int = -1
+    """The epoch, on each rank its own; -1: not given."""
+    sample: int = -1
+    """Samples used in the present pass, on each rank its own; -1: not given, or the ranks have places of their own."""
     noise: tuple[NoiseScale | None, ...] = field(default=())
     """Per parameter group, one model's after the other's; None while unknown."""
 
@@ -60,7 +64,9 @@ class Decision:
         noise = self.noise if len(self.noise) == groups else (None,) * groups
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
         head = [self.move, self.resize, float(self.checkpoint), self.end, self.local_batch, self.accumulation]
-        return [float(x) for x in (*head, self.sampling, self.next_exchange)] + scales
+        return [
+            float(x) for x in (*head, self.sampling, self.next_exchange, self.epoch, self.sample)
+        ] + scales
 
     @classmethod
     def decode(cls, values: list[float]) -> Decision:
@@ -68,8 +74,14 @@ class Decision:
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
         orders, sizes = (head[0], head[1], bool(head[2]), head[3]), (head[4], head[5])
-        return cls(*orders, *sizes, max(head[6], 1), max(head[7], 0), noise)
+        return cls(*orders, *sizes, max(head[6], 1), max(head[7], 0), head[8], head[9], noise)
 
+
+OTHER_PLACE = (
+    "rank 0 is in epoch {} at sample {}, rank {} in epoch {} at sample {}: one of them has left out a pass, or has "
+    "left the loop over the loader alone. Every rank has to make every pass, and to leave the loop after the same "
+    "step: let all ranks decide alike on a `break`, for instance by an all-reduced number"
+)
 
 _GLOO_SIGNS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport"),
@@ -98,6 +110,8 @@ class ControlExchange:
         self._unheard: torch.Tensor | None = None
         """A decision that failed on its way: a rank has left."""
         self._countdown = 1
+        self._place = (-1, -1)
+        """This rank's epoch and sample, when it sent the decision under way."""
         self._prompt = False
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -150,7 +164,7 @@ class ControlExchange:
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         # The group's own method: the function of torch.distributed takes at least twice as long.
         work = None if self.group is None else self.group.broadcast([vector], self._options)
-        self._pending = (vector, work)
+        self._pending, self._place = (vector, work), (decision.epoch, decision.sample)
 
     def take(self) -> Decision | None:
         """The decision under way, waited for.
@@ -167,7 +181,15 @@ class ControlExchange:
             except RuntimeError as error:
                 self._unheard = vector
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
-        return Decision.decode(vector.tolist())
+        return self._checked(vector, self._place)
+
+    def _checked(self, vector: torch.Tensor, own: tuple[int, int]) -> Decision:
+        """Return rank 0's decision. Raises LoopMistake if its place differs."""
+        decision = Decision.decode(vector.tolist())
+        theirs = decision.epoch, decision.sample
+        if any(mine != other and -1 not in (mine, other) for mine, other in zip(own, theirs, strict=True)):
+            raise LoopMistake(OTHER_PLACE.format(*theirs, self.rank, *own))
+        return decision
 
     @property
     def under_way(self) -> Decision | None:
@@ -185,7 +207,7 @@ class ControlExchange:
                 dist.broadcast(vector, src=0, group=self.group)
             except RuntimeError as error:
                 raise RankLost(f"a rank left while all were to agree: {error}") from error
-        return Decision.decode(vector.tolist())
+        return self._checked(vector, (decision.epoch, decision.sample))
 
     @property
     def rank(self) -> int:
