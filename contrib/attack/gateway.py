@@ -17,6 +17,8 @@ SECONDS = 25
 """Of a flood."""
 LONGEST_S = 0.5
 """By which an answer may take longer beside a flood."""
+MOST_GROWN_MB = 64
+"""By long messages: 16 connections hold 16 kB each."""
 MEMORY_MB = 512
 """Half of MemoryMax in polluxd-gateway.service."""
 
@@ -38,9 +40,21 @@ budgets.Budget.spent = lambda self, key: False
 made = budgets.Turns.__init__
 budgets.Turns.__init__ = lambda self, under_way, in_line: made(self, 10**6, 10**6)
 """
+REFUSES_THE_ADDRESS = """
+from polluxd.gateway import refusals, tokens
+issue = tokens.Tokens.issue
+async def refusing(self, request, address):
+    if self._strange.spent(address):
+        raise refusals.unavailable("too many unknown tokens come from this address")
+    return await issue(self, request, address)
+tokens.Tokens.issue = refusing
+"""
+"""An address is that of all users of a login node."""
 ANY_LENGTH = """
 from dataclasses import replace
-from polluxd.gateway import app
+from polluxd.gateway import app, connections
+defaults = connections.Bounds.__init__.__defaults__
+connections.Bounds.__init__.__defaults__ = (3600.0, *defaults[1:])
 app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
 """
 
@@ -129,8 +143,11 @@ def explanations(site: Site, defended: bool) -> Outcome:
 
 
 _flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, STRANGERS_STAY, "job")
-_flood("further: tokens that nobody gave out, without end", {"unknown": 200}, NO_TURNS)
-_flood("further: munge credentials that are no good, without end", {"credentials": 200}, NO_TURNS)
+_flood(
+    "further: tokens that nobody gave out, and credentials that are no good, from the address of another user",
+    {"unknown": 100, "credentials": 100},
+    REFUSES_THE_ADDRESS,
+)
 
 
 @attack("mallory", "row 14: bodies and headers of 64 MB, deeply nested JSON")
@@ -138,9 +155,9 @@ def long_messages(site: Site, defended: bool) -> Outcome:
     token = json.dumps([site.token("mallory")])
     with nullcontext() if defended else site.gateway.patched(ANY_LENGTH):
         before = site.gateway.memory_mb()
-        outcomes = [beside(site, {what: 16}, token) for what in ("bodies", "headers", "nested")]
+        outcomes = [beside(site, {what: 16}, token) for what in ("headers", "nested", "bodies")]
         grown, runs = site.gateway.memory_mb() - before, site.gateway.runs
     return Outcome(
-        any(each.succeeded for each in outcomes) or not runs,
+        any(each.succeeded for each in outcomes) or grown > MOST_GROWN_MB or not runs,
         f"{grown} MB more; " + " | ".join(each.evidence for each in outcomes),
     )
