@@ -40,6 +40,11 @@ def answer_of(orders: Orders | None, attempt: int) -> OrdersAnswer:
     return OrdersAnswer(seen=digest, drain=mine.drain, resize=resize)
 
 
+def _is_news(before: Orders | None, now: Orders | None) -> bool:
+    """Tell whether an agent that waits has to know; not that a drain is over, which it has acknowledged itself."""
+    return before != now and (now is not None or before is None or before.resize is not None)
+
+
 class _Waiter:
     def __init__(self) -> None:
         self.woken = asyncio.Event()
@@ -121,7 +126,9 @@ class OrderWatch:
             else:
                 trouble = False
                 before, self._orders = self._orders, found
-                changed = [job for job in before.keys() | found.keys() if before.get(job) != found.get(job)]
+                changed = [
+                    job for job in before.keys() | found.keys() if _is_news(before.get(job), found.get(job))
+                ]
                 for waiter in new + [each for job in changed for each in self._by_job.get(job, ())]:
                     waiter.woken.set()
             await asyncio.sleep(EVERY_S)

@@ -1,7 +1,7 @@
 """Who asks: a munge credential for a token, and a token for everything else.
 
-Tokens are random. The database has their SHA-256; each gateway remembers those that it has seen for a minute, so that
-most requests cost no look-up. Every statement asks again whether the attempt still runs.
+Tokens are random. The database has their SHA-256; each gateway remembers those that it has seen for five minutes, so
+that most requests cost no look-up. Every statement asks again whether the attempt still runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USER_S = 600.0
 """Life of a user's token."""
 _PACE_S = 0.01
 """Between two look-ups for an address that has sent many unknown tokens: 200 a second."""
-_REMEMBERED_S = 60.0
+_REMEMBERED_S = 300.0
 _REMEMBERED = 50_000
 _TEXT = re.compile(r"J\.[1-9]\d{0,9}\.\d{1,10}\.[\w-]{43}|U\.\d{1,10}\.[\w-]{43}", re.ASCII)
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import psycopg2
 from sqlalchemy import URL
 
 from pollux.parameters import ThroughputParams
-from polluxd.gateway.records import Holder, Orders, Refusal
+from polluxd.gateway.records import Holder, Orders, Refusal, SentReport
 
 from .connection import Connector, our_errors
 from .sqlfiles import queries
@@ -68,9 +68,14 @@ class GatewayStore:
         refusal = found[0].pop("refusal")
         return Holder(**found[0]), refusal
 
-    def store_report(self, holder: Holder, at: float, row: Mapping[str, Any]) -> Refusal | None:
-        found = self._run("store_report", **_attempt(holder), at=at, report=json.dumps(row, allow_nan=False))
-        return found[0]["refusal"] if found else "unknown"
+    def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
+        sent = [
+            _attempt(report.holder) | {"place": place, "at": report.at, "row": report.row}
+            for place, report in enumerate(reports)
+        ]
+        return [
+            row["refusal"] for row in self._run("store_reports", reports=json.dumps(sent, allow_nan=False))
+        ]
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
         found = self._run("acknowledge", **_attempt(holder), move_id=move_id, facts=json.dumps(facts))

@@ -14,7 +14,7 @@ from contrib.devcluster.postgres import DevPostgres
 from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.gateway.messages import Acknowledgement, Report, Training
 from polluxd.gateway.orders import answer_of
-from polluxd.gateway.records import Holder
+from polluxd.gateway.records import Holder, SentReport
 from polluxd.store import Store
 from polluxd.store.gateway import GatewayStore
 from tests.integration.gateway.serving import serving, token_of
@@ -102,7 +102,9 @@ class Agent:
     def publish(self, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Store a report; return the orders."""
         report = Report.model_validate_json(json.dumps(payload() if body is None else body))
-        self._must(self._records.store_report(self.holder, report.at, report.row()))
+        (refusal,) = self._records.store_reports([SentReport(self.holder, report.at, report.row())])
+        if refusal is not None:
+            raise RefusedByStore(refusal)
         return self.instructions()
 
     def instructions(self) -> dict[str, Any]:
@@ -125,11 +127,6 @@ class Agent:
         if isinstance(found, str):
             raise RefusedByStore(found)
         return found
-
-    @staticmethod
-    def _must(refusal: str | None) -> None:
-        if refusal is not None:
-            raise RefusedByStore(refusal)
 
 
 @pytest.fixture

@@ -178,9 +178,7 @@ def test_an_upgrade_wants_a_superuser_once(postgres, former):
 
 
 def test_a_schema_that_is_older_than_0_1_0_is_refused(postgres, former):
-    postgres.execute(
-        "UPDATE pollux.schema_migration SET name = '0008_allocation_changes'", database=former
-    )
+    postgres.execute("UPDATE pollux.schema_migration SET name = '0008_allocation_changes'", database=former)
     store = Store(url(postgres, former), "c")
     with pytest.raises(StoreRejected, match=r"migrate with polluxd 0\.1\.0 first"):
         store.migrate()
