@@ -1,4 +1,4 @@
-"""Floods, silence and endless messages at the gateway; another user asks at the same time."""
+"""Floods, silence and endless messages at the gateway."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
 
 
 def asked(site: Site, path: str = "/v1/jobs", times: int = 5) -> list[Answer]:
-    """Have alice ask a question, each time over a new connection and with a new token.
+    """Have alice ask a question.
 
+    Each time she has a new connection and a new token.
     An answer's seconds are those of both requests.
     """
     found = []
@@ -90,7 +91,7 @@ def flood(site: Site, what: str, connections: int, *more: str) -> Iterator[subpr
 
 
 def beside(site: Site, floods: Mapping[str, int], *more: str, path: str = "/v1/jobs") -> Outcome:
-    """Compare alice's answers beside floods of mallory's with those before them."""
+    """Compare alice's answers beside floods with those before them."""
     quiet = statistics.median(each.seconds for each in asked(site, path, 3))
     # Where other programs load this machine, all takes longer.
     longest = LONGEST_S * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
