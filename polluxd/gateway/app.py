@@ -54,7 +54,10 @@ ANSWER_S = 60.0
 
 
 class Questions(Protocol):
-    """What `polluxctl` of ordinary users asks; each raises PolluxError with words for the user."""
+    """What `polluxctl` of ordinary users asks.
+
+    Each raises PolluxError with words for the user.
+    """
 
     def jobs(self, uid: int, *, ended: bool) -> Any: ...
 
@@ -142,7 +145,10 @@ class Gateway:
         """Of one user: 600 jobs may report and acknowledge at once."""
 
     def app(self) -> Router:
-        """Return the ASGI application: a router alone, since `answer` handles every error."""
+        """Return the ASGI application.
+
+        A router alone suffices, since `answer` handles every error.
+        """
         routes = [Route(each.path, _App(self, each), methods=[each.method]) for each in ENDPOINTS]
         return Router(routes, redirect_slashes=False, default=_no_path)
 
@@ -233,7 +239,10 @@ async def _message(endpoint: Endpoint, request: Request) -> Any:
 
 
 def _fault(error: ValidationError) -> str:
-    """Say what is wrong with the first faulty member; its value may be a secret."""
+    """Say what is wrong with the first faulty member.
+
+    Its value may be a secret.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where[:100] or 'the document'}: {first['msg'][:300]}"
@@ -256,12 +265,12 @@ async def _report(gateway: Gateway, call: Call) -> None:
 
 
 async def _orders(gateway: Gateway, call: Call) -> OrdersAnswer:
-    """Wait for orders: answered when they are not those `seen`, at the latest after 50 s."""
+    """Answer when the orders are not those `seen`, or after 50 s."""
     return await gateway.watch.orders(call.holder, call.token, call.message.seen)
 
 
 async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
-    """Take in that the checkpoint which a move asked for is durable; it may be repeated."""
+    """Take in that the checkpoint of a move is durable, once or again."""
     said: Acknowledgement = call.message
     accepted = await gateway.ask(
         call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
@@ -272,7 +281,7 @@ async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
 
 
 async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
-    """Take in which training an attempt runs, and return what earlier runs measured."""
+    """Take in which training runs, and return what earlier runs measured."""
     runs: Training = call.message
     found = await gateway.ask(
         call, partial(gateway.records.introduce, call.holder, runs.fingerprint, runs.gpu_type)

@@ -1,4 +1,4 @@
-"""Reports are stored together: those that come within a tenth of a second are one statement."""
+"""Reports that come within a tenth of a second are one statement."""
 
 from __future__ import annotations
 

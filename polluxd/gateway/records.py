@@ -58,11 +58,11 @@ class Records(Protocol):
     def token_of(self, token_hash: bytes) -> tuple[Holder, Refusal | None] | None: ...
 
     def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
-        """Store those that are not refused, in one statement; return the refusals in the same order."""
+        """Store reports in one statement; return why each was refused, or None."""
         ...
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
-        """Return whether the move counts on the checkpoint, or why the attempt may not say so."""
+        """Return whether the move counts on the checkpoint, or a refusal."""
         ...
 
     def introduce(

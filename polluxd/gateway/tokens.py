@@ -1,4 +1,4 @@
-"""Who asks: a munge credential for a token, and a token for everything else.
+"""Who asks: a munge credential gives a token, which opens all else.
 
 Tokens are random. The database has their SHA-256; each gateway remembers those that it has seen for five minutes, so
 that most requests cost no look-up. Every statement asks again whether the attempt still runs.
@@ -69,7 +69,7 @@ class Tokens:
         """Tokens given out, by user."""
 
     async def issue(self, request: TokenRequest, address: str) -> tuple[TokenAnswer, Holder]:
-        """Return a token for the maker of a credential. Raises Refused, StoreError."""
+        """Return a token for a credential's maker. Raises Refused, StoreError."""
         async with self._decoded.turn(address):
             try:
                 payload, uid = await self._run(partial(self._munge.decode, request.credential.encode()))

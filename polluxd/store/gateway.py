@@ -27,7 +27,7 @@ _WORD = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 @cache
 def _prepared(query: str) -> tuple[str, tuple[str, ...]]:
-    """Return a query with `$1` for its first `:word`, and its words in this order."""
+    """Return a query with `$1` for its first `:word`, and its words."""
     words: list[str] = []
 
     def place(found: re.Match[str]) -> str:
@@ -101,9 +101,9 @@ class GatewayStore:
         return {row["job_id"]: _orders(row) for row in self._run("open_orders")}
 
     def _run(self, query: str, /, **words: object) -> list[dict[str, Any]]:
-        """Run a statement, which is a transaction; on a new connection where the old one was lost.
+        """Run a statement, which is a transaction.
 
-        To run one of them twice does no harm.
+        A lost connection is opened again: to run a statement twice does no harm.
         """
         with our_errors(self._connector.place, self._connector.failed):
             while True:

@@ -53,7 +53,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_mb(*pids: int) -> float:
-    """Return the memory of processes, by proportional set size, which counts shared pages once."""
+    """Return the memory of processes, with shared pages counted once."""
     total = 0
     for pid in pids:
         try:
@@ -67,7 +67,13 @@ def memory_mb(*pids: int) -> float:
 def job(job_id: int, uid: int, submitted: float) -> Any:
     return SimpleNamespace(
         **{"job_id": job_id, "name": f"job {job_id}", "user": f"user{uid}", "uid": uid, "account": "a"},
-        **{"partition": "p", "state": JobState.RUNNING, "raw_state": "RUNNING", "reason": "", "restart_count": 0},
+        **{
+            "partition": "p",
+            "state": JobState.RUNNING,
+            "raw_state": "RUNNING",
+            "reason": "",
+            "restart_count": 0,
+        },
         **{"submit_time": submitted, "start_time": submitted, "end_time": None},
         **{"gpus_per_node_held": {f"n{job_id % 500}": 4}, "spec": JobSpec()},
     )
@@ -95,7 +101,9 @@ class Line:
         return status, await reader.readexactly(size)
 
 
-async def agent(number: int, port: int, token: str, begin: float, interval: float, log: dict[str, Any]) -> None:
+async def agent(
+    number: int, port: int, token: str, begin: float, interval: float, log: dict[str, Any]
+) -> None:
     reports, orders = Line(port, token), Line(port, token)
     lock = asyncio.Lock()
 
@@ -152,7 +160,8 @@ def play_agents(port: int, tokens: list[str], interval: float, ready: Any, stop:
             for task in tasks:
                 if task.done():
                     task.result()
-        out.put({name: log[name] - before[name] for name in before} | {"received": log["received"], "words": log["words"]})
+        counts = {name: log[name] - before[name] for name in before}
+        out.put(counts | {"received": log["received"], "words": log["words"]})
         for task in tasks:
             task.cancel()
 
@@ -181,7 +190,8 @@ def gateway(cluster: DevCluster, folder: Path) -> Iterator[tuple[int, int]]:
     try:
         until = time.monotonic() + 30
         while b"listens at" not in (folder / "gateway.log").read_bytes():
-            assert process.poll() is None and time.monotonic() < until, (folder / "gateway.log").read_text()
+            assert process.poll() is None, (folder / "gateway.log").read_text()
+            assert time.monotonic() < until
             time.sleep(0.05)
         yield process.pid, port
     finally:
@@ -211,7 +221,8 @@ def order(connection: Any, job_id: int, epoch: int) -> int:
         )
         (move,) = cursor.fetchone()
         cursor.execute(
-            "UPDATE pollux.move SET step = 'draining', times = times || jsonb_build_object('draining', %s) WHERE id = %s",
+            "UPDATE pollux.move SET step = 'draining', times = times || jsonb_build_object('draining', %s)"
+            " WHERE id = %s",
             (time.time(), move),
         )
         return int(move)
@@ -250,7 +261,8 @@ def run(
     interval: float,
     seconds: float,
 ) -> dict[str, Any]:
-    assert cluster.postgres is not None and cluster.postgres.pid is not None
+    assert cluster.postgres is not None
+    assert cluster.postgres.pid is not None
     server = cluster.postgres.pid
     spawn = multiprocessing.get_context("spawn")
     ready, stop, out = spawn.Event(), spawn.Event(), spawn.Queue()
@@ -337,7 +349,10 @@ def run(
         "gateway_mb": round(memory[0]),
         "postgres_mb": round(memory[1]),
         "order_to_agent_s": {"p50": at(to_agent, 0.5), "p99": at(to_agent, 0.99)},
-        "order_to_acknowledgement_s": {"p50": at(to_acknowledgement, 0.5), "p99": at(to_acknowledgement, 0.99)},
+        "order_to_acknowledgement_s": {
+            "p50": at(to_acknowledgement, 0.5),
+            "p99": at(to_acknowledgement, 0.99),
+        },
         "load": os.getloadavg()[0],
     }
 

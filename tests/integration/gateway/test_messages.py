@@ -34,8 +34,7 @@ def test_a_report_is_stored(caller, store):
     assert [point.batch_size for point in store.report_history(7)] == [64, 128]
 
 
-def test_an_order_waits_for_nobody_who_waits_for_it(caller, store):
-    """A question is answered at once where its orders have changed, else when they change."""
+def test_a_question_is_answered_when_its_orders_change(caller, store):
     job = caller(7)
     status, first = job.ask("GET", "/v1/orders")
     assert (status, first["drain"], first["resize"]) == (200, None, None)

@@ -84,7 +84,7 @@ class RefusedByStore(Exception):
 
 
 class Agent:
-    """What an agent reaches through the gateway: its models, and its statements with its rights."""
+    """What an agent reaches through the gateway: models and statements."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ def report() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def access_for(records: GatewayStore, cluster: str) -> Iterator[Callable[..., GatewayAccess]]:
-    """Makes access of attempts to a gateway of this test, with a token; polluxd knows their jobs."""
+    """Makes access of attempts to a gateway of this test, with a token."""
     with serving(records, cluster=cluster) as url:
 
         def make(
