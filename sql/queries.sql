@@ -501,24 +501,29 @@ WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
     WHERE n.cluster = t.cluster AND (n.job_id = t.job_id OR n.job_id IS NULL AND t.job_id IS NULL) AND n.attempt = t.attempt
       AND n.uid = t.uid AND n.made_at > t.made_at OFFSET 7);
 
--- name: store_report
--- One statement decides and stores. Where the former report is older than 5 s, nobody reports much oftener than this. A server
--- that crashes within a second loses the report: the next one stands for it.
+-- name: store_reports
+-- Reports of several jobs, each decided on by itself. Where a job's former report is older than 5 s, nobody reports much
+-- oftener than this. A server that crashes within a second loses the reports: the next ones stand for them.
 WITH known AS MATERIALIZED (
-    SELECT CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
-                WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown'
+    SELECT s.place, s.job_id, s.attempt, s.uid, s.at, s.row,
+           CASE WHEN j.attempt IS NULL THEN 'unknown'
+                WHEN s.attempt < j.attempt OR j.ended_at IS NOT NULL AND s.attempt = j.attempt THEN 'over'
+                WHEN j.ended_at IS NOT NULL OR s.attempt > j.attempt + 1 THEN 'unknown'
                 WHEN h.received_at > clock_timestamp() - interval '5 seconds' AND (
-                    SELECT r.received_at FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+                    SELECT r.received_at FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
                     ORDER BY r.attempt DESC, r.id DESC OFFSET 119 LIMIT 1) > clock_timestamp() - interval '1 minute'
                 THEN 'too-often' END AS refusal,
-           CASE WHEN h.attempt = :attempt THEN h.news ELSE '[null, 0, null]' END AS news
-    FROM pollux.job j
+           CASE WHEN h.attempt = s.attempt THEN h.news ELSE '[null, 0, null]' END AS news
+    FROM jsonb_to_recordset(CAST(:reports AS jsonb)) AS s(
+        place integer, job_id bigint, attempt integer, uid bigint, at double precision, "row" jsonb)
+    LEFT JOIN LATERAL (
+        SELECT r.attempt, r.ended_at FROM pollux.job r
+        WHERE r.cluster = :cluster AND r.job_id = s.job_id AND r.uid = s.uid LIMIT 1) j ON true
     LEFT JOIN LATERAL (
         SELECT r.attempt, r.received_at,
                jsonb_build_array(r.times -> 'first_step_at', r.resized, r.resize_refused -> 'id') AS news
-        FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+        FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
         ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h ON true
-    WHERE j.cluster = :cluster AND j.job_id = :job_id AND j.uid = :uid
 ), stored AS (
     INSERT INTO pollux.report_history (cluster, job_id, attempt, uid, at, alpha_grad, beta_grad, alpha_local, beta_local,
         alpha_node, beta_node, gamma, alpha_rack, beta_rack, noise_sqr, noise_var, batch_initial, batch_maximum, local_min,
@@ -526,7 +531,7 @@ WITH known AS MATERIALIZED (
         gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress, target,
         epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice, resize, resized,
         resize_refused, resize_cost, wakes)
-    SELECT :cluster, :job_id, :attempt, :uid, to_timestamp(:at), s.alpha_grad, s.beta_grad, s.alpha_local, s.beta_local,
+    SELECT :cluster, k.job_id, k.attempt, k.uid, to_timestamp(k.at), s.alpha_grad, s.beta_grad, s.alpha_local, s.beta_local,
         s.alpha_node, s.beta_node, s.gamma, s.alpha_rack, s.beta_rack, s.noise_sqr, s.noise_var, s.batch_initial,
         s.batch_maximum, s.local_min, s.local_max, s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
         s.prior_gpus, s.prior_nodes, s.prior_refuted, s.gpu_type, s.gpus, s.nodes, s.batch_size, s.local_batch,
@@ -534,10 +539,10 @@ WITH known AS MATERIALIZED (
         s.optimizer_steps, s.checkpointed, s.times, s.restart_cost, s.mode, s.advice, s.resize, s.resized,
         s.resize_refused, s.resize_cost,
         jsonb_build_array(s.times -> 'first_step_at', s.resized, s.resize_refused -> 'id') <> k.news
-    FROM known k, jsonb_populate_record(CAST(NULL AS pollux.report_history), CAST(:report AS jsonb)) s
-    WHERE k.refusal IS NULL
+    FROM known k, jsonb_populate_record(CAST(NULL AS pollux.report_history), k.row) s
+    WHERE k.refusal IS NULL ORDER BY k.place
 )
-SELECT k.refusal, set_config('synchronous_commit', 'off', true) FROM known k;
+SELECT k.refusal, set_config('synchronous_commit', 'off', true) FROM known k ORDER BY k.place;
 
 -- name: acknowledge
 -- Accepted where the move counts on the checkpoint, also when it is repeated because the first answer was lost.

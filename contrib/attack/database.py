@@ -1,4 +1,4 @@
-"""Attacks on Postgres: no user has a login, and a gateway that was taken over has few rights."""
+"""Attacks on Postgres, by users and by a gateway that was taken over."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def daemon_login(site: Site, role: str, password: str) -> str:
 
 
 def _taken_over(row: str, what: str, statements: tuple[str, ...], off: str, on: str) -> Attempt:
-    """Add an attack with the gateway's role, which succeeds where the last but one statement does.
+    """Add an attack with the gateway's role.
 
-    The last one takes its effects back.
+    It succeeds where the last but one statement does. The last one takes the effects back.
 
     Args:
         off, on: statements of the superuser that take the defence away and put it back.
@@ -153,7 +153,10 @@ _granted(
     "whoever took over the gateway", "row 10: locks on the tables that the gateway writes freeze the cycle"
 )
 def cycle_frozen(site: Site, defended: bool) -> Outcome:
-    """Undefended: the role may change rows that polluxd writes, as users of an earlier version could."""
+    """Undefended: the role may change rows that polluxd writes.
+
+    Users of an earlier version could.
+    """
     job_id = site.pollux_job("alice")
     grant = "GRANT UPDATE ON pollux.job TO pollux_gateway"
     tables = ["report_history", "acknowledgement", "fingerprint", "token", *([] if defended else ["job"])]

@@ -155,7 +155,9 @@ def password_in_clear(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: leases on all files of a job drain its node at the job's end")
 def leases(site: Site, defended: bool) -> Outcome:
-    """root's open of a file with a lease waits 45 s, and slurmd drains a node whose epilog takes too long.
+    """slurmd drains a node whose epilog takes too long.
+
+    root's open of a file with a lease waits 45 s.
 
     Undefended: an epilog that opens a file of the job's user, as in an earlier version.
     """

@@ -1,4 +1,4 @@
-"""Attacks by jobs that pretend to be another task, lie in variables, or by a false gateway."""
+"""Attacks by other tasks, false variables and false gateways."""
 
 from __future__ import annotations
 

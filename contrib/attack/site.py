@@ -144,7 +144,10 @@ class Site:
         return (sys.executable, "-m", f"contrib.attack.hands.{program}")
 
     def sql(self, user: str, logins: Sequence[str], *statements: str, **options: Any) -> list[Result]:
-        """Log in to Postgres, and run statements there; each login has a result, too."""
+        """Log in to Postgres, and run statements there.
+
+        Each login has a result, too.
+        """
         order = {"logins": list(logins), "statements": statements, **options}
         said = self.hands(user, "sql", json.dumps(order))
         return [Result(**json.loads(line)) for line in said.splitlines()]
@@ -283,9 +286,9 @@ class Site:
         return planned[0]
 
     def drained(self, user: str, job_id: int, **facts: float) -> Move:
-        """Have polluxd move a job in its first attempt to another node; acknowledge as its agent does.
+        """Have polluxd move a job in its first attempt to another node.
 
-        Raises RuntimeError, TimeoutError: the move did not go on.
+        Acknowledges as its agent does. Raises RuntimeError, TimeoutError: the move did not go on.
 
         Args:
             facts: of the acknowledgement.

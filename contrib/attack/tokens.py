@@ -50,7 +50,7 @@ _NO_OWNER = (("j.uid <> t.uid", "false"), ("AND j.uid = :uid", "AND j.uid <> -CA
 
 
 def believes(uid: int) -> str:
-    """Return a patch by which the gateway takes a user from elsewhere than munge."""
+    """Return a patch by which munge says that it is this user."""
     return f"""
 from pollux.scheduler.munge import Munge
 decode = Munge.decode
@@ -59,7 +59,10 @@ Munge.decode = lambda self, credential: (decode(self, credential)[0], {uid})
 
 
 def without(*changes: tuple[str, str]) -> str:
-    """Return a patch that replaces parts of the gateway's statements, which must be there."""
+    """Return a patch that replaces parts of the gateway's statements.
+
+    They must be there.
+    """
     return f"""
 from polluxd.store import gateway, sqlfiles
 made = dict(sqlfiles.queries())
@@ -205,7 +208,10 @@ def guessed(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "further: a job's token asks polluxctl's questions, polluxctl's token reports")
 def kinds_of_tokens(site: Site, defended: bool) -> Outcome:
-    """Ranks and containers have a job's token: it tells nothing of the user's other jobs."""
+    """Ranks and containers have a job's token.
+
+    It tells nothing of the user's other jobs.
+    """
     token = site.token("mallory")
     with nullcontext() if defended else site.gateway.patched(ONE_KIND_OF_TOKEN):
         asked = site.ask("mallory", ("GET", "/v1/jobs", None), token=token)

@@ -1,4 +1,4 @@
-"""`polluxd gateway`: wire its rooms together, and serve until told to stop."""
+"""`polluxd gateway`: wire its rooms together, and serve."""
 
 from __future__ import annotations
 

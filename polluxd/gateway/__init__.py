@@ -1,4 +1,4 @@
-"""The only way in for users' processes: agents, and `polluxctl` of ordinary users.
+"""The only way in for users' processes: agents and users' `polluxctl`.
 
 `polluxd gateway` knows who asks, checks every value once, and writes. It is stateless: several may run, and each may be
 started again at any moment.

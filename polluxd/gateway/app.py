@@ -15,15 +15,16 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from polluxd.errors import PolluxError, StoreError
 
 from . import messages, refusals
 from .budgets import Budget, Turns
+from .inbox import Inbox
 from .messages import (
     Accepted,
     Acknowledgement,
@@ -42,7 +43,7 @@ from .messages import (
     Training,
 )
 from .orders import OrderWatch
-from .records import Holder, Records
+from .records import Holder, Records, SentReport
 from .refusals import Refused
 from .tokens import Decoder, Tokens
 
@@ -53,7 +54,10 @@ ANSWER_S = 60.0
 
 
 class Questions(Protocol):
-    """What `polluxctl` of ordinary users asks; each raises PolluxError with words for the user."""
+    """What `polluxctl` of ordinary users asks.
+
+    Each raises PolluxError with words for the user.
+    """
 
     def jobs(self, uid: int, *, ended: bool) -> Any: ...
 
@@ -133,20 +137,23 @@ class Gateway:
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="pollux-orders")
         self.tokens = Tokens(records, munge, cluster, self._statements, interval_s=interval_s)
         self.watch = OrderWatch(records, self._looks)
+        self.inbox = Inbox(records, self._statements)
+        self.reports_of_user = Turns(32, 2048)
         self._turns = Turns(4, 512)
         self._questions_of_user = Turns(1, 3)
         self._requests = Budget(200, 2000)
         """Of one user: 600 jobs may report and acknowledge at once."""
 
-    def app(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route(each.path, partial(self._answer, each), methods=[each.method]) for each in ENDPOINTS
-            ],
-            exception_handlers={404: _no_path, 405: _no_path},
-        )
+    def app(self) -> Router:
+        """Return the ASGI application.
 
-    async def _answer(self, endpoint: Endpoint, request: Request) -> Response:
+        A router alone suffices, since `answer` handles every error.
+        """
+        routes = [Route(each.path, _App(self, each), methods=[each.method]) for each in ENDPOINTS]
+        return Router(routes, redirect_slashes=False, default=_no_path)
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Return the answer, or a refusal."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 document = await self._serve(endpoint, request)
@@ -204,6 +211,18 @@ class Gateway:
             )
 
 
+class _App:
+    """One endpoint as an ASGI application."""
+
+    def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
+        self._gateway = gateway
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._gateway.answer(self._endpoint, Request(scope, receive))
+        await response(scope, receive, send)
+
+
 async def _message(endpoint: Endpoint, request: Request) -> Any:
     """Read and check what a request says. Raises Refused."""
     try:
@@ -220,7 +239,10 @@ async def _message(endpoint: Endpoint, request: Request) -> Any:
 
 
 def _fault(error: ValidationError) -> str:
-    """Say what is wrong with the first faulty member; its value may be a secret."""
+    """Say what is wrong with the first faulty member.
+
+    Its value may be a secret.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where[:100] or 'the document'}: {first['msg'][:300]}"
@@ -236,20 +258,19 @@ async def _token(gateway: Gateway, call: Call) -> TokenAnswer:
 async def _report(gateway: Gateway, call: Call) -> None:
     """Take in the state of a training."""
     report: Report = call.message
-    refusal = await gateway.ask(
-        call, partial(gateway.records.store_report, call.holder, report.at, report.row())
-    )
+    async with gateway.reports_of_user.turn(call.holder.uid):
+        refusal = await gateway.inbox.store(SentReport(call.holder, report.at, report.row()))
     if refusal is not None:
         raise refusals.of_attempt(refusal)
 
 
 async def _orders(gateway: Gateway, call: Call) -> OrdersAnswer:
-    """Wait for orders: answered when they are not those `seen`, at the latest after 50 s."""
+    """Answer when the orders are not those `seen`, or after 50 s."""
     return await gateway.watch.orders(call.holder, call.token, call.message.seen)
 
 
 async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
-    """Take in that the checkpoint which a move asked for is durable; it may be repeated."""
+    """Take in that the checkpoint of a move is durable, once or again."""
     said: Acknowledgement = call.message
     accepted = await gateway.ask(
         call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
@@ -260,7 +281,7 @@ async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
 
 
 async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
-    """Take in which training an attempt runs, and return what earlier runs measured."""
+    """Take in which training runs, and return what earlier runs measured."""
     runs: Training = call.message
     found = await gateway.ask(
         call, partial(gateway.records.introduce, call.holder, runs.fingerprint, runs.gpu_type)
@@ -326,8 +347,6 @@ def _refusal(refusal: Refused) -> Response:
     return _json(answer.model_dump_json().encode(), refusal.status)
 
 
-async def _no_path(_request: Request, error: Exception) -> Response:
-    status = getattr(error, "status_code", 404)
-    return _refusal(
-        Refused(status, "no-such-path", "the gateway does not know this path: are the versions the same?")
-    )
+async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = Refused(404, "no-such-path", "the gateway does not know this path: are the versions the same?")
+    await _refusal(refusal)(scope, receive, send)

@@ -47,7 +47,9 @@ class Budget:
 
 
 class Turns:
-    """At most so many requests of one user, or address, under way; further ones wait in line.
+    """At most so many requests of one user, or address, under way.
+
+    Further ones wait in line.
 
     Args:
         under_way: for each key.

@@ -27,7 +27,7 @@ class NoGateway(PolluxError):
 
 
 class UserClient:
-    """Asks the first gateway that answers, with a token that a munge credential buys.
+    """Asks the first gateway that answers, with a token.
 
     Args:
         addresses: URLs of gateways.
@@ -85,7 +85,9 @@ class UserClient:
 
 
 def user_client(slurm_settings: str, environ: Mapping[str, str] = os.environ) -> UserClient:
-    """Return a client of the gateways: those of POLLUX_GATEWAY, else slurmctld's machines.
+    """Return a client of the gateways.
+
+    They are those of POLLUX_GATEWAY, else on slurmctld's machines.
 
     Args:
         slurm_settings: what `scontrol show config` prints.

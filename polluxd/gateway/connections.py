@@ -174,7 +174,10 @@ _STATE = ServerState()
 
 
 def uvicorn_config(app: Any, bounds: Bounds) -> Config:
-    """Return uvicorn's configuration: no proxies, no WebSockets, no log line for each request."""
+    """Return uvicorn's configuration.
+
+    It has no proxies, no WebSockets, and no log line for each request.
+    """
     config = Config(
         app,
         interface="asgi3",

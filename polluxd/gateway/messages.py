@@ -84,7 +84,7 @@ class TokenRequest(Message):
     """Ask for a token: the credential shows who asks."""
 
     credential: Annotated[str, StringConstraints(max_length=2048, pattern=r"^MUNGE:[A-Za-z0-9+/=]+:$")]
-    """Text that munge_encode(3) made of an AttemptCredential or a UserCredential."""
+    """Text that munge_encode(3) made of an AttemptCredential or UserCredential."""
 
 
 class TokenAnswer(Message):
@@ -103,7 +103,7 @@ class TokenAnswer(Message):
 
 
 class Params(Message):
-    """theta of the throughput model, fitted: seconds, and gamma without a unit."""
+    """Text that munge_encode(3) made of one of the two credentials."""
 
     alpha_grad: Amount
     beta_grad: Amount
@@ -222,7 +222,7 @@ class Report(Message):
     resize_cost: Seconds | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return the columns of table report_history, without those of the attempt and `at`."""
+        """Return the columns of report_history that the report fills."""
         flat = self.model_dump(exclude={"v", "at", "params", "noise", "limits", "times"})
         params = self.params.model_dump() if self.params else {}
         noise = (

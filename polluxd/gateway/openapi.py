@@ -1,4 +1,4 @@
-"""The gateway's messages as an OpenAPI document, made from its endpoints and models."""
+"""The gateway's messages as an OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders for those who wait: one query for all of them, several times a second.
+"""Orders for agents that wait: one query for all, several times a second.
 
 While nobody waits, nothing is asked.
 """
@@ -40,6 +40,14 @@ def answer_of(orders: Orders | None, attempt: int) -> OrdersAnswer:
     return OrdersAnswer(seen=digest, drain=mine.drain, resize=resize)
 
 
+def _is_news(before: Orders | None, now: Orders | None) -> bool:
+    """Tell whether an agent that waits has to know.
+
+    It knows by itself that a drain is over: it has acknowledged the drain.
+    """
+    return before != now and (now is not None or before is None or before.resize is not None)
+
+
 class _Waiter:
     def __init__(self) -> None:
         self.woken = asyncio.Event()
@@ -60,13 +68,13 @@ class OrderWatch:
         self._waiting: dict[str, _Waiter] = {}
         """By token: a newer question takes the place of the older one."""
         self._new: list[_Waiter] = []
-        """Those for whom nobody has looked yet."""
+        """Those that came after the last look began."""
         self._by_job: dict[int, set[_Waiter]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._sound, self._asked_at = False, float("-inf")
 
     async def orders(self, holder: Holder, token: str, seen: str) -> OrdersAnswer:
-        """Return the orders once they are not those `seen`, at the latest after LONGEST_S.
+        """Return the orders once they are not those `seen`, or after LONGEST_S.
 
         Raises Refused: a newer question of the same token came, or the database is away.
         """
@@ -121,7 +129,9 @@ class OrderWatch:
             else:
                 trouble = False
                 before, self._orders = self._orders, found
-                changed = [job for job in before.keys() | found.keys() if before.get(job) != found.get(job)]
+                changed = [
+                    job for job in before.keys() | found.keys() if _is_news(before.get(job), found.get(job))
+                ]
                 for waiter in new + [each for job in changed for each in self._by_job.get(job, ())]:
                     waiter.woken.set()
             await asyncio.sleep(EVERY_S)

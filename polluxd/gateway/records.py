@@ -6,7 +6,7 @@ several threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 Refusal = Literal["over", "unknown", "too-often"]
@@ -22,6 +22,16 @@ class Holder(NamedTuple):
     attempt: int = 0
     expires_s: float | None = None
     """Seconds left; None: as long as the attempt."""
+
+
+class SentReport(NamedTuple):
+    """One report that was checked."""
+
+    holder: Holder
+    at: float
+    """POSIX time by the sender's clock."""
+    row: Mapping[str, Any]
+    """Columns of table report_history."""
 
 
 class Orders(NamedTuple):
@@ -47,10 +57,12 @@ class Records(Protocol):
 
     def token_of(self, token_hash: bytes) -> tuple[Holder, Refusal | None] | None: ...
 
-    def store_report(self, holder: Holder, at: float, row: Mapping[str, Any]) -> Refusal | None: ...
+    def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
+        """Store reports in one statement; return why each was refused, or None."""
+        ...
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
-        """Return whether the move counts on the checkpoint, or why the attempt may not say so."""
+        """Return whether the move counts on the checkpoint, or a refusal."""
         ...
 
     def introduce(

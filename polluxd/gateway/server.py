@@ -57,7 +57,10 @@ class Server:
         return [listener.getsockname()[:2] for listener in self._listeners]
 
     async def close(self) -> None:
-        """Stop listening, and end all connections: clients come again, or go to another gateway."""
+        """Stop listening, and end all connections.
+
+        Clients come again, or go to another gateway.
+        """
         for task in list(self._tasks):
             task.cancel()
         for listener in self._listeners:

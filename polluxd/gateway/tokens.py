@@ -1,7 +1,7 @@
-"""Who asks: a munge credential for a token, and a token for everything else.
+"""Who asks: a munge credential gives a token, which opens all else.
 
-Tokens are random. The database has their SHA-256; each gateway remembers those that it has seen for a minute, so that
-most requests cost no look-up. Every statement asks again whether the attempt still runs.
+Tokens are random. The database has their SHA-256; each gateway remembers those that it has seen for five minutes, so
+that most requests cost no look-up. Every statement asks again whether the attempt still runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from pollux.scheduler.munge import MungeError
 from .budgets import Budget, Turns
 from .messages import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
 from .records import Holder, Records
-from .refusals import Refused, not_sensible, of_attempt, token_refused, too_often, unavailable
+from .refusals import Refused, not_sensible, of_attempt, token_refused, too_often
 
 USER_S = 600.0
 """Life of a user's token."""
-_REMEMBERED_S = 60.0
+_PACE_S = 0.01
+"""Between two look-ups for an address that has sent many unknown tokens: 200 a second."""
+_REMEMBERED_S = 300.0
 _REMEMBERED = 50_000
 _TEXT = re.compile(r"J\.[1-9]\d{0,9}\.\d{1,10}\.[\w-]{43}|U\.\d{1,10}\.[\w-]{43}", re.ASCII)
 
@@ -60,20 +62,18 @@ class Tokens:
         """Holder, until when it is believed, and until when it lives, by hash."""
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
         self._strange = Budget(10, 100)
-        """Tokens and credentials that are no good, by address."""
-        self._turns = Turns(2, 4096)
-        """Look-ups and credentials, by address."""
+        """Unknown tokens, by address."""
+        self._looked_up, self._decoded = Turns(2, 4096), Turns(2, 4096)
+        """Tokens and credentials, by address."""
         self._of_user = Budget(2, 60)
         """Tokens given out, by user."""
 
     async def issue(self, request: TokenRequest, address: str) -> tuple[TokenAnswer, Holder]:
-        """Return a token for the maker of a credential. Raises Refused, StoreError."""
-        async with self._turns.turn(address):
-            self._must_be_trusted(address)
+        """Return a token for a credential's maker. Raises Refused, StoreError."""
+        async with self._decoded.turn(address):
             try:
                 payload, uid = await self._run(partial(self._munge.decode, request.credential.encode()))
             except MungeError as error:
-                self._strange.take(address)
                 raise token_refused(str(error)) from None
         if not self._of_user.take(uid):
             raise too_often("you ask for too many tokens: use those that you have")
@@ -121,8 +121,10 @@ class Tokens:
             return known[0]
         if self._unknown.get(digest, 0.0) > now:
             raise token_refused("the gateway does not know this token (any more)")
-        async with self._turns.turn(address):
-            self._must_be_trusted(address)
+        async with self._looked_up.turn(address):
+            if self._strange.spent(address):
+                # Users share addresses: whoever has a good token waits in line, and is not refused.
+                await asyncio.sleep(_PACE_S)
             found = await self._run(partial(self._records.token_of, digest))
             if found is None:
                 self._known.pop(digest, None)
@@ -136,11 +138,6 @@ class Tokens:
             raise of_attempt(refusal)
         self._remember(digest, holder)
         return holder
-
-    def _must_be_trusted(self, address: str) -> None:
-        """Refuse an address that has just sent many tokens that are no good; those known pass all the same."""
-        if self._strange.spent(address):
-            raise unavailable("too many unknown tokens and credentials come from this address: try again")
 
     def _remember(self, digest: bytes, holder: Holder) -> None:
         now = time.monotonic()

@@ -30,7 +30,7 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
     except SlurmError:
         yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
     yield from slurm_checks.cluster(slurm, site, config, roles)
-    yield from slurm_checks.gateway(slurm)
+    yield from slurm_checks.gateway(slurm, config)
     if config is not None:
         yield from database_checks.as_daemon(config)
 

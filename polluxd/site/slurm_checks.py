@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config import Config
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
 from polluxd.gateway.client import user_client
@@ -111,10 +112,16 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
                 yield fault("slurmctld", str(error), "look at slurmctld's log")
 
 
-def gateway(slurm: Slurm) -> Iterator[Finding]:
-    """Check that jobs and users of this machine reach polluxd's gateway."""
+def gateway(slurm: Slurm, config: Config | None = None) -> Iterator[Finding]:
+    """Check that jobs and users of this machine reach polluxd's gateway.
+
+    With a configuration, at the addresses that the submission hook gives to jobs.
+    """
+    environ: Mapping[str, str] = os.environ
+    if config is not None:
+        environ = {ADDRESSES: ",".join(config.gateway.urls), CA: str(config.gateway.ca or "")}
     try:
-        user_client(slurm.ask("scontrol", "show", "config")).ask("/v1/top")
+        user_client(slurm.ask("scontrol", "show", "config"), environ).ask("/v1/top")
     except SlurmError:
         return  # said by `slurmctld`
     except PolluxError as error:

@@ -22,7 +22,7 @@ class AdministratorOrders(Session):
     """
 
     def pins(self) -> dict[int, str]:
-        """Why jobs that have not ended stay as they are: who pinned them, or their agent."""
+        """Why jobs stay as they are: who pinned them, or their agent."""
         with self._transaction() as run:
             return {
                 row["job_id"]: FORMER_AGENT if row["pinned_by"] is None else f"pinned by {row['pinned_by']}"

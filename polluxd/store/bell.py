@@ -8,7 +8,10 @@ import select
 
 
 class Bell:
-    """A pipe rather than an Event: a handler that takes a lock of the thread that it interrupts never returns."""
+    """A pipe rather than an Event.
+
+    A handler that takes a lock of the thread that it interrupts never returns.
+    """
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe()

@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ import psycopg2
 from sqlalchemy import URL
 
 from pollux.parameters import ThroughputParams
-from polluxd.gateway.records import Holder, Orders, Refusal
+from polluxd.gateway.records import Holder, Orders, Refusal, SentReport
 
 from .connection import Connector, our_errors
 from .sqlfiles import queries
@@ -27,7 +27,7 @@ _WORD = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 @cache
 def _prepared(query: str) -> tuple[str, tuple[str, ...]]:
-    """Return a query with `$1` for its first `:word`, and its words in this order."""
+    """Return a query with `$1` for its first `:word`, and its words."""
     words: list[str] = []
 
     def place(found: re.Match[str]) -> str:
@@ -68,9 +68,14 @@ class GatewayStore:
         refusal = found[0].pop("refusal")
         return Holder(**found[0]), refusal
 
-    def store_report(self, holder: Holder, at: float, row: Mapping[str, Any]) -> Refusal | None:
-        found = self._run("store_report", **_attempt(holder), at=at, report=json.dumps(row, allow_nan=False))
-        return found[0]["refusal"] if found else "unknown"
+    def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
+        sent = [
+            _attempt(report.holder) | {"place": place, "at": report.at, "row": report.row}
+            for place, report in enumerate(reports)
+        ]
+        return [
+            row["refusal"] for row in self._run("store_reports", reports=json.dumps(sent, allow_nan=False))
+        ]
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
         found = self._run("acknowledge", **_attempt(holder), move_id=move_id, facts=json.dumps(facts))
@@ -96,9 +101,9 @@ class GatewayStore:
         return {row["job_id"]: _orders(row) for row in self._run("open_orders")}
 
     def _run(self, query: str, /, **words: object) -> list[dict[str, Any]]:
-        """Run a statement, which is a transaction; on a new connection where the old one was lost.
+        """Run a statement, which is a transaction.
 
-        To run one of them twice does no harm.
+        A lost connection is opened again: to run a statement twice does no harm.
         """
         with our_errors(self._connector.place, self._connector.failed):
             while True:

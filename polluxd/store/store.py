@@ -352,9 +352,9 @@ class Store(Readings, AdministratorOrders):
     # Upkeep
 
     def wait(self, timeout_s: float, *, for_news: bool) -> bool:
-        """Sleep up to `timeout_s` seconds, or until `wake()` or, where it is waited for, news of a move.
+        """Sleep up to `timeout_s` seconds, or until `wake()`.
 
-        Returns True when the sleep ended early. Raises no StoreError.
+        With `for_news`, news of a move ends the sleep, too. Returns True when it ended early. Raises no StoreError.
         """
         until = time.monotonic() + timeout_s
         while (left := until - time.monotonic()) > 0:

@@ -53,7 +53,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_mb(*pids: int) -> float:
-    """Return the memory of processes, by proportional set size, which counts shared pages once."""
+    """Return the memory of processes, with shared pages counted once."""
     total = 0
     for pid in pids:
         try:
@@ -160,10 +160,8 @@ def play_agents(port: int, tokens: list[str], interval: float, ready: Any, stop:
             for task in tasks:
                 if task.done():
                     task.result()
-        out.put(
-            {name: log[name] - before[name] for name in before}
-            | {"received": log["received"], "words": log["words"]}
-        )
+        counts = {name: log[name] - before[name] for name in before}
+        out.put(counts | {"received": log["received"], "words": log["words"]})
         for task in tasks:
             task.cancel()
 
@@ -192,7 +190,8 @@ def gateway(cluster: DevCluster, folder: Path) -> Iterator[tuple[int, int]]:
     try:
         until = time.monotonic() + 30
         while b"listens at" not in (folder / "gateway.log").read_bytes():
-            assert process.poll() is None and time.monotonic() < until, (folder / "gateway.log").read_text()
+            assert process.poll() is None, (folder / "gateway.log").read_text()
+            assert time.monotonic() < until
             time.sleep(0.05)
         yield process.pid, port
     finally:
@@ -222,7 +221,8 @@ def order(connection: Any, job_id: int, epoch: int) -> int:
         )
         (move,) = cursor.fetchone()
         cursor.execute(
-            "UPDATE pollux.move SET step = 'draining', times = times || jsonb_build_object('draining', %s) WHERE id = %s",
+            "UPDATE pollux.move SET step = 'draining', times = times || jsonb_build_object('draining', %s)"
+            " WHERE id = %s",
             (time.time(), move),
         )
         return int(move)

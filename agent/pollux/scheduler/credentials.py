@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pollux.scheduler.gateway import (
@@ -34,12 +35,11 @@ class AccessOver(GatewayError):
     """This process has no token of its attempt, and gets none."""
 
 
-def ask_for_grant(access: GatewayAccess, gateway: Gateway, socket: Path | None, node: str) -> Grant:
+def ask_for_grant(access: GatewayAccess, gateway: Gateway, socket: Path | None) -> Grant:
     """Ask the gateway for a token of this attempt.
 
     Args:
         socket: munged's; None: munge's own.
-        node: Slurm's name of this node, for the type of its GPUs.
 
     Raises:
         GatewayAway: ask again later.
@@ -63,8 +63,6 @@ def ask_for_grant(access: GatewayAccess, gateway: Gateway, socket: Path | None, 
         answer = gateway.ask("POST", "/v1/tokens", {"credential": credential.decode("ascii", "replace")})
         if not isinstance(answer, dict) or answer.get("nonce") != nonce:
             raise GatewayAway(f"{gateway.address} answers another request")
-        if not answer.get("gpu_type"):
-            answer["gpu_type"] = gpu_type_of(node) if node else ""
         return Grant.from_document(answer, access.job_id, access.attempt)
     except TooOften as error:
         raise GatewayAway(str(error)) from None
@@ -77,8 +75,8 @@ def ask_for_grant(access: GatewayAccess, gateway: Gateway, socket: Path | None, 
 class Credentials:
     """The token of this process; several threads may use it."""
 
-    def __init__(self, access: GatewayAccess, node: str = "") -> None:
-        self._access, self._node = access, node
+    def __init__(self, access: GatewayAccess) -> None:
+        self._access = access
         self._grant = access.grant
         self._refused = False
         """The newest token takes a refused one's place, and has not been accepted yet."""
@@ -95,7 +93,7 @@ class Credentials:
             if self._grant is None:
                 if not self._asked_slurm:
                     self._socket, self._asked_slurm = munge_socket(), True
-                self._grant = ask_for_grant(self._access, gateway, self._socket, self._node)
+                self._grant = ask_for_grant(self._access, gateway, self._socket)
             return self._grant
 
     def accepted(self) -> None:
@@ -132,8 +130,10 @@ def environment_of_ranks(environ: Mapping[str, str], *, patience_s: float) -> tu
         while True:
             tries += 1
             try:
-                grant = ask_for_grant(access, gateway, socket, environ.get("SLURMD_NODENAME", ""))
-                return grant.to_environment(), ""
+                grant = ask_for_grant(access, gateway, socket)
+                node = environ.get("SLURMD_NODENAME", "")
+                kind = grant.gpu_type or (gpu_type_of(node) if node else "")
+                return replace(grant, gpu_type=kind).to_environment(), ""
             except GatewayAway as error:
                 if tries >= len(access.addresses) and time.monotonic() >= deadline:
                     return {}, str(error)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -63,7 +62,7 @@ class Publisher:
         interval_s: float | None = None,
         introduction: Introduction | None = None,
     ) -> None:
-        credentials = Credentials(access, os.environ.get("SLURMD_NODENAME", ""))
+        credentials = Credentials(access)
         self._gateway = JobGateway(Gateway(access.addresses, access.ca), credentials)
         self._orders = JobGateway(Gateway(access.addresses, access.ca), credentials)
         self._collect = collect

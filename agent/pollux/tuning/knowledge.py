@@ -19,7 +19,6 @@ from typing import Any
 
 from pollux.goodput import BatchLimits, ThroughputParams
 from pollux.slurm_job.access import GatewayAccess
-from pollux.slurm_job.allocation import gpu_type_of
 from pollux.tuning.prior import Prior
 from pollux.tuning.profile import StepProfile
 
@@ -43,16 +42,13 @@ def _shapes(model: Any) -> Iterable[tuple[str, list[int], str, bool]]:
         yield name, list(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad)
 
 
-def gpu_type(device: Any, access: GatewayAccess | None, environ: Mapping[str, str] = os.environ) -> str:
+def gpu_type(device: Any, access: GatewayAccess | None) -> str:
     """The GPU type that step times belong to; empty for a CPU.
 
-    Slurm's name of it, else the device's own.
+    Slurm's name of it where `pollux run` knows it, else the device's own.
     """
-    if access is not None:
-        node = environ.get("SLURMD_NODENAME", "")
-        named = access.grant.gpu_type if access.grant is not None else gpu_type_of(node) if node else ""
-        if named:
-            return named
+    if access is not None and access.grant is not None and access.grant.gpu_type:
+        return access.grant.gpu_type
     if device.type != "cuda":
         return ""
     import torch  # noqa: PLC0415 - only a training that has torch has such a device

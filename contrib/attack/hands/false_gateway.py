@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 
 def serve(host: str, port: int, seconds: float, tls: Sequence[str]) -> None:
-    """Take connections until a request with a body has come, and print it as JSON."""
+    """Take connections until a request has come; print it as JSON."""
     listener = socket.create_server((host, port))
     print(listener.getsockname()[1], flush=True)
     end, received = time.monotonic() + seconds, b""
@@ -48,7 +48,7 @@ def agent(url: str, job_id: int, *, unchecked: bool) -> None:
         ssl.create_default_context = lambda **_: ssl._create_unverified_context()
     access = GatewayAccess((url,), "", job_id, 0)
     try:
-        credentials.ask_for_grant(access, gateway.Gateway([url]), munge_socket(), "")
+        credentials.ask_for_grant(access, gateway.Gateway([url]), munge_socket())
         print("has a token", flush=True)
     except gateway.GatewayError as error:
         print(f"{type(error).__name__}: {error}", flush=True)

@@ -129,7 +129,10 @@ class Flood:
         token: str | None,
         body: str = "",
     ) -> None:
-        """Send a request again and again; None: a token that nobody gave out, another one each time."""
+        """Send a request again and again.
+
+        Without a token: each with another one, which nobody gave out.
+        """
         while time.monotonic() < self.end:
             shown = f"U.1.{secrets.token_urlsafe(32)}" if token is None else token
             head = f"Host: x\r\nAuthorization: Bearer {shown}\r\nContent-Length: {len(body)}"

@@ -1,4 +1,4 @@
-"""polluxctl of ordinary users, by a real gateway, on a real Slurm, munge and Postgres."""
+"""polluxctl of ordinary users, with real gateway, Slurm and munge."""
 
 from __future__ import annotations
 

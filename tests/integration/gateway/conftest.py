@@ -1,4 +1,4 @@
-"""The session's private Postgres, and a gateway in this process, with a cluster name for each test."""
+"""The session's Postgres, and a gateway in this process."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def serving(
 
 
 def token_of(records: Any, job_id: int, *, attempt: int = 0, uid: int = 1000) -> str:
-    """Give out a token of an attempt, as the gateway does once munge has shown the user."""
+    """Give out a token of an attempt, as for a credential."""
     text = f"J.{job_id}.{attempt}.{secrets.token_urlsafe(32)}"
     records.issue(Holder(uid, job_id, attempt), hashlib.sha256(text.encode()).digest())
     return text

@@ -152,21 +152,18 @@ def test_one_token_is_shown_on_few_connections(records, cluster, store, seen):
         assert callers[2].ask("POST", "/v1/report", payload())[0] == 204
 
 
-def test_many_bad_tokens_of_an_address_leave_known_tokens_their_way(records, cluster, store, seen):
+def test_many_bad_tokens_of_an_address_leave_good_tokens_their_way(records, cluster, store, seen):
+    """Users share addresses: a gateway that refuses an address shuts them out."""
     store.sync_jobs([seen(7)])
     with serving(records, cluster=cluster) as url:
-        known = Caller(url, token_of(records, 7))
+        known, new = Caller(url, token_of(records, 7)), Caller(url, token_of(records, 7))
         assert known.ask("POST", "/v1/report", payload())[0] == 204
-        codes = set()
         flood = Caller(url)
-        for number in range(1000):
+        for number in range(200):
             flood.token = f"J.7.0.{number:043d}"
-            codes.add(flood.code("GET", "/v1/orders"))
-            if (503, "unavailable") in codes:
-                break
-        assert codes == {(401, "token-refused"), (503, "unavailable")}, "the database is asked no more"
+            assert flood.code("GET", "/v1/orders") == (401, "token-refused")
         assert known.ask("POST", "/v1/report", payload())[0] == 204
-        assert known.ask("GET", "/v1/orders")[0] == 200
+        assert new.ask("GET", "/v1/orders")[0] == 200
 
 
 def test_the_same_bad_token_is_looked_up_once(records, cluster):

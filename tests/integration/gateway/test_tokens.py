@@ -153,14 +153,12 @@ def test_a_user_of_polluxctl_gets_a_token_for_questions(url, credential, ada):
     assert user.code("POST", "/v1/report", payload()) == (401, "token-refused")
 
 
-def test_many_credentials_that_are_no_good_leave_known_tokens_their_way(url, credential, ada):
-    _, answer = Caller(url).ask("POST", "/v1/tokens", credential(ADA, attempt=1))
-    flood, codes = Caller(url), set()
-    for _ in range(1000):
-        codes.add(flood.code("POST", "/v1/tokens", {"credential": "MUNGE:AwQDAAD:"}))
-        if (503, "unavailable") in codes:
-            break
-    assert codes == {(401, "token-refused"), (503, "unavailable")}
+def test_many_credentials_that_are_no_good_leave_good_ones_their_way(url, credential, ada):
+    flood = Caller(url)
+    for _ in range(200):
+        assert flood.code("POST", "/v1/tokens", {"credential": "MUNGE:AwQDAAD:"}) == (401, "token-refused")
+    status, answer = Caller(url).ask("POST", "/v1/tokens", credential(ADA, attempt=1))
+    assert status == 200
     assert Caller(url, answer["token"]).ask("POST", "/v1/report", payload())[0] == 204
 
 

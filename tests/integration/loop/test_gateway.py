@@ -124,3 +124,27 @@ def test_sigusr1_is_the_users_in_a_pollux_job_too(loop: Loop) -> None:
     loop.until(lambda: "SIGUSR1: checkpoint of step" in log.read_text(), why="the save")
     assert loop.job(job_id).state is JobState.RUNNING, "Slurm ends the job at its time limit"
     assert "ended by SIGUSR1" not in log.read_text()
+
+
+HIDING = """\
+#!/bin/sh
+# A container without munge: neither its socket nor Slurm's configuration is there.
+exec unshare --mount sh -c 'mount -t tmpfs none {munge} && mount -t tmpfs none {etc} && exec "$@"' sh "$@"
+"""
+
+
+def test_ranks_in_a_container_without_munge_report_by_the_launchers_token(loop: Loop, scratch: Path) -> None:
+    container = scratch / "hiding"
+    munge = loop.cluster.directory / "munge"
+    container.write_text(HIDING.format(munge=munge, etc=loop.cluster.slurm_conf.parent))
+    container.chmod(0o755)
+    words = "--epochs 8 --alpha 0.03 --beta 0.0005 --sync 0.01 0.02"
+    job_id = loop.sbatch(
+        "contained",
+        f"pollux run --container {container} contrib/examples/digits_mlp.py {words}",
+        directive="#POLLUX max-gpus=1 resize=requeue",
+    )
+    loop.until(lambda: loop.store.reports().get(job_id), why="a report")
+    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+    assert loop.job(job_id).state is JobState.COMPLETED
+    assert "no token" not in (loop.folder / "contained.log").read_text()

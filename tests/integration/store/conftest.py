@@ -14,7 +14,7 @@ from contrib.devcluster.postgres import DevPostgres
 from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.gateway.messages import Acknowledgement, Report, Training
 from polluxd.gateway.orders import answer_of
-from polluxd.gateway.records import Holder
+from polluxd.gateway.records import Holder, SentReport
 from polluxd.store import Store
 from polluxd.store.gateway import GatewayStore
 from tests.integration.gateway.serving import serving, token_of
@@ -84,7 +84,7 @@ class RefusedByStore(Exception):
 
 
 class Agent:
-    """What an agent reaches through the gateway: its models, and its statements with its rights."""
+    """What an agent reaches through the gateway: models and statements."""
 
     def __init__(
         self,
@@ -102,7 +102,9 @@ class Agent:
     def publish(self, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Store a report; return the orders."""
         report = Report.model_validate_json(json.dumps(payload() if body is None else body))
-        self._must(self._records.store_report(self.holder, report.at, report.row()))
+        (refusal,) = self._records.store_reports([SentReport(self.holder, report.at, report.row())])
+        if refusal is not None:
+            raise RefusedByStore(refusal)
         return self.instructions()
 
     def instructions(self) -> dict[str, Any]:
@@ -126,11 +128,6 @@ class Agent:
             raise RefusedByStore(found)
         return found
 
-    @staticmethod
-    def _must(refusal: str | None) -> None:
-        if refusal is not None:
-            raise RefusedByStore(refusal)
-
 
 @pytest.fixture
 def agent(postgres: DevPostgres, records: GatewayStore) -> Callable[..., Agent]:
@@ -147,7 +144,7 @@ def report() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def access_for(records: GatewayStore, cluster: str) -> Iterator[Callable[..., GatewayAccess]]:
-    """Makes access of attempts to a gateway of this test, with a token; polluxd knows their jobs."""
+    """Makes access of attempts to a gateway of this test, with a token."""
     with serving(records, cluster=cluster) as url:
 
         def make(

@@ -1,4 +1,4 @@
-"""What an attempt can and cannot store and read, by the gateway's statements."""
+"""What an attempt can store and read, by the gateway's statements."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def former(postgres):
 
 
 def pollux_schema(postgres, database):
-    """The schema `pollux` alone, with rights; the order of GRANTs tells nothing."""
+    """The lines of schema `pollux`; the order of GRANTs tells nothing."""
     lines = normalised(schema_of(postgres, database, "--schema=pollux")).splitlines()
     return sorted(line for line in lines if "ON LANGUAGE plpgsql" not in line)
 

@@ -55,7 +55,7 @@ def url(server, store):
 
 @pytest.fixture
 def access_to(server, url):
-    """Makes access of attempts to a gateway, with a token; polluxd knows their jobs."""
+    """Makes access of attempts to a gateway, with a token."""
     records = GatewayStore(server.gateway_url, "c")
 
     def make(job_id, *, attempt=0, interval=0.5):
@@ -268,7 +268,7 @@ def test_an_attempt_that_is_over_ends_its_reports_and_says_so_once(store, access
 
 
 def test_two_gateways_stand_for_each_other(server, store, access_to, training):
-    """A publisher with two addresses goes on while one gateway is away, and no order is lost."""
+    """A publisher with two addresses goes on while one gateway is away."""
     records = GatewayStore(server.gateway_url, "c")
     with serving(records, cluster="c") as stays:
         with serving(records, cluster="c") as goes:

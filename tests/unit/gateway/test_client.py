@@ -1,4 +1,4 @@
-"""Where polluxctl of ordinary users asks, and what it makes of the answers."""
+"""Where polluxctl of ordinary users asks, and what it answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Credentials:
 
 @pytest.fixture
 def gateway():
-    """A server whose answers a test lists: status and document, or a callable of the request's document."""
+    """A server whose answers a test lists: status and document."""
     answers, asked = [], []
 
     class Handler(BaseHTTPRequestHandler):

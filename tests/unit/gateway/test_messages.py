@@ -1,4 +1,4 @@
-"""What the models accept can be stored and read back; what they refuse is refused for a reason."""
+"""What the models accept can be stored and read back by polluxd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ VALUES = st.one_of(
 
 
 def stored(report: Report) -> dict:
-    """The row that Postgres returns: JSON through jsonb, with the columns of the attempt; NULL for what is missing."""
+    """The row that Postgres returns, with NULL for what is missing."""
     empty = dict.fromkeys(["noise_sqr", "noise_var", *ThroughputParams._fields])
     row = empty | json.loads(json.dumps(report.row(), allow_nan=False))
     now = rows.datetime.fromtimestamp(report.at).astimezone()

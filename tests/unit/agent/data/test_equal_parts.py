@@ -15,7 +15,7 @@ from pollux import attach
 from pollux.errors import DataError
 from pollux.loop import slips
 from tests.unit.agent.loading import DATA, loaders
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import network
 
 

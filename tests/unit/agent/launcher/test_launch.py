@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from pollux.errors import LaunchError
 from pollux.launcher import launch
 from pollux.launcher.node import KEY_VARIABLE
+from pollux.scheduler import credentials
 from pollux.slurm_job.access import TOKEN
 from pollux.slurm_job.allocation import StepAllocation
 
@@ -192,6 +194,37 @@ def test_in_a_container_srun_starts_the_python_of_the_container(
     assert (env["POLLUX_CONTAINER"], env["POLLUX_BATCH_PYTHON"]) == (container, sys.executable)
     monkeypatch.setenv("POLLUX_CONTAINER", container)
     assert batch_script("run", "/in/the/image/train.py")[0] == command
+
+
+def test_the_ranks_inherit_the_token_and_a_companions_do_not(
+    batch_script: BatchScript,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits: list[float] = []
+
+    def ask(_: Mapping[str, str], *, patience_s: float) -> tuple[dict[str, str], str]:
+        waits.append(patience_s)
+        return {TOKEN: "granted"}, ""
+
+    monkeypatch.setattr(credentials, "environment_of_ranks", ask)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command, env = batch_script("run", str(script))
+    assert env[TOKEN] == "granted"
+    assert not any("granted" in word for word in command)
+    assert batch_script("run", "--container", "apptainer exec i.sif", str(script))[1][TOKEN] == "granted"
+    assert waits == [0.0, credentials.CONTAINER_PATIENCE_S], "nobody in a container can ask later"
+    invitation = tmp_path / "companion-1.json"
+    facts = {"address": "127.0.0.1", "port": 1, "cwd": str(tmp_path), "argv": [str(script)], "secret": "s"}
+    invitation.write_text(json.dumps(facts))
+    invitation.chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    assert TOKEN not in batch_script("run", "--companion", str(invitation))[1]
+    monkeypatch.setattr(credentials, "environment_of_ranks", lambda *_, **__: ({}, "connection refused"))
+    assert TOKEN not in batch_script("run", str(script))[1]
+    assert "connection refused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("job", ["", "7"])

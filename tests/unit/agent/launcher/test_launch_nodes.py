@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -307,3 +308,11 @@ def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch
     keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
     assert len(keys) == 3
     assert node.KEY_VARIABLE not in os.environ, "workers have no use for it"
+    # `eval "$(pollux env)"` before srun.
+    token = {"token": "J.1.0." + "a" * 43}
+    job = {"POLLUX_GATEWAY": "https://g:1", "POLLUX_SUBMITTED": "1", "SLURM_JOB_ID": "1"}
+    for name, value in (job | {"POLLUX_TOKEN": json.dumps(token)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
+    assert len(keys) == 4

@@ -14,7 +14,7 @@ from pollux import attach
 from pollux.errors import LoopMistake, RankLost
 from pollux.loop import slips
 from pollux.ranks.control import OTHER_PLACE
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
 

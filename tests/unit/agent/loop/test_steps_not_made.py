@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from pollux import Job, attach
 from pollux.errors import LoopMistake
 from pollux.loop import slips
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
 NAN = float("nan")

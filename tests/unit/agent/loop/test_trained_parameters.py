@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pollux import attach
 from pollux.errors import RanksDiffer
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
 

@@ -58,7 +58,7 @@ def munge(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(credentials, "Munge", Stand)
     monkeypatch.setattr(credentials, "munge_socket", lambda: None)
-    monkeypatch.setattr(credentials, "gpu_type_of", lambda node: "")
+    monkeypatch.setattr(credentials, "gpu_type_of", {"n1": "t4"}.__getitem__)
     return Stand
 
 
@@ -178,6 +178,16 @@ def test_the_launcher_hands_its_token_to_the_ranks(gateway: FakeGateway, url: st
     JobGateway(Gateway([url]), Credentials(found)).publish({})
     assert len(gateway.credentials) == 1
     assert environment_of_ranks(environ(url) | added, patience_s=0) == (added, "")
+
+
+def test_slurm_names_the_gpu_type_where_the_gateway_does_not(gateway: FakeGateway, url: str) -> None:
+    gateway.gpu_type = ""
+    for node, kind in (("n1", "t4"), ("", "")):
+        job = environ(url, SLURMD_NODENAME=node)
+        found = read_access(job | environment_of_ranks(job, patience_s=0)[0])
+        assert found is not None
+        assert found.grant is not None
+        assert found.grant.gpu_type == kind
 
 
 def test_the_launcher_of_a_plain_job_asks_nobody(gateway: FakeGateway, url: str) -> None:
