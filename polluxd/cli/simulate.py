@@ -212,6 +212,9 @@ def simulate(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
+    daemon: Annotated[
+        bool, typer.Option("--daemon", help="policy pollux: reports go through the daemon's own checks")
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="write one page of plots")
     ] = None,
@@ -230,6 +233,7 @@ def simulate(
         kappa=known.kappa if kappa is None else checked("kappa", kappa),
         start_gpus=known.start_gpus if start_gpus is None else checked("start_gpus", start_gpus),
         remembers=priors,
+        checks_reports=daemon,
         remaining_work=remaining_work,
         remaining_work_power=known.remaining_work_power if remaining_work else 0.0,
     )
