@@ -308,10 +308,7 @@ class PolicySettings:
     starvation_bound: Annotated[Seconds | None, example(86400.0)] = None
     """A job that waits longer than this goes before all others."""
     waiting_power: Exponent = 2.0
-    """Exponent of a waiting job's slowdown in its weight: after a wait of its own length, a job weighs 2 to this power.
-
-    0 turns it off.
-    """
+    """Exponent of a waiting job's slowdown in its weight: its wait and its length over its length; 0 turns it off."""
     remaining_work_power: Exponent = -0.25
     """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
     start_gpus: StartGpus = 4

@@ -209,7 +209,7 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     if report.params is None:
         now = np.array([rates[place].steps for place in places])
     else:
-        claims = claimed(report, places, held.adaptive)
+        claims = np.maximum(claimed(report, places, held.adaptive), 1e-12)
         now = reached * claims
     bounded = np.array(_physical(places, now.tolist()))
     if np.any(bounded < now):
