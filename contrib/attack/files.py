@@ -136,6 +136,7 @@ def password_in_clear(site: Site, defended: bool) -> Outcome:
     url = re.sub(r"@127\.0\.0\.1:\d+", f"@{address}:{port}", site.cluster.database_url)
     password = re.findall(r":([^:@/]+)@", url)[0]
     config = site.folder / "remote.toml"
+    config.touch(mode=0o600)
     config.write_text(site.polluxd.config.read_text().replace(site.cluster.database_url, url))
     patch = "" if defended else BELIEVES_ANY_SERVER
     main = "\nfrom polluxd.cli.daemon import main\nmain()\n"

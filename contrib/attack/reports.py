@@ -16,12 +16,16 @@ BELIEVES = """
 from polluxd.trusted_reports import TrustedReports
 TrustedReports.trust = lambda self, reports, held, now: (dict(reports), {})
 """
+LOOKS_EVERY_8_S = """
+from polluxd.daemon import Daemon
+Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=self._moving)
+"""
 EACH_REPORT_IS_NEWS = """
 from polluxd.daemon import Daemon
 from polluxd.store import store
 store._NEWS_S = 0.02
 store.Store._news = lambda self: True
-Daemon.wait = lambda self, pause: self.store.wait(pause, for_news=True)
+Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=True)
 """
 
 
@@ -78,8 +82,7 @@ def reports_without_end(site: Site, defended: bool) -> Outcome:
         ("POST", "/v1/report", report(times={"first_step_at": now - n})) for n in range(60)
     ]
     requests += [("GET", "/v1/orders?seen=1", None)] * 60
-    quiet = _questions(site, 6.0)
-    with nullcontext() if defended else site.patched(EACH_REPORT_IS_NEWS):
+    with site.patched(LOOKS_EVERY_8_S if defended else EACH_REPORT_IS_NEWS):
         order = site.order(*requests, token=token, until_s=60.0)
         his = site.spawn(
             "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order
@@ -87,6 +90,4 @@ def reports_without_end(site: Site, defended: bool) -> Outcome:
         time.sleep(4.0)
         flooded = _questions(site, 6.0)
         his.kill()
-    return Outcome(
-        flooded > 2 * quiet + 3, f"{flooded} questions in 6 s of reports, {quiet} in 6 quiet seconds"
-    )
+    return Outcome(flooded > 5, f"{flooded} questions in 6 s of reports; a look every 8 s is due")

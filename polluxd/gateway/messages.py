@@ -103,7 +103,7 @@ class TokenAnswer(Message):
 
 
 class Params(Message):
-    """Text that munge_encode(3) made of one of the two credentials."""
+    """theta of the throughput model: seconds, and gamma without a unit."""
 
     alpha_grad: Amount
     beta_grad: Amount
