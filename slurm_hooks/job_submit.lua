@@ -212,9 +212,7 @@ end
 -- A job that is submitted from within a Pollux job inherits its variables, which would make it look like one.
 local function disinherit(job)
   for _, name in ipairs({ "POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN" }) do
-    if given((job.environment or {})[name]) then
-      job.environment[name] = ""
-    end
+    if given((job.environment or {})[name]) then job.environment[name] = "" end
   end
 end
 

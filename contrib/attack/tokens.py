@@ -185,11 +185,12 @@ def replayed(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "row 21: tokens for attempts far above the known one outlive their job")
 def attempts_ahead(site: Site, defended: bool) -> Outcome:
     """The next attempt is accepted while the job runs."""
-    with nullcontext() if defended else site.gateway.patched(without(*_NO_BOUND)):
-        _, token = _ended_job(site, attempt=1)
-        job_id = site.pollux_job("mallory")
+    _, token = _ended_job(site, attempt=1)
+    remembered = site.ask("mallory", reporting(), token=token)
+    job_id = site.pollux_job("mallory")
+    with site.gateway.patched("" if defended else without(*_NO_BOUND)):
         ahead = [site.ask("mallory", payload=site.payload(job_id, n))[0] for n in (2, 2_000_000_000)]
-        answers = ahead + site.ask("mallory", *EVERYTHING, token=token)
+        answers = remembered + ahead + site.ask("mallory", *EVERYTHING, token=token)
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 

@@ -36,7 +36,7 @@ def shape(answer: Any) -> Any:
 
 
 def conversation(url: str) -> list[Any]:
-    """Send every message that an agent has, and return the shapes of the answers."""
+    """Send every message of an agent; return the shapes of the answers."""
     stranger = Caller(url)
     answers = [stranger.ask("POST", "/v1/report", payload())]
     status, grant = stranger.ask("POST", "/v1/tokens", {"credential": CREDENTIAL})
