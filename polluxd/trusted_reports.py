@@ -184,14 +184,14 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
     """Drop fits for GPU types on which polluxd saw no progress of the job.
 
     The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
-    (`polluxd.gpu_types`). No doubt is noted: what earlier runs measured is no lie.
+    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. No doubt is noted: what earlier runs measured is no lie.
     """
     if not report.params_by_type and not report.gpu_type:
         return report
     seen = {place.gpu_type for place in history.progress.seen}
     here = history.progress.place.gpu_type
     fits = {kind: fit for kind, fit in report.params_by_type.items() if kind in seen} if len(seen) > 1 else {}
-    own = report.gpu_type if report.gpu_type in seen else here
+    own = report.gpu_type if report.gpu_type in seen or not seen else here
     return replace(report, params_by_type=fits, gpu_type=own)
 
 

@@ -83,13 +83,31 @@ def test_nothing_is_assumed_of_one_type_or_of_no_fit() -> None:
 def test_the_cycle_of_two_types_is_decided_by_type() -> None:
     """The job that is quick on a100 gets the a100 node.
 
-    Both trainings were measured on t4. One is known to be quick on a100, the other to gain nothing there.
+    Both trainings were measured on t4. One is known to be quick on a100, the other to gain nothing there. What reports
+    alone say of a type on which polluxd saw no progress does not count.
     """
     cycle = Cycle()
     first, second = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
     cycle.rows.reports[first] = replace(REPORT, params_by_type={"a100": QUICK})
     cycle.rows.reports[second] = replace(REPORT, params_by_type={"a100": THETA})
-    snapshot, plan = cycle.step()
+    snapshot, _ = cycle.step()
+    assert [job.report.assumed_types for job in snapshot.jobs] == [frozenset({"a100"})] * 2
+    known = {first: QUICK, second: THETA}
+    snapshot = replace(
+        snapshot,
+        jobs=tuple(
+            replace(
+                job,
+                report=replace(
+                    job.report,
+                    params_by_type={"t4": THETA, "a100": known[job.job_id]},
+                    assumed_types=frozenset(),
+                ),
+            )
+            for job in snapshot.jobs
+        ),
+    )
+    plan = decide(snapshot)
     assert plan.solver == "integer program"
     assert plan.of(first).placement.nodes == ("n3",)
     assert set(plan.of(second).placement.nodes) <= {"n1", "n2"}
@@ -125,7 +143,7 @@ def test_an_unknown_type_is_tried_once_and_left_when_it_disappoints() -> None:
     )
     plan = cycle.step()[1]
     assert set(plan.of(only).placement.nodes) <= {"n1", "n2"}
-    assert "assumed" not in plan.of(only).reason
+    assert "its speed on t4 is assumed" in plan.of(only).reason, "polluxd saw no progress on t4"
 
 
 def test_a_job_whose_measurements_are_forgotten_does_not_go_to_and_fro() -> None:

@@ -17,11 +17,16 @@ ROOT = Path(__file__).parents[2]
 EVERY = [mode(), *(info for section in SECTIONS for info in infos(section))]
 
 
+CERTIFICATE = ("tls_certificate", "tls_key")
+
+
 def takes(info, value):
     """Check a value by the class that declares the setting."""
     kind = SECTIONS.get(info.section, Config)
     least = {"cluster": "c"} if info.section == "slurm" else {}
     least |= {"url": "postgresql://h/d"} if info.section == "database" else {}
+    if info.key in CERTIFICATE:  # both are given, or none
+        least |= dict.fromkeys(CERTIFICATE, "/etc/pollux/gateway.pem")
     whole = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/d"}} if kind is Config else least
     return TypeAdapter(kind).validate_python({**whole, info.key: value}) is not None
 

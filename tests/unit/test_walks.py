@@ -9,21 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STEP = re.compile(r"^(?:\d+\.|   -) `([^`]+\.(?:py|sql))`: (.*)$", re.MULTILINE)
+STEP = re.compile(r"^(?:\d+\.|   -) `([^`]+\.py)`: (.*)$", re.MULTILINE)
 FUNCTION = re.compile(r"`([A-Za-z_][\w.]*)`")
 STEPS = STEP.findall((ROOT / "CONTRIBUTING.md").read_text())
 
 
 def functions(path: Path) -> set[str]:
     text = path.read_text()
-    if path.suffix == ".sql":
-        return set(re.findall(r"CREATE FUNCTION pollux\.(\w+)", text))
-    names = set()
+    names, kinds = set(), (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, kinds):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+            names |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, kinds)}
     return names
 
 

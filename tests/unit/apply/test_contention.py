@@ -187,7 +187,7 @@ def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None
     state = slurm.observe()
     waits = plain(999, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
     state = replace(state, jobs=(*state.jobs, waits))
-    contenders.choose(state, set(mine))
+    contenders.choose(contending(state, set(mine)), state.taken_at)
     assert len(contenders.jobs) == 100
     slurm.advance(2)
     released = [

@@ -44,6 +44,8 @@ def test_plan_is_the_same_whatever_the_order_of_nodes_and_jobs(snap):
 @settings(max_examples=100, deadline=None)
 @given(snapshots)
 def test_a_plan_carried_out_is_not_undone_unless_that_gains(snap):
+    # A job that waited weighs less once it holds GPUs: the objectives of the two plans could not be compared.
+    snap = replace(snap, settings=replace(snap.settings, waiting_power=0.0))
     first = decide(snap)
     after = applied(snap, first)
     second = decide(after)
