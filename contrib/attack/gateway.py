@@ -127,7 +127,7 @@ def _flood(name: str, floods: Mapping[str, int], patch: str, of: str = "") -> At
     return attempt
 
 
-_flood(
+silence = _flood(
     "row 12: 1,000 silent connections, renewed without end", {"silent": 1000, "connect": 100}, STRANGERS_STAY
 )
 _flood(
