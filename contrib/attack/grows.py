@@ -29,14 +29,14 @@ def names(site: Site, defended: bool) -> Outcome:
     )
 
 
-@attack("mallory", "row 12, during a grow: a flood of requests at the gateway, in a growth in place")
-def requests(site: Site, defended: bool) -> Outcome:
+@attack("mallory", "row 12, during a grow: 3,000 silent connections to the gateway, in a growth in place")
+def connections(site: Site, defended: bool) -> Outcome:
     if not defended:
-        return gateway.explanations(site, False)
+        return gateway.silence(site, False)
     training = site.training()
     with (
         training.growing() as move,
-        gateway.flood(site, "ask", 48, json.dumps(gateway.tokens(site)), "/v1/jobs"),
+        gateway.flood(site, "silent", 3000),
     ):
         grown = training.ended(move.id)
     lives = training.goes_on()

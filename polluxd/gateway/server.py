@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from .connections import Bounds, Entrance, Visitor, uvicorn_config
 log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
-_AT_ONCE = 32
+_AT_ONCE = 8
 """Connections that are let in before those that are open get their turn."""
 
 
@@ -53,6 +54,10 @@ class Server:
             ) from None
         for listener in self._listeners:
             listener.setblocking(False)
+            # The kernel keeps connections that send nothing to itself (tcp(7)).
+            listener.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(self.entrance.bounds.request_s)
+            )
             self._start(self._let_in(listener))
         return [listener.getsockname()[:2] for listener in self._listeners]
 

@@ -2,7 +2,7 @@
 
 python -m contrib.attack.hands.floods WHAT URL SECONDS CONNECTIONS [TOKENS [PATH]]
 
-    silent       hold connections that send nothing; make those that end again
+    silent       hold connections that send nothing or one byte; make those that end again
     slow         the same, with a byte of a header or of a body every half second
     connect      make connections and close them at once
     ask          ask for PATH without end with the TOKENS (JSON), on all connections
@@ -65,7 +65,8 @@ class Flood:
                     writer.close()
             await asyncio.sleep(0)
 
-    async def silent(self, reader: asyncio.StreamReader, _writer: asyncio.StreamWriter, _number: int) -> None:
+    async def silent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(b"G" * (number % 2))
         await reader.read()
 
     async def slow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
