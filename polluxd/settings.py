@@ -153,11 +153,11 @@ ListenAddress = Annotated[
     Expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
 ]
 MovePaths = Annotated[
-    tuple[Literal["resize", "relaunch", "requeue"], ...],
+    tuple[Literal["resize", "requeue"], ...],
     Field(strict=False),
     AfterValidator(_paths),
     Expected(
-        'each of "resize", "relaunch", "requeue" at most once, and "requeue" among them: every job can be requeued',
+        'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
         "PATHS",
     ),
 ]
@@ -346,7 +346,7 @@ class MoveSettings(_Section):
     """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
     default_resize_cost_s: Duration = 2.0
     """Expected cost of a resize in place until the job's own are measured."""
-    paths: MovePaths = ("resize", "relaunch", "requeue")
+    paths: MovePaths = ("resize", "requeue")
     """How polluxd may move running jobs. It takes the fastest path that a job supports."""
     planned_timeout_s: Seconds = 60.0
     """Longest wait for the GPUs of the target to come free."""

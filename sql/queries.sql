@@ -317,7 +317,7 @@ SET step = CAST(:step AS text),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
         SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE p.times END || jsonb_strip_nulls(
-            CASE WHEN r.path IN ('resize', 'relaunch') THEN jsonb_build_object('resize_cost', p.resize_cost)
+            CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.resize_cost)
             ELSE jsonb_build_object('restart_cost', p.restart_cost) END)
         FROM pollux.report p
         WHERE p.cluster = r.cluster AND p.job_id = r.job_id
@@ -332,7 +332,7 @@ RETURNING r.id;
 SELECT coalesce(j.user_name, '') AS user_name, count(*) AS restarts
 FROM pollux.move m
 LEFT JOIN pollux.job j ON j.cluster = m.cluster AND j.job_id = m.job_id
-WHERE m.cluster = :cluster AND m.path IN ('requeue', 'park', 'relaunch') AND (
+WHERE m.cluster = :cluster AND m.path IN ('requeue', 'park') AND (
     m.step = 'planned' OR m.times ? 'draining' AND (m.times ->> 'draining')::double precision >= :since)
 GROUP BY 1;
 
@@ -367,7 +367,7 @@ WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER 
 -- Moves within allocations: those that companions name (:ids), and those of present attempts that failed once begun.
 SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
-WHERE r.cluster = :cluster AND r.path IN ('resize', 'relaunch')
+WHERE r.cluster = :cluster AND r.path = 'resize'
   AND (r.id = ANY(CAST(:ids AS bigint[]))
        OR r.step = 'failed' AND r.times ?| ARRAY['draining', 'recruiting']
           AND j.ended_at IS NULL AND r.attempt = j.attempt)

@@ -105,7 +105,7 @@ def simulate(
         typer.Option(
             "--move-costs",
             metavar="FILE",
-            help="TOML or JSON file with the seconds of a move by path (resize, relaunch, requeue, start): jobs "
+            help="TOML or JSON file with the seconds of a move by path (resize, requeue, start): jobs "
             "then take polluxd's paths, and --restart-seconds does not count",
         ),
     ] = None,

@@ -16,7 +16,7 @@ from polluxd.errors import ConfigError
 from polluxd.model import JobState, Placement, Report
 from polluxd.slurm.protocol import SlurmJob
 
-_MEANS = paths.PathOptions(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
+_MEANS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,6 @@ class MoveCosts:
     """
 
     resize: float = 0.4
-    relaunch: float = 1.0
     requeue: float = 5.0
     start: float = 5.0
 

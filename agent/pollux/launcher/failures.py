@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import signal
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
+from pollux.errors import LEFT_STATUS, RETRY_STATUS
 from pollux.launcher.outcome import Failure, describe_status
 from pollux.launcher.state import LauncherState, StartTerms
 
-MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
@@ -47,7 +46,7 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
     odd = [
         _of_worker(terms, state, local_rank)
         for local_rank, end in state.ended.items()
-        if end.status and end.status not in MOVED and end.at < state.ended_from
+        if end.status and end.status != LEFT_STATUS and end.at < state.ended_from
     ]
     return min(odd, key=lambda failure: failure.order, default=None)
 
@@ -55,12 +54,6 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
 def node_gone(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
     """The connection to a node's launcher has ended at an unexpected time."""
     why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
-    return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
-
-
-def stuck(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
-    """A node's workers have not ended in time for a relaunch."""
-    why = "its workers did not end in time to be started again"
     return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
 
 

@@ -71,7 +71,7 @@ def mended(
         staying=state.staying - gone,
         leaving=state.leaving | (gone - state.silent),
     )
-    return gone_on, stopped, MoveNotice(0, False, gone, message.lent) if gone else None
+    return gone_on, stopped, MoveNotice(0, gone, message.lent) if gone else None
 
 
 def waits(terms: StartTerms, state: LauncherState) -> bool:

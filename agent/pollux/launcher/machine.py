@@ -10,8 +10,8 @@ ASKING     a worker ended as in a move, but this node knows of no move; it asks 
     STOPPING   a signal asks this launcher, or another's, to end; after SIGTERM workers have time to save
 
 When its workers have ended, each launcher reports its first failure to node 0. Node 0 names the earliest one as the
-cause, and decides whether all start again. On a node that a move removes, and everywhere in a relaunch, workers may end
-in any way: that is no failure.
+cause, and decides whether all start again. On a node that a move removes, workers may end in any way: that is no
+failure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from pollux.errors import STOPPED_STATUS
+from pollux.errors import LEFT_STATUS, STOPPED_STATUS
 from pollux.launcher import losses
-from pollux.launcher.failures import MOVED, asks_for_start, excused, first_failure, node_gone, stuck
+from pollux.launcher.failures import asks_for_start, excused, first_failure, node_gone
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
@@ -134,7 +134,7 @@ class _Step:
             self._begin_grace()
         elif waiting := losses.without_worker(self.terms, self.state, local_rank, end, self.now):
             self.state = waiting
-        elif end.status in MOVED and not self.terms.hub:
+        elif end.status == LEFT_STATUS and not self.terms.hub:
             # Node 0 answers by an alert, unless it has already sent the move that explains this end.
             if state.phase is Phase.TRAINING:
                 self._set(phase=Phase.ASKING)
@@ -230,13 +230,13 @@ class _Step:
         leaving = frozenset(node for node in state.staying if names[node] in message.leaving)
         if 0 in leaving:
             return f"expected {names[0]}, where rank 0 is, to stay"
-        return MoveNotice(message.move_id, message.path == "relaunch", leaving, bool(message.lent))
+        return MoveNotice(message.move_id, leaving, bool(message.lent))
 
     def _take_move(self, move: MoveNotice) -> None:
         """On node 0: rank 0 has announced a move."""
         state = self.state
         self._set(staying=state.staying - move.leaving, leaving=state.leaving | move.leaving)
-        if move.leaving or move.relaunch:
+        if move.leaving:
             names = tuple(self.terms.names[node] for node in sorted(move.leaving))
             self._set(resized=Resized(move.move_id, names))
         self.actions.append(Tell(move))
@@ -271,8 +271,6 @@ class _Step:
         if move.ends(self.terms.node) and self.state.phase in (Phase.TRAINING, Phase.ASKING):
             term_at, kill_at = clock + graces.leave, clock + 2 * graces.leave
             self._set(phase=Phase.LEAVING, term_at=term_at, kill_at=kill_at)
-            if self.terms.hub:
-                self._set(decide_by=clock + graces.relaunch)
         self.actions.append(Tell(StartGrace(move.move_id)))
 
     # -- the other launchers ----------------------------------------------------------------------------------
@@ -287,7 +285,7 @@ class _Step:
                 self._begin_grace(move_id)
             case AskForMove() if not ends:
                 self._fail()
-            case Alert() if not (ends and hub):
+            case Alert():
                 self._fail(tell=hub)
             case CanMend() | Mended() | Emptied():
                 self._of_a_loss(node, message)
@@ -297,9 +295,8 @@ class _Step:
                 self.actions.append(SignalWorkers(signal.SIGTERM))
                 self._stop(signal.SIGTERM)
             case Done(failure) if hub:
-                told = None if ends else failure
-                self._set(reports={**self.state.reports, node: told})
-                if told is not None:
+                self._set(reports={**self.state.reports, node: failure})
+                if failure is not None:
                     self._fail()
             case StartDecided(failure, again) if not hub:
                 if again is None or (self.terms.node in again.nodes and again.nodes[-1] in known):
@@ -310,9 +307,8 @@ class _Step:
         self._set(connected=state.connected - {node})
         if state.decided is not None or state.phase is Phase.STOPPING:
             return
-        relaunches = state.move is not None and state.move.relaunch
         if not self.terms.hub:
-            if state.running or relaunches:
+            if state.running:
                 self._set(lost=node_gone(self.terms, state, 0, self.now.posix))
                 self._fail()
         elif node in state.leaving:
@@ -320,7 +316,7 @@ class _Step:
             self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
         elif waiting := losses.without_node(self.terms, self.state, node, self.now):
             self.state = waiting
-        elif node in state.staying and (node not in state.reports or relaunches):
+        elif node in state.staying and node not in state.reports:
             failure = node_gone(self.terms, state, node, self.now.posix)
             self._set(reports={**state.reports, node: failure})
             self._fail()
@@ -373,20 +369,16 @@ class _Step:
         everybody, overdue = state.staying <= state.reports.keys(), self._overdue
         if not everybody and not overdue:
             return
-        relaunch = state.move is not None and state.move.relaunch
         failures = [state.reports[node] for node in state.staying & state.reports.keys()]
-        if relaunch and not everybody:
-            late = min(state.staying - state.reports.keys())
-            failures.append(stuck(self.terms, state, late, self.now.posix))
         known = [failure for failure in failures if failure is not None]
         first = min(known, key=lambda failure: failure.order, default=None)
         again = None
         asked = first is not None and asks_for_start(self.terms, state, first)
-        if relaunch if first is None else (asked or self.terms.may_restart):
+        if asked or (first is not None and self.terms.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
             if state.leaving and not overdue:
                 if state.decide_by is None:
-                    self._set(decide_by=self.now.clock + self.terms.graces.relaunch)
+                    self._set(decide_by=self.now.clock + self.terms.graces.gone)
                 return
             if everybody and state.staying <= {0, *state.connected}:
                 again = Again(tuple(sorted(state.staying)), state.resized, asked)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pollux.launcher.outcome import LONGEST, Again, Failure, is_count
 
@@ -38,8 +38,6 @@ class MoveNotice:
     """Node 0: rank 0 has announced a move."""
 
     move_id: int
-    relaunch: bool
-    """All ranks end, and the remaining nodes start theirs again."""
     leaving: frozenset[int]
     """Nodes, by number, whose ranks end for good."""
     lent: bool = False
@@ -50,7 +48,7 @@ class MoveNotice:
 
         No end of these ranks counts as a failure.
         """
-        return self.relaunch or node in self.leaving
+        return node in self.leaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +141,9 @@ LauncherMessage = (
 
 @dataclass(frozen=True, slots=True)
 class AnnounceMove:
-    """Rank 0.
-
-    These nodes' ranks, or in a relaunch all ranks, are about to end.
-    """
+    """Rank 0: these nodes' ranks are about to end."""
 
     move_id: int
-    path: Literal["resize", "relaunch"]
     leaving: tuple[str, ...]
     """Slurm's names of nodes."""
     lent: int
@@ -227,14 +221,13 @@ def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
     match raw:
         case {
             "move_id": int(move_id),
-            "relaunch": bool(relaunch),
             "leaving": [*leaving],
             "lent": bool(lent),
         }:
             nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
             # 0: no move of polluxd's, but ranks that were lost.
             if is_count(move_id) and nodes and len(leaving) <= MAX_NODES:
-                return MoveNotice(move_id, relaunch, frozenset(leaving), lent)
+                return MoveNotice(move_id, frozenset(leaving), lent)
     return None
 
 
@@ -242,11 +235,10 @@ def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
     match raw:
         case {
             "move_id": int(move_id),
-            "path": "resize" | "relaunch" as path,
             "leaving": [*leaving],
             "lent": int(lent),
         } if _names(leaving) and is_count(move_id) and is_count(lent):
-            return AnnounceMove(move_id, path, tuple(leaving), lent)
+            return AnnounceMove(move_id, tuple(leaving), lent)
     return None
 
 

@@ -5,7 +5,7 @@ Announce and AwaitLeavers. The launcher of node 0 answers Taken or Refused, and 
 `messages`). If ranks are lost, any other rank may become rank 0, also on another node. The launcher of that node then
 passes on its messages about the loss.
 
-Without an announcement, an exit status of 76 or 77 is an ordinary failure: scripts may use these statuses, too.
+Without an announcement, an exit status of 76 is an ordinary failure: scripts may use it, too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import socket
 import time
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.launcher.channel import Channel
@@ -60,23 +59,20 @@ class LauncherLine:
     def announce(
         self,
         move: int,
-        path: Literal["resize", "relaunch"],
         leaving: Collection[str],
         *,
         lent: int = 0,
     ) -> None:
-        """Announce that these nodes' ranks, or all ranks, are about to end.
+        """Announce that these nodes' ranks are about to end.
 
-        Call it before any of them does. In a relaunch all ranks end.
+        Call it before any of them does.
 
         `leaving` are Slurm's names of nodes; names outside of this step (a companion's nodes) are ignored. A move that
         removes no node (a growth) is announced, too: the launcher then forgets earlier failures. After the move, the
         job has `lent` ranks of companions. When the first rank has ended, or after `gone`, the other removed ranks have
         a few seconds to end. Raises LaunchError if the launcher refuses the move, which must then not go on.
         """
-        if path not in ("resize", "relaunch"):
-            raise LaunchError(f"expected a move by resize or relaunch, got {path!r}")
-        self._channel.send(AnnounceMove(move, path, tuple(sorted(leaving)), lent))
+        self._channel.send(AnnounceMove(move, tuple(sorted(leaving)), lent))
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while move not in self._answers:
             if not self._take(deadline):

@@ -46,8 +46,8 @@ class Graces:
         return self.sibling + self.term + 5.0
 
     @property
-    def relaunch(self) -> float:
-        """Node 0 waits for all workers to end in a relaunch."""
+    def gone(self) -> float:
+        """Node 0 waits for nodes that leave before it starts the others again."""
         return 2 * self.leave + 4.0
 
 

@@ -95,7 +95,7 @@ class Coordinator:
         if self._main:
             self.resizer.prepare()
         self.line.open(self.report, self.inbox.put, introduction, main=self._main)
-        self.resizer.acknowledge_relaunch()
+        self.resizer.acknowledge_earlier()
 
     def begin_loop(self) -> None:
         """A loop over the epochs begins; a joiner comes in here."""
@@ -228,7 +228,7 @@ class Coordinator:
                 choice = None  # chosen before memory ran out
         drain, resize = self.inbox.wanted()
         checkpoint = self.checkpointer.due()
-        if resize and self.checkpointer.sharded and not self.resizer.relaunches:
+        if resize and self.checkpointer.sharded:
             resize, asks = self._ready(resize)
             checkpoint = checkpoint or asks
         interval = self.attempt.settings.exchange_interval

@@ -221,7 +221,6 @@ class Mender:
         choice = self._training.choice_on(max(len(stay) // per_node, 1), len(stay))
         decision = ResizeDecision(
             0,
-            False,
             self._groups.generation + 1,
             stay,
             0,

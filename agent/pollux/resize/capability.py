@@ -1,4 +1,4 @@
-"""How a job can be resized: in place, by a relaunch, or only by a requeue."""
+"""How a job can be resized: in place, or only by a requeue."""
 
 from __future__ import annotations
 
@@ -27,36 +27,26 @@ INTEGRATIONS = ("huggingface", "lightning", "accelerate")
 
 
 class ResizeCapability(StrEnum):
-    """From the least to the most; the directive `#POLLUX resize=` bounds it."""
+    """The directive `#POLLUX resize=` bounds it."""
 
     REQUEUE = "requeue"
-    RELAUNCH = "relaunch"
-    """The processes start again, on the remaining nodes of the allocation."""
     IN_PLACE = "in-place"
     """The processes go on, with fewer or more ranks."""
 
 
-def least_capability(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> ResizeCapability:
-    """The capability of any loop.
+def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether any loop of this attempt may be resized in place.
 
-    It is a relaunch where `pollux run` started it in a Pollux job with checkpoints.
+    `pollux run` has to have started it, in a Pollux job with checkpoints.
     """
     if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
-        return ResizeCapability.REQUEUE
-    return lesser(ResizeCapability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
+        return False
+    return _bound(environ.get("POLLUX_RESIZE", "")) is ResizeCapability.IN_PLACE
 
 
 def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether ranks may join the job's only rank; its loop has the last word."""
-    if world.distributed:
-        return False
-    bounds = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
-    return bounds == (ResizeCapability.RELAUNCH, ResizeCapability.IN_PLACE) and not _loaded(["lightning"])
-
-
-def lesser(one: ResizeCapability, other: ResizeCapability) -> ResizeCapability:
-    """The lesser one of two."""
-    return min(one, other, key=list(ResizeCapability).index)
+    return not world.distributed and may_resize(attempt, environ) and not _loaded(["lightning"])
 
 
 def capability_of(
@@ -66,15 +56,12 @@ def capability_of(
 
     Called once, where its loop begins.
     """
-    if training.data.bound is not None:
+    if training.data.bound is not None or not may_resize(attempt, environ):
         return ResizeCapability.REQUEUE
-    least, bound = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
-    if least is not ResizeCapability.RELAUNCH or bound is not ResizeCapability.IN_PLACE:
-        return least
     obstacle = obstacle_in_place(training)
     if obstacle is not None:
-        logger.info("this job is not resized in place, but relaunched: %s", obstacle)
-        return ResizeCapability.RELAUNCH
+        logger.info("this job is not resized in place: %s", obstacle)
+        return ResizeCapability.REQUEUE
     return ResizeCapability.IN_PLACE
 
 

@@ -52,7 +52,7 @@ class ResizeState:
 
 @dataclass(frozen=True)
 class Started:
-    """A relaunch started these processes; the scheduler hears this rank."""
+    """These processes started after a shrink that rank 0 may not have acknowledged."""
 
     move: int
     answer: Answer

@@ -388,7 +388,7 @@ from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.scheduler.orders import ResizeOrder
 
 def capability(training, *_):
-    return ResizeCapability.RELAUNCH if obstacle_in_place(training) else ResizeCapability.IN_PLACE
+    return ResizeCapability.REQUEUE if obstacle_in_place(training) else ResizeCapability.IN_PLACE
 
 resizer.capability_of = capability
 loop.may_grow = lambda world, _: not world.distributed

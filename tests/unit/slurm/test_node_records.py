@@ -97,7 +97,9 @@ def test_node_states(state: str, usable: bool) -> None:
     assert found.schedulable is usable
     assert found.capacity == (4 if usable else 0)
     words = state.split("+")
-    assert found.power == ("off" if "POWERED_DOWN" in words else "booting" if "POWERING_UP" in words else "on")
+    assert found.power == (
+        "off" if "POWERED_DOWN" in words else "booting" if "POWERING_UP" in words else "on"
+    )
 
 
 @pytest.mark.parametrize(

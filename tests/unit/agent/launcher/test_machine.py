@@ -51,7 +51,6 @@ from tests.unit.agent.launcher_steps import (
     MINE,
     NODE,
     NOW,
-    RELAUNCH,
     SHRINK,
     TERM,
     end,
@@ -66,17 +65,12 @@ WORKER_ENDS = [
     *[(s, p, m, 0, p, []) for s in (HUB, NODE) for p in Phase for m in (None, SHRINK)],
     (HUB, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, None, 76, Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 77, Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, Phase.LEAVING, [Tell(StartGrace(7))]),
-    (HUB, Phase.LEAVING, RELAUNCH, 1, Phase.LEAVING, []),
     (NODE, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (NODE, Phase.TRAINING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
-    (NODE, Phase.TRAINING, None, 77, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.ASKING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.ASKING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (NODE, Phase.TRAINING, SHRINK, 76, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.TRAINING, MINE, 1, Phase.LEAVING, [Tell(StartGrace(7))]),
-    (NODE, Phase.TRAINING, RELAUNCH, 76, Phase.LEAVING, [Tell(StartGrace(7))]),
     (NODE, Phase.LEAVING, MINE, 139, Phase.LEAVING, []),
     *[(s, Phase.FAILING, None, 1, Phase.FAILING, []) for s in (HUB, NODE)],
     *[(s, Phase.STOPPING, None, 143, Phase.STOPPING, []) for s in (HUB, NODE)],
@@ -102,17 +96,14 @@ MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list
     (HUB, Phase.TRAINING, None, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, AskForMove(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, AskForMove(), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, Alert(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, Alert(), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, Done(None), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 2, Done(FAILURE), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, Done(FAILURE), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, SHRINK, 2, StartGrace(7), Phase.TRAINING, [Tell(StartGrace(7))]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(7), Phase.LEAVING, [Tell(StartGrace(7))]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(6), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 2, Left(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, True, frozenset()), Phase.TRAINING, []),
+    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, frozenset()), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, StartDecided(FAILURE, None), Phase.TRAINING, []),
     *[(HUB, Phase.FAILING, None, 1, m, Phase.FAILING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
     *[(HUB, Phase.STOPPING, None, 1, m, Phase.STOPPING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
@@ -128,7 +119,7 @@ MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list
     (NODE, Phase.TRAINING, None, 0, StartGrace(7), Phase.TRAINING, []),
     (NODE, Phase.LEAVING, MINE, 0, StartGrace(7), Phase.LEAVING, []),
     (NODE, Phase.TRAINING, None, 0, Done(FAILURE), Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, True, frozenset({7})), Phase.TRAINING, []),
+    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, frozenset({7})), Phase.TRAINING, []),
     (NODE, Phase.STOPPING, None, 0, Alert(), Phase.STOPPING, []),
 ]
 
@@ -149,24 +140,23 @@ def test_a_message_of_another_launcher(
 
 ANNOUNCED = [
     (
-        AnnounceMove(7, "resize", ("n2", "elsewhere"), 0),
+        AnnounceMove(7, ("n2", "elsewhere"), 0),
         [Tell(SHRINK), TellRank0(Taken(7))],
         Resized(7, ("n2",)),
     ),
-    (AnnounceMove(7, "relaunch", ("n2",), 0), [Tell(RELAUNCH), TellRank0(Taken(7))], Resized(7, ("n2",))),
     (
-        AnnounceMove(7, "resize", (), 2),
-        [Tell(MoveNotice(7, False, frozenset(), True)), TellRank0(Taken(7))],
+        AnnounceMove(7, (), 2),
+        [Tell(MoveNotice(7, frozenset(), True)), TellRank0(Taken(7))],
         Resized(5),
     ),
     (
-        AnnounceMove(0, "resize", (), 0),
+        AnnounceMove(0, (), 0),
         [TellRank0(Refused(0, "expected a move's number from 1, got 0"))],
         Resized(5),
     ),
-    (AnnounceMove(5, "resize", (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
+    (AnnounceMove(5, (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
     (
-        AnnounceMove(7, "resize", ("n0", "n2"), 0),
+        AnnounceMove(7, ("n0", "n2"), 0),
         [TellRank0(Refused(7, "expected n0, where rank 0 is, to stay"))],
         Resized(5),
     ),
@@ -184,14 +174,14 @@ def test_an_announcement_of_rank_0(announce: AnnounceMove, expected: list[Action
 @pytest.mark.parametrize("phase", [Phase.FAILING, Phase.STOPPING])
 def test_an_announcement_comes_too_late_where_ranks_are_being_ended(phase: Phase) -> None:
     before = in_phase(HUB, phase)
-    state, actions = run(HUB, before, FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
+    state, actions = run(HUB, before, FromRank0(AnnounceMove(7, ("n2",), 0)))
     assert actions == [TellRank0(Refused(7, "the ranks are being ended"))]
     assert state == before
     assert run(HUB, in_phase(HUB, phase, SHRINK), FromRank0(AwaitLeavers(7)))[1] == []
 
 
 def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> None:
-    announced, _ = run(HUB, fresh(HUB), FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
+    announced, _ = run(HUB, fresh(HUB), FromRank0(AnnounceMove(7, ("n2",), 0)))
     assert run(HUB, announced, FromRank0(AwaitLeavers(6)))[1] == []
     state, actions = run(HUB, announced, FromRank0(AwaitLeavers(7)))
     assert actions == [Tell(StartGrace(7))]
@@ -212,7 +202,7 @@ def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> No
 @pytest.mark.parametrize("terms", [HUB, NODE])
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_signal_stops_from_any_phase(terms: StartTerms, phase: Phase) -> None:
-    before = in_phase(terms, phase, RELAUNCH if phase is Phase.LEAVING else None)
+    before = in_phase(terms, phase, MINE if phase is Phase.LEAVING else None)
     state, actions = run(terms, before, Signalled(signal.SIGINT))
     assert state.phase is Phase.STOPPING
     assert actions == [SignalWorkers(signal.SIGINT)]
@@ -328,7 +318,7 @@ def test_rank_0_may_be_on_another_node_after_a_loss() -> None:
     said = Mended(("n1", "n2"), (), False)
     assert run(NODE, able, FromRank0(said))[1] == [Tell(said)]
     assert run(NODE, able, ABLE)[1] == [Tell(CanMend(True))]
-    _, actions = run(NODE, able, FromRank0(AnnounceMove(7, "resize", (), 0)))
+    _, actions = run(NODE, able, FromRank0(AnnounceMove(7, (), 0)))
     assert actions == [TellRank0(Refused(7, "rank 0 is on another node than at the start"))]
     # Node 0's launcher stays, without workers.
     hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(0, end(137)))
@@ -345,16 +335,16 @@ def test_a_node_whose_ranks_are_lost_leaves_the_job() -> None:
     # One was killed; the other ends, as a node has all of its ranks or none.
     hurt, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(76)))
     assert actions == [Tell(Emptied())], "it waits until the others have gone on"
-    _, actions = run(NODE, hurt, FromNode(0, MoveNotice(0, False, frozenset({NODE.node}))))
+    _, actions = run(NODE, hurt, FromNode(0, MoveNotice(0, frozenset({NODE.node}))))
     assert actions[-2:] == [Tell(Left()), Finish(Outcome(left=True))]
 
 
 def test_node_0_ends_what_hangs_on_a_node_that_the_others_have_gone_on_without() -> None:
     able, _ = run(HUB, fresh(HUB), ABLE)
     after, actions = run(HUB, able, mended("n0", "n2"))
-    assert actions == [Tell(MoveNotice(0, False, frozenset({1}))), Tell(StartGrace(0))]
+    assert actions == [Tell(MoveNotice(0, frozenset({1}))), Tell(StartGrace(0))]
     assert (after.staying, after.leaving) == ({0, 2}, {1})
-    assert parse(pack(MoveNotice(0, False, frozenset({1})))) == MoveNotice(0, False, frozenset({1}))
+    assert parse(pack(MoveNotice(0, frozenset({1})))) == MoveNotice(0, frozenset({1}))
 
 
 def test_node_0_goes_on_without_a_node_that_is_gone() -> None:

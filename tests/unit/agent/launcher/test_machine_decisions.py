@@ -50,7 +50,6 @@ from tests.unit.agent.launcher_steps import (
     MINE,
     NODE,
     NOW,
-    RELAUNCH,
     SHRINK,
     TERM,
     at,
@@ -124,28 +123,10 @@ AGAIN: list[
         None,
     ),
     (
-        "a relaunch waits for the leaver's end",
-        lambda: (
-            HUB,
-            ended(HUB, 77, 77, state=in_phase(HUB, Phase.LEAVING, RELAUNCH)),
-            [FromNode(1, Done(None))],
-        ),
-        None,
-    ),
-    (
-        "a relaunch goes on after the leaver's end",
-        lambda: (
-            HUB,
-            ended(HUB, 77, 77, state=in_phase(HUB, Phase.LEAVING, RELAUNCH)),
-            [FromNode(1, Done(None)), NodeGone(2)],
-        ),
-        ((0, 1), Resized(), False),
-    ),
-    (
         "an abort where ranks are lent",
         lambda: (
             HUB,
-            ended(HUB, 134, 0, state=replace(fresh(HUB), move=MoveNotice(7, False, frozenset(), True))),
+            ended(HUB, 134, 0, state=replace(fresh(HUB), move=MoveNotice(7, frozenset(), True))),
             BOTH_DONE,
         ),
         ((0, 1, 2), Resized(), True),
@@ -229,10 +210,8 @@ def test_a_companion_ends_with_its_parent() -> None:
 
 # -- whatever comes -------------------------------------------------------------------------------------------
 
-ends = st.builds(End, st.sampled_from([0, 1, 75, 76, 77, 134, 137]), st.just(5000.0))
-moves = st.builds(
-    MoveNotice, st.integers(1, 3), st.booleans(), st.frozensets(st.integers(1, 2)), st.booleans()
-)
+ends = st.builds(End, st.sampled_from([0, 1, 75, 76, 134, 137]), st.just(5000.0))
+moves = st.builds(MoveNotice, st.integers(1, 3), st.frozensets(st.integers(1, 2)), st.booleans())
 failures = st.none() | st.builds(
     Failure, st.floats(4000, 6000), st.integers(0, 5), st.integers(1, 255), st.just("why"), st.just("n")
 )
@@ -249,7 +228,6 @@ events = st.one_of(
             st.builds(
                 AnnounceMove,
                 st.integers(0, 3),
-                st.sampled_from(["resize", "relaunch"]),
                 st.lists(st.sampled_from(["n0", "n1", "n2", "x"])).map(tuple),
                 st.integers(0, 2),
             ),
