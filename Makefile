@@ -24,15 +24,33 @@ demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
 
-# The longest first. The integration tests mostly wait, so there is a lane more than CI has cores.
-test: setup ## everything that must hold: style, types, arrows, unit tests, real Slurm and Postgres
-	@contrib/checks/lanes.sh 3 \
-	'$(PYTHON) -m pytest tests/integration/loop' \
-	'$(PYTHON) -m pytest tests/integration --ignore tests/integration/loop' \
-	'$(PYTHON) -m pytest tests/unit/agent' \
-	'$(PYTHON) -m pytest tests/unit --ignore tests/unit/agent' \
-	'$(PYTHON) -m pytest tests/sim tests/fuzz' \
-	'make --no-print-directory --keep-going lint types'
+# One part of `make test`. pytest stops its servers after INT alone, so TERM becomes INT.
+# make's own flags are for make only: tests call make too.
+define part
+@trap 'wait $$!; exit 130' INT; trap 'kill -INT $$!; wait $$!; exit 143' TERM; \
+env --default-signal=INT -u MAKEFLAGS $(1) </dev/null & \
+status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status"; exit $$status
+endef
+
+# The longest first. The integration tests mostly wait, so one part more runs at a time than CI has cores. make shows the
+# output of a part when the part has ended.
+PARTS := test-loop test-slurm test-agent test-polluxd test-rest test-static
+test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target --keep-going $(PARTS)
+
+.PHONY: $(PARTS)
+test-loop:
+	$(call part,$(PYTHON) -m pytest tests/integration/loop)
+test-slurm:
+	$(call part,$(PYTHON) -m pytest tests/integration --ignore tests/integration/loop)
+test-agent:
+	$(call part,$(PYTHON) -m pytest tests/unit/agent)
+test-polluxd:
+	$(call part,$(PYTHON) -m pytest tests/unit --ignore tests/unit/agent)
+test-rest:
+	$(call part,$(PYTHON) -m pytest tests/sim tests/fuzz)
+test-static:
+	$(call part,make --no-print-directory --keep-going lint types docs)
 
 # The demo's time limit is for quick machines; there Slurm is what is tested.
 test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE
@@ -80,17 +98,15 @@ check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, t
 	wait $$static || status=$$?; \
 	cat "$$log"; exit $$status
 
-structure: setup ## cycles, rooms, sizes, private accesses of tests; bench-out/structure.json
+structure: setup ## cycles, rooms, lines, arguments, private accesses of tests; bench-out/structure.json
 	@$(PYTHON) contrib/checks/structure.py --list
 
-mutation: setup ## small changes to the code that the unit tests must notice, MUTANTS (12) a module; bench-out/mutation.json
-	@$(PYTHON) -m contrib.mutation --mutants $(or $(MUTANTS),12) $(ROOMS)
-
-lint: setup ## ruff format --check, ruff check, lint-imports, the prose check
+lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose and of structure's limits
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/lint-imports
 	@$(PYTHON) contrib/checks/prose.py
+	@$(PYTHON) contrib/checks/structure.py --check
 
 .PHONY: reference
 reference: setup ## what is generated from polluxd/settings.py: example configuration, polluxd.toml(5), docs/reference

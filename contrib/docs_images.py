@@ -41,12 +41,12 @@ def main() -> None:
 
 
 OBJECTIVES = {
-    "completion-time": ["--objective", "completion-time"],
-    "fair-share, power 1": ["--objective", "fair-share", "--power", "1"],
-    "fair-share, power -1": ["--objective", "fair-share", "--power", "-1"],
-    "fair-share, power -inf": ["--objective", "fair-share", "--power=-inf"],
+    "completion-time": ("completion-time", "-1"),
+    "fair-share, power 1": ("fair-share", "1"),
+    "fair-share, power -1": ("fair-share", "-1"),
+    "fair-share, power -inf": ("fair-share", "-inf"),
 }
-"""What administrator-guide/sharing.md compares, as options of `polluxctl simulate`."""
+"""What administrator-guide/sharing.md compares: objective and power of a scenario."""
 
 
 def fairness(picture: Path) -> None:
@@ -55,20 +55,12 @@ def fairness(picture: Path) -> None:
     results = {}
     with tempfile.TemporaryDirectory(prefix="pollux-images-") as folder:
         written = Path(folder) / "results.json"
-        for name, words in OBJECTIVES.items():
-            command = [
-                program,
-                "simulate",
-                "--generate",
-                "60",
-                "--hours",
-                "4",
-                "--nodes",
-                "8",
-                "--seed",
-                "1",
-                *words,
-            ]
+        scenario = Path(folder) / "scenario.toml"
+        for name, (objective, power) in OBJECTIVES.items():
+            scenario.write_text(
+                f'nodes = 8\nseed = 1\npower = {power}\npollux.objective = "{objective}"\ntrace.hours = 4\n'
+            )
+            command = [program, "simulate", "--generate", "60", "--scenario", str(scenario)]
             subprocess.run([*command, "--json", str(written)], check=True)
             results[name] = json.loads(written.read_text())["policies"]["pollux"]
     page(results, "60 generated trainings on 32 GPUs under polluxd's objectives", picture)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer.main
+from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
 
 from polluxd.cli.ctl import app as polluxctl
@@ -27,6 +29,7 @@ from polluxd.metrics.declared import (
     SLURM_CALLS,
     SLURM_RESULTS,
 )
+from polluxd.sim.cluster import Scenario
 from polluxd.store.sqlfiles import migrations
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -148,12 +151,56 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+def scenario() -> str:
+    """Return the page of the keys of a scenario file."""
+    whole = TypeAdapter(Scenario).json_schema()
+    tables = {
+        "trace": "Trace",
+        "pollux": "Knowledge",
+        "moves": "MoveCosts",
+        "cloud": "Cloud",
+        "groups": "NodeGroup",
+    }
+    lines = [
+        "# Scenario",
+        "",
+        "`polluxctl simulate --scenario FILE.toml` reads these keys. A key may be missing, unless it is required. "
+        "Times are in seconds.",
+        "",
+        *_keys({key: value for key, value in whole["properties"].items() if key not in tables}),
+    ]
+    for key, name in tables.items():
+        schema = whole["$defs"][name]
+        title = f"[[{key}]]" if key == "groups" else f"[{key}]"
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            " ".join(schema["description"].split()),
+            "",
+            *_keys(schema["properties"]),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _keys(properties: dict[str, dict[str, Any]]) -> list[str]:
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for key, schema in properties.items():
+        default = schema.get("default", "required")
+        shown = (
+            "none" if default is None else default if default == "required" else f"`{json.dumps(default)}`"
+        )
+        rows.append(f"| `{key}` | {shown} | {' '.join(schema['description'].split())} |")
+    return rows
+
+
 def _pages() -> Iterator[tuple[str, str]]:
     yield "polluxctl.md", commands(polluxctl, "polluxctl")
     yield "polluxd.md", commands(polluxd, "polluxd")
     yield "sql-functions.md", sql_functions([migration.text for migration in migrations()])
     yield "metrics.md", metrics()
     yield "examples.md", examples()
+    yield "scenario.md", scenario()
 
 
 def write() -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import make_url
 from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError
 from polluxd.model import DaemonMode
-from polluxd.setting_info import SettingInfo, expected, expected_at, infos
+from polluxd.setting_info import SettingInfo, declared, infos
 from polluxd.settings import (
     SECTIONS,
     AnswersSettings,
@@ -74,6 +74,11 @@ class Config(BaseModel):
         except ValueError as error:
             raise ValueError(f"slurm.racks: {error}") from None
         return self
+
+
+def mode() -> SettingInfo:
+    """Return the one setting outside all sections."""
+    return next(info for info in declared("", Config.model_json_schema()) if info.key == "mode")
 
 
 def load_config(path: Path | str = DEFAULT_PATH) -> Config:
@@ -145,9 +150,9 @@ def _fault(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
             told = detail["msg"].removeprefix("Value error, ")
             return f"{key}: {told}" if key else told
         case _ if info is not None:
-            return f"{key}: expected {expected_at(info.kind, where[2:])}{_came(where, document)}"
+            return f"{key}: expected {info.expected_at(where[2:])}{_came(where, document)}"
         case "enum":
-            return f"{key}: expected {expected(DaemonMode)}{_came(where, document)}"
+            return f"{key}: expected {mode().expected}{_came(where, document)}"
         case _:
             return f"{key}: expected a table, [{key}]{_came(where, document)}"
 

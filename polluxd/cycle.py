@@ -16,7 +16,9 @@ from polluxd import logs
 from polluxd.apply.allowances import allowances, targets
 from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.contention import unplaced
+from polluxd.apply.contention import contending, unplaced, with_contenders
+from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
+from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
@@ -24,8 +26,6 @@ from polluxd.apply.stuck import stuck_moves
 from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
-from polluxd.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
-from polluxd.idle_watch import note as idle_note
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
@@ -141,13 +141,16 @@ class Controller:
             )
             observed = time.perf_counter()
             plan = self._policy(snapshot, self._cache)
+            leads = acting and not settings.paused
+            contenders = contending(state, unplaced(snapshot, plan)) if leads else []
+            plan = with_contenders(plan, contenders)
             decided = time.perf_counter()
             self._confirm_lead()
             begun: list[Move] = []
-            if acting and not settings.paused:
+            if leads:
                 begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
                 open_moves += len(begun)
-            idle = self._idle.overdue(plan, state.taken_at) if acting and not settings.paused else []
+            idle = self._idle.overdue(plan, state.taken_at) if leads else []
             cycle = self._record(
                 snapshot,
                 remarked(plan, idle, state.taken_at),
@@ -174,8 +177,8 @@ class Controller:
             self._measure(snapshot, plan, state, reports, doubts, idle)
             self._decided_at = self._monotonic()
             self._occasions.decided(state, reports, begun)
-            if acting and not settings.paused:
-                self._reconciler.contenders.choose(state, unplaced(snapshot, plan))
+            if leads:
+                self._reconciler.contenders.choose(contenders, state.taken_at)
         return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
 
     def _measure(

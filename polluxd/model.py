@@ -361,7 +361,7 @@ class Move:
     cancelled_by: str = ""
     """Who took the move back (`polluxctl cancel-move`); obeyed until the job is requeued."""
     ends_at: float | None = None
-    """When Slurm would have ended the attempt that drains, by its time limit; None: unlimited, or no such attempt."""
+    """When the attempt that drains uses up its user's time limit; None: unlimited, or no such attempt."""
     nonce: str = ""
     """Random text that only the job's own agent is told: a companion job proves by it that this move ordered it."""
 

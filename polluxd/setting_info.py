@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from polluxd.errors import ConfigError
-from polluxd.settings import SECTIONS, Example, Expected, PolicySettings, RunTimeOnly, Unit
+from polluxd.settings import SECTIONS, PolicySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +19,17 @@ class SettingInfo:
 
     section: str
     key: str
-    kind: Any
-    """Its annotated type."""
-    doc: str
-    default: Any
-    """None where the setting is required; see `required`."""
+    schema: Mapping[str, Any]
+    """Its JSON schema, with the words that `polluxd.settings` adds: unit, expected, metavar, run_time_only."""
     required: bool
-    example: Any
-    """What the example file shows where the default shows too little, else None."""
-    run_time_only: str
-    """The command that sets it, where polluxd.toml may not; else empty."""
 
     @property
     def name(self) -> str:
         return f"{self.section}.{self.key}" if self.section else self.key
+
+    @property
+    def doc(self) -> str:
+        return " ".join(self.schema.get("description", "").split())
 
     @property
     def help(self) -> str:
@@ -45,42 +37,72 @@ class SettingInfo:
         return self.doc.split(". ")[0].rstrip(".")
 
     @property
+    def default(self) -> Any:
+        """As JSON has it; None where the setting is required."""
+        return self.schema.get("default", {} if self.is_table else None)
+
+    @property
+    def example(self) -> Any:
+        """What the example file shows where the default shows too little, else None."""
+        return next(iter(self.schema.get("examples", ())), None)
+
+    @property
+    def run_time_only(self) -> str:
+        """The command that sets it, where polluxd.toml may not; else empty."""
+        return str(self.schema.get("run_time_only", ""))
+
+    @property
     def expected(self) -> str:
-        return expected(self.kind)
+        """Which values it takes, in words."""
+        return _expected(self.schema)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value in `--help`."""
+        return _metavar(self.schema)
 
     @property
     def is_table(self) -> bool:
-        return table_kinds(self.kind) is not None
+        return self.type == "object"
+
+    @property
+    def is_switch(self) -> bool:
+        return self.type == "boolean"
 
     @property
     def optional(self) -> bool:
         """It may be unset."""
-        return NoneType in get_args(_metadata(self.kind)[0])
+        return {"type": "null"} in self.schema.get("anyOf", ())
+
+    @property
+    def type(self) -> str:
+        """Its JSON type, where it is set."""
+        return _type(self.schema)
+
+    @property
+    def entry_type(self) -> str:
+        """The JSON type of a table's values."""
+        return _type(_entries(self.schema))
+
+    def expected_at(self, path: tuple[int | str, ...]) -> str:
+        """Say which values it takes at `path`: of a table, an entry or its name."""
+        if not self.is_table or not path:
+            return self.expected
+        return f"{_name(self.schema)} as a name" if path[-1] == "[key]" else _expected(_entries(self.schema))
 
 
-def declared(section: str, attribute: str, kind: Any, field: FieldInfo) -> SettingInfo:
-    """Return what one field of a section declares."""
-    factory: Any = field.default_factory
-    default = factory() if factory is not None else field.default
-    said = _metadata(kind)[1]
-    return SettingInfo(
-        section=section,
-        key=field.alias or attribute,
-        kind=kind,
-        doc=" ".join((field.description or "").split()),
-        default=None if default is PydanticUndefined else default,
-        required=default is PydanticUndefined,
-        example=next((mark.value for mark in said if isinstance(mark, Example)), None),
-        run_time_only=next((mark.command for mark in said if isinstance(mark, RunTimeOnly)), ""),
+def declared(section: str, schema: Mapping[str, Any]) -> tuple[SettingInfo, ...]:
+    """Return the settings of a section's JSON schema, in the order of their declaration."""
+    return tuple(
+        SettingInfo(section, key, _resolved(inner, schema), key in schema.get("required", ()))
+        for key, inner in schema["properties"].items()
     )
 
 
 @cache
 def infos(section: str) -> tuple[SettingInfo, ...]:
-    """Return the settings of one section, in the order of their declaration."""
-    kinds = get_type_hints(SECTIONS[section], include_extras=True)
-    fields: Mapping[str, FieldInfo] = SECTIONS[section].__pydantic_fields__
-    return tuple(declared(section, name, kinds[name], field) for name, field in fields.items())
+    """Return the settings of one section."""
+    return declared(section, TypeAdapter(SECTIONS[section]).json_schema())
 
 
 @cache
@@ -93,105 +115,67 @@ def policy_info(key: str) -> SettingInfo:
     raise ConfigError(f"no setting {key!r}: there are {known}")
 
 
-def _metadata(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Split an annotated type into the type and what is said about it."""
-    if get_origin(kind) is Annotated:
-        inner, *said = get_args(kind)
-        return inner, tuple(said)
-    return kind, ()
+def _resolved(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the definition that a schema refers to into it; what the schema says itself stays."""
+    name = schema.get("$ref", "").rpartition("/")[2]
+    return {**whole["$defs"][name], **schema} if name else schema
 
 
-def table_kinds(kind: Any) -> tuple[Any, Any] | None:
-    """Return the types of names and values where `kind` is a table, else None."""
-    inner, _ = _metadata(kind)
-    origin = get_origin(inner)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        name, value = get_args(inner)
-        return name, value
-    return None
+def _choices(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas of a value that is set."""
+    return [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
 
 
-def base_type(kind: Any) -> Any:
-    """Return the plain type under annotations and `| None`."""
-    inner, _ = _metadata(kind)
-    if get_origin(inner) in (Union, UnionType):
-        return base_type(next(k for k in get_args(inner) if k is not NoneType))
-    return inner
+def _type(schema: Mapping[str, Any]) -> str:
+    return str(_choices(schema)[0].get("type", ""))
 
 
-def metavar(kind: Any) -> str:
-    """Return the word that stands for a value in `--help`."""
-    if (table := table_kinds(kind)) is not None:
-        name, value = table
-        return f"{'NAME' if name is str else metavar(name)}={metavar(value)}"
-    inner, said = _metadata(kind)
-    if get_origin(inner) in (Union, UnionType):
-        return metavar(next(k for k in get_args(inner) if k is not NoneType))
-    for mark in said:
-        if isinstance(mark, Expected):
-            return mark.metavar
-        if isinstance(mark, Unit):
-            return mark.name.upper()
-    if get_origin(inner) is Literal:
-        return "|".join(str(choice) for choice in get_args(inner))
-    return "NUMBER" if inner in (int, float) else "TEXT"
+def _entries(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a table's values."""
+    entries: Mapping[str, Any] = schema.get("additionalProperties") or next(
+        iter(schema.get("patternProperties", {}).values()), {}
+    )
+    return entries
 
 
-def expected(kind: Any) -> str:
-    """Say in words which values a type takes."""
-    inner, said = _metadata(kind)
-    for mark in said:
-        if isinstance(mark, Expected):
-            return mark.words
-    if get_origin(inner) in (Union, UnionType):
-        kinds = [expected(k) for k in get_args(inner) if k is not NoneType]
-        return " or ".join(kinds) + (", or none" if NoneType in get_args(inner) else "")
-    if (table := table_kinds(inner)) is not None:
-        name, value = table
-        return f"a table from {'names' if name is str else expected(name)} to {expected(value)}"
-    if get_origin(inner) is Literal:
-        return _one_of(get_args(inner))
-    if isinstance(inner, type) and issubclass(inner, Enum):
-        return _one_of(member.value for member in inner)
-    if inner is bool:
-        return "true or false"
-    if inner is str:
-        return "text"
-    unit = next((f" of {m.name}" for m in said if isinstance(m, Unit)), "")
-    return f"a {'whole ' if inner is int else ''}number{unit}{_range(said)}"
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema.get("expected_name", "names"))
 
 
-def _one_of(choices: Iterable[object]) -> str:
-    *most, last = (f'"{choice}"' for choice in choices)
-    return f"{', '.join(most)} or {last}" if most else last
+def _metavar(schema: Mapping[str, Any]) -> str:
+    schema = _choices(schema)[0]
+    if schema["type"] == "object":
+        return f"{schema.get('name_metavar', 'NAME')}={_metavar(_entries(schema))}"
+    if "metavar" in schema or "unit" in schema:
+        return str(schema.get("metavar") or schema["unit"].upper())
+    if "enum" in schema:
+        return "|".join(schema["enum"])
+    return "NUMBER" if schema["type"] in ("integer", "number") else "TEXT"
 
 
-def _range(said: tuple[Any, ...]) -> str:
-    bounds = []
-    for mark in said:
-        match mark:
-            case Gt(gt=low):
-                bounds.append(f"above {low}")
-            case Ge(ge=low):
-                bounds.append(f"from {low}")
-            case Lt(lt=high):
-                bounds.append(f"below {high}")
-            case Le(le=high):
-                bounds.append(f"up to {high}")
-    return "".join(f" {bound}" for bound in bounds)
+def _expected(schema: Mapping[str, Any]) -> str:
+    if "expected" in schema:
+        return str(schema["expected"])
+    if "anyOf" in schema:
+        return " or ".join(map(_expected, _choices(schema))) + ", or none"
+    if "enum" in schema:
+        *most, last = (f'"{choice}"' for choice in schema["enum"])
+        return f"{', '.join(most)} or {last}"
+    match schema["type"]:
+        case "object":
+            return f"a table from {_name(schema)} to {_expected(_entries(schema))}"
+        case "boolean":
+            return "true or false"
+        case "integer" | "number" as kind:
+            unit = f" of {schema['unit']}" if "unit" in schema else ""
+            bounds = (f" {word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema)
+            return f"a {'whole ' if kind == 'integer' else ''}number{unit}{''.join(bounds)}"
+        case _:
+            return "text"
 
 
-def expected_at(kind: Any, path: tuple[int | str, ...]) -> str:
-    """Say which values a table takes at `path`: an entry or its name."""
-    table = table_kinds(kind)
-    if table is None or not path:
-        return expected(kind)
-    return f"{expected(table[0])} as a name" if path[-1] == "[key]" else expected(table[1])
-
-
-@cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(policy_info(key).kind)
+_BOUNDS = {"exclusiveMinimum": "above", "minimum": "from", "exclusiveMaximum": "below", "maximum": "up to"}
+_POLICY = TypeAdapter(PolicySettings)
 
 
 def checked(key: str, value: object) -> Any:
@@ -202,12 +186,13 @@ def checked(key: str, value: object) -> Any:
     """
     info = policy_info(key)
     try:
-        return _adapter(key).validate_python(value)
+        return getattr(_POLICY.validate_python({key: value}), key)
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-        where = ".".join([key, *(str(part) for part in detail["loc"][:1])]) if info.is_table else key
+        path = detail["loc"][1:]
+        where = ".".join([key, *(str(part) for part in path[:1])]) if info.is_table else key
         raise ConfigError(
-            f"setting {where}: expected {expected_at(info.kind, detail['loc'])}, got {detail['input']!r}"
+            f"setting {where}: expected {info.expected_at(path)}, got {detail['input']!r}"
         ) from None
 
 
@@ -224,7 +209,7 @@ def as_json(value: Any) -> Any:
 
 
 OPTIONS: tuple[SettingInfo, ...] = tuple(
-    info for info in infos("policy") if not (info.run_time_only and base_type(info.kind) is bool)
+    info for info in infos("policy") if not (info.run_time_only and info.is_switch)
 )
 """The settings that are options of `polluxctl settings set`; `paused` has its own commands."""
 SHORT_OPTIONS: Mapping[str, list[str]] = {"power": ["-p"], "fairness_per": ["--per"]}

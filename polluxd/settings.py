@@ -5,13 +5,13 @@ else is derived from these classes: parsing (`config`), what the database may ho
 of `polluxctl settings`, error messages, the example file and the reference pages (`settings_reference`).
 
 To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.
+All that pages and messages say of a setting is in the JSON schema that pydantic makes of its class.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -37,33 +37,27 @@ from polluxd.errors import ConfigError
 from polluxd.gpu_counts import RULES, is_rule
 
 
-@plain_dataclass(frozen=True, slots=True)
-class Unit:
-    """The unit of a number, as error messages and reference pages name it."""
-
-    name: str
+def unit(name: str) -> Any:
+    """Return the annotation of a number that names its unit."""
+    return Field(json_schema_extra={"unit": name})
 
 
-@plain_dataclass(frozen=True, slots=True)
-class Expected:
-    """What a value must be, in words; `metavar` stands for it in help."""
-
-    words: str
-    metavar: str
+def expected(words: str, metavar: str) -> Any:
+    """Return the annotation that says what a value must be; `metavar` stands for it in help."""
+    return Field(json_schema_extra={"expected": words, "metavar": metavar})
 
 
-@plain_dataclass(frozen=True, slots=True)
-class Example:
-    """What the example file shows, where the default shows too little."""
-
-    value: Any
+def example(value: Any) -> Any:
+    """Return the annotation with what the example file shows, where the default shows too little."""
+    return Field(examples=[value])
 
 
-@plain_dataclass(frozen=True, slots=True)
-class RunTimeOnly:
-    """The setting is changed by `command`, never in polluxd.toml."""
+def run_time_only(command: str, **names: str) -> Any:
+    """Return the annotation of a setting that `command` changes, never polluxd.toml.
 
-    command: str
+    `names`: of a table, what its names are (`expected_name`), and what stands for one in help (`name_metavar`).
+    """
+    return Field(json_schema_extra={"run_time_only": command, **names})
 
 
 def _power(value: object) -> object:
@@ -107,56 +101,56 @@ def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), Unit("seconds")]
-Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), Unit("seconds")]
-Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), Unit("days")]
+Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("seconds")]
+Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")]
+Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("days")]
 Count = Annotated[StrictInt, Ge(0)]
-Gpus = Annotated[StrictInt, Ge(0), Unit("GPUs")]
-StartGpus = Annotated[StrictInt, Ge(1), Unit("GPUs")]
-Share = Annotated[StrictFloat, Ge(0), Le(1), Expected("a share from 0 to 1", "SHARE")]
+Gpus = Annotated[StrictInt, Ge(0), unit("GPUs")]
+StartGpus = Annotated[StrictInt, Ge(1), unit("GPUs")]
+Share = Annotated[StrictFloat, Ge(0), Le(1), expected("a share from 0 to 1", "SHARE")]
 Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
 # A weight above 1000 would leave the other jobs nothing but rounding.
-Weight = Annotated[StrictFloat, Gt(0), Le(1000), Expected("a weight above 0, up to 1000", "WEIGHT")]
-JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$"), Expected("a Slurm job id", "ID")]
+Weight = Annotated[StrictFloat, Gt(0), Le(1000), expected("a weight above 0, up to 1000", "WEIGHT")]
+JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$")]
 Power = Annotated[
     StrictFloat,
     Le(1),
     BeforeValidator(_power),
-    Expected("a number up to 1, or -inf for max-min fairness", "P"),
+    expected("a number up to 1, or -inf for max-min fairness", "P"),
 ]
 Kappa = Annotated[
     StrictFloat,
     Ge(0),
     AfterValidator(_kappa),
     BeforeValidator(_infinite),
-    Expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
+    expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
 ]
-Exponent = Annotated[StrictFloat, Ge(-4), Le(4), Expected("a number from -4 to 4", "Q")]
+Exponent = Annotated[StrictFloat, Ge(-4), Le(4), expected("a number from -4 to 4", "Q")]
 Objective = Literal["fair-share", "completion-time"]
 Owner = Literal["job", "user", "account"]
-GpuRule = Annotated[str, AfterValidator(_gpu_rule), Expected(RULES, "RULE")]
+GpuRule = Annotated[str, AfterValidator(_gpu_rule), expected(RULES, "RULE")]
 PostgresUrl = Annotated[
     str,
     AfterValidator(_postgres_url),
-    Expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
+    expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
 ]
 ClusterName = Annotated[
     str,
     StringConstraints(pattern=r"^[^:\s]{1,40}$"),
-    Expected("a name of up to 40 characters without spaces and colons", "NAME"),
+    expected("a name of up to 40 characters without spaces and colons", "NAME"),
 ]
-NodeList = Annotated[str, Expected("a node list such as n[1-8]", "NODES")]
-FilePath = Annotated[Path, Field(strict=False), Expected("the path of a file", "FILE")]
+NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
+FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
 ListenAddress = Annotated[
     str,
     AfterValidator(_listen_address),
-    Expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
+    expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
 ]
 MovePaths = Annotated[
     tuple[Literal["resize", "requeue"], ...],
     Field(strict=False),
     AfterValidator(_paths),
-    Expected(
+    expected(
         'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
         "PATHS",
     ),
@@ -173,9 +167,9 @@ class _Section(BaseModel):
 class SlurmSettings(_Section):
     """The cluster, and how polluxd talks to it."""
 
-    cluster: Annotated[ClusterName, Example("mycluster")]
+    cluster: Annotated[ClusterName, example("mycluster")]
     """ClusterName of slurm.conf."""
-    conf: Annotated[FilePath | None, Example("/etc/slurm/slurm.conf")] = None
+    conf: Annotated[FilePath | None, example("/etc/slurm/slurm.conf")] = None
     """Path of slurm.conf. Without it, Slurm's commands search for slurm.conf as usual."""
     client: Literal["auto", "scontrol", "pyslurm"] = "auto"
     """How polluxd reads Slurm. `auto` takes pyslurm where it is installed for Slurm's version, else scontrol."""
@@ -184,13 +178,13 @@ class SlurmSettings(_Section):
     lease_s: Seconds = 300.0
     """How long polluxd keeps a waiting job back at a time. Without polluxd, the job starts after this time. Where more
     jobs wait than 5 for each second of it, polluxd keeps them back for longer: a fifth of a second for each."""
-    heartbeat_file: Annotated[FilePath | None, Example("/run/polluxd/heartbeat")] = None
+    heartbeat_file: Annotated[FilePath | None, example("/run/polluxd/heartbeat")] = None
     """File that polluxd touches every cycle. The submit hook keeps jobs back only while this file is fresh."""
-    racks: Annotated[Mapping[str, NodeList], Example({"r1": "n[1-8]", "r2": "n[9-16]"})] = Field(
+    racks: Annotated[Mapping[str, NodeList], example({"r1": "n[1-8]", "r2": "n[9-16]"})] = Field(
         default_factory=dict
     )
     """Node list of each rack, for nodes that Slurm's own topology does not place."""
-    gpu_speeds: Annotated[Mapping[str, Speed], Example({"a100": 2.5, "t4": 1.0})] = Field(
+    gpu_speeds: Annotated[Mapping[str, Speed], example({"a100": 2.5, "t4": 1.0})] = Field(
         default_factory=dict
     )
     """Relative speed of each GPU type. polluxd explores a type that has no entry by trying it."""
@@ -200,12 +194,12 @@ class DatabaseSettings(_Section):
     """The connection to Postgres, and what polluxd keeps there."""
 
     address: Annotated[
-        PostgresUrl, Example("postgresql://pollux_daemon@db.example.org/pollux?sslmode=verify-full")
+        PostgresUrl, example("postgresql://pollux_daemon@db.example.org/pollux?sslmode=verify-full")
     ] = Field(alias="url", repr=False)
     """Address of the database. Keep the password in `passfile`."""
-    passfile: Annotated[FilePath | None, Example("/etc/pollux/pgpass")] = None
+    passfile: Annotated[FilePath | None, example("/etc/pollux/pgpass")] = None
     """libpq's password file, mode 0600, owned by polluxd's user."""
-    secret_file: Annotated[FilePath | None, Example("/etc/pollux/ticket.secret")] = None
+    secret_file: Annotated[FilePath | None, example("/etc/pollux/ticket.secret")] = None
     """File with the secret that signs job tickets. The prolog of every node reads the same secret."""
     connect_timeout_s: Seconds = 3.0
     """Longest wait for a connection."""
@@ -280,33 +274,36 @@ class PolicySettings:
     """Fair share: exponent p of the p-mean fitness; 1 mean, 0 geometric mean, -1 harmonic mean, -inf max-min."""
     fairness_per: Owner = "job"
     """Who has an equal share: each job, each user or each account. A user's or account's jobs divide the share."""
-    account_weights: Annotated[Mapping[str, Weight], Example({"physics": 2.0})] = field(default_factory=dict)
+    account_weights: Annotated[Mapping[str, Weight], example({"physics": 2.0})] = field(default_factory=dict)
     """Weight of an account's jobs. A job's weight is the product of all that apply; each is 1 by default."""
-    user_weights: Annotated[Mapping[str, Weight], Example({"ada": 2.0})] = field(default_factory=dict)
+    user_weights: Annotated[Mapping[str, Weight], example({"ada": 2.0})] = field(default_factory=dict)
     """Weight of a user's jobs."""
-    qos_weights: Annotated[Mapping[str, Weight], Example({"high": 4.0})] = field(default_factory=dict)
+    qos_weights: Annotated[Mapping[str, Weight], example({"high": 4.0})] = field(default_factory=dict)
     """Weight of the jobs of a Slurm QOS."""
-    job_weights: Annotated[Mapping[JobId, Weight], RunTimeOnly("polluxctl settings set --job-weight")] = (
-        field(default_factory=dict)
-    )
+    job_weights: Annotated[
+        Mapping[JobId, Weight],
+        run_time_only(
+            "polluxctl settings set --job-weight", expected_name="a Slurm job id", name_metavar="ID"
+        ),
+    ] = field(default_factory=dict)
     """Weight of one job, by job id."""
     slurm_priority: Share = 0.0
     """How much Slurm's priority weighs a job: its ratio to the median of all users' highest, to this power."""
-    paused: Annotated[StrictBool, RunTimeOnly("polluxctl pause")] = False
+    paused: Annotated[StrictBool, run_time_only("polluxctl pause")] = False
     """polluxd records decisions and starts, moves and stops nothing."""
     partial_nodes: StrictBool = False
     """Allow a multi-node job equal parts of nodes instead of whole nodes."""
-    account_ceilings: Annotated[Mapping[str, Gpus], Example({"interns": 8})] = field(default_factory=dict)
+    account_ceilings: Annotated[Mapping[str, Gpus], example({"interns": 8})] = field(default_factory=dict)
     """Most GPUs that an account's jobs hold together."""
-    user_ceilings: Annotated[Mapping[str, Gpus], Example({"bob": 4})] = field(default_factory=dict)
+    user_ceilings: Annotated[Mapping[str, Gpus], example({"bob": 4})] = field(default_factory=dict)
     """Most GPUs that a user's jobs hold together."""
-    account_guarantees: Annotated[Mapping[str, Gpus], Example({"physics": 16})] = field(default_factory=dict)
+    account_guarantees: Annotated[Mapping[str, Gpus], example({"physics": 16})] = field(default_factory=dict)
     """GPUs kept for an account's jobs whenever they can use them."""
-    user_guarantees: Annotated[Mapping[str, Gpus], Example({"ada": 4})] = field(default_factory=dict)
+    user_guarantees: Annotated[Mapping[str, Gpus], example({"ada": 4})] = field(default_factory=dict)
     """GPUs kept for a user's jobs whenever they can use them."""
     gpu_counts: GpuRule = "any"
     """Numbers of GPUs that any job may be given."""
-    starvation_bound: Annotated[Seconds | None, Example(86400.0)] = None
+    starvation_bound: Annotated[Seconds | None, example(86400.0)] = None
     """A job that waits longer than this goes before all others."""
     remaining_work_power: Exponent = -0.25
     """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""

@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from polluxd.config import Config
+from polluxd.config import mode
 from polluxd.setting_info import (
     OPTIONS,
     SHORT_OPTIONS,
     SettingInfo,
-    base_type,
-    declared,
     infos,
-    metavar,
     option_name,
 )
 from polluxd.settings import SECTIONS
@@ -31,11 +28,6 @@ polluxd's configuration: /etc/pollux/polluxd.toml, owned by root:pollux, mode 06
 A commented-out key shows its default, or an example where there is none. `polluxd check` names every fault.
 `systemctl reload polluxd` makes polluxd read the file again. Values in [policy] are defaults:
 `polluxctl settings set` overrides them at run time."""
-
-
-def mode() -> SettingInfo:
-    """Return the one setting outside all sections."""
-    return declared("", "mode", Config.model_fields["mode"].annotation, Config.model_fields["mode"])
 
 
 def in_file(section: str) -> Iterator[SettingInfo]:
@@ -198,10 +190,10 @@ def option_entries() -> str:
     """Return the entries of polluxctl(1) for the options of `settings set`."""
     lines = []
     for info in OPTIONS:
-        name, switch = option_name(info), base_type(info.kind) is bool
+        name, switch = option_name(info), info.is_switch
         names = [*SHORT_OPTIONS.get(info.key, []), name]
         names += [f"--no-{name.removeprefix('--')}"] if switch else []
-        value = "" if switch else f' " \\fI{_roff(metavar(info.kind))}\\fR"'
+        value = "" if switch else f' " \\fI{_roff(info.metavar)}\\fR"'
         lines += [".TP", ".BR " + ' ", " '.join(map(_roff, names)) + value, _roff(info.doc)]
         if info.is_table:
             lines.append("May be repeated.\n.IR NAME =\\fBnone\\fR\nremoves an entry.")

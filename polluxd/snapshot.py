@@ -10,7 +10,7 @@ from polluxd.apply.allowances import Allowances
 from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
-from polluxd.apply.startable import Standing
+from polluxd.apply.startable import LONGEST_RULE, Standing
 from polluxd.gpu_types import GpuTypes
 from polluxd.model import (
     NO_PLACEMENT,
@@ -184,7 +184,7 @@ class _Offers:
         key = partition, standing.nodes
         if key not in self._names:
             # The policy separates partitions by commas.
-            name = f"{partition} ({standing.rule})".replace(",", "+")
+            name = f"{partition[:LONGEST_RULE]} ({standing.rule})".replace(",", "+")
             taken = name in self._names.values()
             self._names[key] = f"{name} ({len(self._names) + 1})" if taken else name
         return self._names[key]
@@ -231,6 +231,10 @@ def _pin_reason(
         return f"pinned by {pinned_by}"
     if stay:
         return stay
+    if job.held_by_user:
+        return "on hold (scontrol hold): it would not start again"
+    if job.deadline is not None:
+        return "has a deadline (--deadline), by which Slurm could end it during a move"
     if not job.spec.preemptible:
         return "not preemptible (preemptible=no)"
     if report is None or report.attempt != job.restart_count or report.first_step_at is None:

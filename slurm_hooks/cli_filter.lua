@@ -1,5 +1,5 @@
 --[[
-Pollux' filter for sbatch (cli_filter/lua): a Pollux job appends to its output file.
+Pollux' filter for sbatch (cli_filter/lua): a Pollux job appends to its output file and has no deadline.
 
 Slurm empties the output file of a job that starts again after a requeue, unless it was submitted with
 --open-mode=append. slurmctld's job_submit/lua cannot set that on 22.05; the client side can. Runs in the user's own
@@ -36,9 +36,18 @@ end
 
 function pollux_pre_submit(options, pack_offset)
   local argv = options["argv"]
-  if options["type"] == "sbatch" and options["open-mode"] == nil and type(argv) == "table" and argv[1] then
+  if options["type"] == "sbatch" and type(argv) == "table" and argv[1] then
     if opts_in(argv[1]) or opts_in_by_option(options) then
-      options["open-mode"] = "append"
+      -- job_submit/lua of 22.05 does not see the deadline. "Unknown" is what sbatch has where none was given.
+      local deadline = options["deadline"]
+      if deadline ~= nil and deadline ~= "" and deadline ~= "Unknown" and deadline ~= "N/A" then
+        slurm.log_error("#POLLUX: --deadline cannot be used by a Pollux job: Slurm would end the job while it waits "
+          .. "for GPUs; give --time")
+        return slurm.ERROR
+      end
+      if options["open-mode"] == nil then
+        options["open-mode"] = "append"
+      end
     end
   end
   return slurm.SUCCESS

@@ -27,7 +27,7 @@ function pollux_companion(script)
           rest, "^companion%-of=(%d+) attempt=(%d+) move=(%d+) nonce=([0-9a-f]+)%s*$")
         if not job or #job > 15 or #attempt > 15 or #move > 15 or #nonce ~= 32 then
           return false, string.format(
-            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX, got '%s'", number, rest)
+            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX, got %s", number, pollux_quoted(rest))
         end
         found = { job = job, attempt = attempt, move = move, nonce = nonce }
       end

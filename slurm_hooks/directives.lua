@@ -4,9 +4,10 @@ Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --p
 
 local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "gpu-types", "adaptive", "preemptible", "prior", "mode", "resize", "continue" }
 
-local function quoted(text)
-  return "'" .. text .. "'"
-end
+-- Bytes of SBATCH_POLLUX and of --pollux, of one GPU type, and of all of a job's types. polluxd has the last two as well.
+local LONGEST_SOURCE, LONGEST_TYPE, LONGEST_TYPES = 1024, 64, 512
+
+local quoted = pollux_quoted
 
 local function gpu_count(text)
   local count = string.match(text, "^%d+$") and tonumber(text)
@@ -54,10 +55,13 @@ end
 
 -- Types as slurm.conf names them: each once, in order.
 local function gpu_types(text)
+  if #text > LONGEST_TYPES then
+    return nil, "a list of GPU types such as a100,h100, of at most 512 characters"
+  end
   local kinds, seen = {}, {}
   for word in string.gmatch(text .. ",", "([^,]*),") do
-    if not string.match(word, "^%w[%w_.+-]*$") or #kinds >= 16 then
-      return nil, "a list of GPU types such as a100,h100"
+    if #word > LONGEST_TYPE or not string.match(word, "^%w[%w_.+-]*$") or #kinds >= 16 then
+      return nil, "a list of GPU types such as a100,h100: at most 16, each of at most 64 characters"
     end
     if not seen[word] then
       kinds[#kinds + 1], seen[word] = word, true
@@ -206,7 +210,9 @@ function pollux_directives(script, environment, option)
   end
   for _, source in ipairs({ { "SBATCH_POLLUX", environment }, { "--pollux", option } }) do
     local where, text = source[1], source[2]
-    if text == "no" then
+    if text ~= nil and #text > LONGEST_SOURCE then
+      return false, pollux_too_long(where, text, LONGEST_SOURCE), stray, mistyped
+    elseif text == "no" then
       found, sources = nil, {}
     elseif text == "" then
       return false, where .. ": expected key=value, or yes, or no, got nothing"

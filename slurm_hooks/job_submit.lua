@@ -28,9 +28,9 @@ local NO_VAL16, NO_VAL = 65534, 4294967294
 
 -- From the folder of this file, wherever that is.
 local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
+dofile(folder .. "hostile_text.lua")
 dofile(folder .. "directives.lua")
 dofile(folder .. "companion.lua")
-dofile(folder .. "hostile_text.lua")
 dofile(folder .. "placement_options.lua")
 
 -- What squeue -o %k and scontrol show job tell of a waiting job. Of the fields that a job shows, polluxd as an Operator may
@@ -41,9 +41,13 @@ local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
 end
 
-local function quoted(text)
-  return "'" .. text .. "'"
-end
+local quoted = pollux_quoted
+
+-- Bytes of an AdminComment, which polluxd reads at each look at the queue, and options of SPANK plugins of one job.
+local LONGEST_COMMENT, MOST_OPTIONS = 2048, 1024
+-- Of a job, and CPUs of a GPU; memory of a node [MB]. No machine has as much, and polluxd reads no larger numbers.
+local MOST_COUNT, MOST_MEMORY = 65533, 999999999
+local LATEST = 99999999999 -- a time of the year 5138
 
 -- Nil for what sbatch leaves unset: Slurm says that with NO_VAL, NO_VAL16 or an empty string.
 local function given(value)
@@ -51,6 +55,11 @@ local function given(value)
     return nil
   end
   return value
+end
+
+-- Nil for memory that is unset. It has 64 bits, and Lua sees its NO_VAL as a large float.
+local function given_memory(value)
+  return given(value) and value < 2 ^ 62 and value or nil
 end
 
 -- Slurm 25.11 and newer: such a job runs again on its nodes at once after any requeue, before polluxd can place it.
@@ -93,12 +102,18 @@ local function per_gpu(job)
   local tasks = given(job.num_tasks) or (given(job.ntasks_per_node) or 1) * nodes
   local cpus = math.ceil(tasks * (given(job.cpus_per_task) or 1) / asked)
   local by_tres = given(job.cpus_per_tres) and string.match(job.cpus_per_tres, ":(%d+)$")
-  local memory = given(job.min_mem_per_node)
+  local memory = given_memory(job.min_mem_per_node)
+  if asked > MOST_COUNT or (tonumber(by_tres) or cpus) > MOST_COUNT or (memory or 0) > MOST_MEMORY then
+    return nil, string.format("a job has at most %d GPUs, %d CPUs per GPU and %d MB of memory per node: ask for less",
+      MOST_COUNT, MOST_COUNT, MOST_MEMORY)
+  end
   return {
     gpus = gpus,
     cpus = tonumber(by_tres) or cpus,
     -- Otherwise the site's DefCpuPerGPU says how many.
     cpus_asked = (by_tres or given(job.cpus_per_task)) ~= nil,
+    -- Otherwise the site's DefMemPerGPU says how much.
+    memory_asked = (memory or given_memory(job.min_mem_per_cpu) or given(job.mem_per_tres)) ~= nil,
     -- --mem-per-gpu and --mem-per-cpu follow the size by themselves; --mem=0 means all of a node
     memory = memory and memory > 0 and math.ceil(memory / math.max(math.floor(asked / nodes), 1)) or nil,
   }
@@ -176,9 +191,13 @@ local function submit_companion(job, found, config)
   return slurm.SUCCESS
 end
 
--- The value of sbatch's option --pollux, which the SPANK plugin adds; nil where it was not given. Slurm's list starts
--- at 0.
+-- The value of sbatch's option --pollux, which the SPANK plugin adds; nil where it was not given; or nil and a message.
+-- Slurm's list starts at 0, and is copied as a whole.
 local function pollux_option(job)
+  if (given(job.spank_job_env_size) or 0) > MOST_OPTIONS then
+    return nil, string.format("a job has at most %d options of SPANK plugins, this one has %d", MOST_OPTIONS,
+      job.spank_job_env_size)
+  end
   local list, index = job.spank_job_env, 0
   while type(list) == "table" and list[index] ~= nil do
     local text = string.match(list[index], "^_SLURM_SPANK_OPTION_pollux_pollux=(.*)$")
@@ -196,11 +215,18 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", hostile)
     return slurm.ERROR
   end
-  if job.script == nil then
+  local script = job.script
+  if script == nil then
     return slurm.SUCCESS -- salloc, srun: no batch script, so nothing that could be started again
   end
-  local script = pollux_head(job.script)
-  local companion, fault = pollux_companion(script)
+  local option_text, fault = pollux_option(job)
+  if fault then
+    log_user("%s", fault)
+    return slurm.ERROR
+  end
+  script = pollux_head(script)
+  local companion
+  companion, fault = pollux_companion(script)
   if companion then
     return submit_companion(job, companion, pollux_config or {})
   elseif companion == false then
@@ -208,7 +234,7 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
   local wanted, complaint, stray, mistyped = pollux_directives(
-    script, given((job.environment or {})["SBATCH_POLLUX"]), pollux_option(job))
+    script, given((job.environment or {})["SBATCH_POLLUX"]), option_text)
   if stray then
     log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
   end
@@ -262,6 +288,10 @@ function pollux_submit(job, part_list, submit_uid)
   local now = os.time()
   local begin = given(job.begin_time)
   begin = begin and begin > 0 and begin or nil
+  if begin and begin > LATEST then
+    log_user("#POLLUX: --begin is %d s after 1970, at most %d is allowed", begin, LATEST)
+    return slurm.ERROR
+  end
   local fields = { "pollux:v1", "min-gpus=" .. least }
   if wanted["max-gpus"] then
     fields[#fields + 1] = "max-gpus=" .. wanted["max-gpus"]
@@ -280,6 +310,9 @@ function pollux_submit(job, part_list, submit_uid)
   if share.cpus_asked then
     fields[#fields + 1] = "cpus-asked=yes"
   end
+  if share.memory_asked then
+    fields[#fields + 1] = "mem-asked=yes"
+  end
   if share.memory then
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end
@@ -291,7 +324,13 @@ function pollux_submit(job, part_list, submit_uid)
   if begin then
     fields[#fields + 1] = string.format("begin=%d", begin)
   end
-  job.admin_comment = table.concat(fields, " ")
+  local comment = table.concat(fields, " ")
+  if #comment > LONGEST_COMMENT then
+    log_user("#POLLUX: the directives and the options that choose nodes have %d bytes together, at most %d are allowed: "
+      .. "shorten gpu-types, --constraint, --nodelist or --exclude", #comment, LONGEST_COMMENT)
+    return slurm.ERROR
+  end
+  job.admin_comment = comment
 
   if not share.gpus then
     -- Slurm writes "gpu:N" into tres_per_node in its own form: "gres:gpu:N" up to 22.05, "gres/gpu:N" from 24.11.
@@ -318,11 +357,6 @@ function pollux_submit(job, part_list, submit_uid)
     job.comment = given(job.comment) or KEPT_BACK
   end
   return slurm.SUCCESS
-end
-
--- Nil for what an update leaves unset. Memory has 64 bits, and Lua sees its NO_VAL as a large float.
-local function given_memory(value)
-  return given(value) and value < 2 ^ 62 and value or nil
 end
 
 -- What only polluxd and administrators may change on a Pollux job. Each: does this update touch it?

@@ -6,7 +6,9 @@ each move writes another ReqNodeList, and another number and type of GPUs, into 
 ]]
 
 local NO_VAL16, NO_VAL = 65534, 4294967294
-local LONGEST_TEXT = 512
+local LONGEST_TEXT, LONGEST_TYPE = 512, 64
+-- polluxd reads at most nine digits.
+local MOST = 999999999
 
 local function given(value)
   if value == nil or value == "" or value == NO_VAL16 or value == NO_VAL then
@@ -84,7 +86,9 @@ function pollux_placement_words(job, gpu_types)
     local value, option, word, bad = entry[1](job), entry[2], entry[3], entry[4]
     if value then
       local text = type(value) == "number" and string.format("%d", value) or value
-      local wrong = #text > LONGEST_TEXT and "the text is too long" or bad and bad(text)
+      local wrong = #text > LONGEST_TEXT and "the text has " .. #text .. " bytes, at most " .. LONGEST_TEXT .. " are allowed"
+        or not bad and (tonumber(text) or 0) > MOST and "the number is above " .. MOST
+        or bad and bad(text)
       if wrong then
         return nil, option, wrong
       end
@@ -127,7 +131,9 @@ end
 function pollux_gpu_types(job, allowed)
   for _, text in ipairs({ job.tres_per_node or "", job.tres_per_job or "" }) do
     local _, kind = pollux_gpus_asked(text)
-    if kind and not allowed then
+    if kind and #kind > LONGEST_TYPE then
+      return false, "--gres names a GPU type of " .. #kind .. " characters, at most " .. LONGEST_TYPE .. " are allowed"
+    elseif kind and not allowed then
       return kind
     elseif kind and not string.find("," .. allowed .. ",", "," .. kind .. ",", 1, true) then
       return false, "--gres asks for '" .. kind .. "', which gpu-types=" .. allowed .. " leaves out"

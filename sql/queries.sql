@@ -210,11 +210,14 @@ UPDATE pollux.job SET state = 'GONE', ended_at = now(), nodes = '{}', gpus = 0
 WHERE cluster = :cluster AND ended_at IS NULL AND NOT job_id = ANY(:job_ids);
 
 -- name: record_cycle
-INSERT INTO pollux.cycle (cluster, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, snapshot,
+INSERT INTO pollux.cycle (cluster, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations,
     plan_digest)
 VALUES (:cluster, :epoch, :mode, to_timestamp(:started_at), :note, :objective, :upper_bound, :gap, :solver,
-        CAST(:durations AS jsonb), CAST(:snapshot AS jsonb), :plan_digest)
+        CAST(:durations AS jsonb), :plan_digest)
 RETURNING id;
+
+-- name: record_snapshot
+UPDATE pollux.cycle SET snapshot = CAST(:snapshot AS jsonb) WHERE id = :cycle_id AND cluster = :cluster;
 
 -- name: end_decisions
 -- Decisions on these jobs, or on all, hold no longer.

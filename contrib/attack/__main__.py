@@ -21,7 +21,7 @@ from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "transactions", "tokens", "pretences", "ranks", "files", "companions"),
-    *("reports", "shares", "output", "grows", "starts"),
+    *("reports", "shares", "output", "grows", "starts", "lengths"),
 )
 """Importing a theme adds its attacks to the list."""
 ON_LARGE_NODES = ("starts",)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevCluster
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Step
 from polluxd.slurm.protocol import SlurmJob
@@ -186,8 +187,8 @@ class Run:
         found = []
         for daemon in self.daemons:
             lines = daemon.log.read_text(errors="replace").splitlines()
-            said = [line for line in lines if "a fault in polluxd itself" in line]
-            found += [f"{daemon.name}: {line}" for line in said[:3]]
+            faulty = [line for line in lines if "a fault in polluxd itself" in line or IDLE in line]
+            found += [f"{daemon.name}: {line}" for line in faulty[:3]]
         return found
 
     def end(self) -> None:

@@ -23,7 +23,6 @@ ELSEWHERE = {
     "contrib/demo": "demo",
     "contrib/chaos": "chaos",
     "contrib/checks": "checks",
-    "contrib/mutation": "checks",
     "agent/pollux/goodput.py": "goodput",
     "agent/pollux/parameters.py": "goodput",
     "agent/pollux/fit.py": "goodput",
@@ -45,8 +44,10 @@ def covering(name: str) -> list[str]:
     """Return the existing test files and folders for one changed file."""
     path = PurePosixPath(name)
     found = []
-    if path.parts[:2] == ("tests", "unit"):
-        found = [name] if path.name.startswith("test_") else _users(path)
+    if path.parts[:2] == ("tests", "unit") and path.name.startswith("test_"):
+        found = [name]
+    elif path.parts[:2] == ("tests", "unit") or path.parent.name == "tests":
+        found = _users(path)
     elif rooms := [room for prefix, room in ELSEWHERE.items() if path.is_relative_to(prefix)]:
         found = [f"tests/unit/{rooms[0]}"]
     elif path.parts[0] == "polluxd":
@@ -61,7 +62,8 @@ def _users(path: PurePosixPath) -> list[str]:
     if path.name == "conftest.py":
         return [str(path.parent)]
     imported = re.compile(rf"(from|import) [\w.]*\b{path.stem}\b")
-    tests = (ROOT / path.parent).rglob("test_*.py")
+    folder = "tests/unit" if path.parent.name == "tests" else path.parent
+    tests = (ROOT / folder).rglob("test_*.py")
     return [str(test.relative_to(ROOT)) for test in tests if imported.search(test.read_text())]
 
 

@@ -1,10 +1,9 @@
 """Reject banned words and docstring summaries that are too long.
 
-    python contrib/checks/prose.py [--lower] [PATH ...]
+    python contrib/checks/prose.py [PATH ...]
 
 Python files are read by their docstrings, comments and strings; Markdown without its code blocks; Lua, SQL and manual
-pages as a whole. `words.txt` holds the words. `prose_left.txt` holds the violations that each folder still has. The
-check fails where a folder has more than that; `--lower` rewrites the file after some were removed.
+pages as a whole. `words.txt` holds the words.
 """
 
 from __future__ import annotations
@@ -16,15 +15,12 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = Path(__file__).with_name("words.txt")
-LEFT = Path(__file__).with_name("prose_left.txt")
-SUMMARY = 72
 SUFFIXES = (".py", ".md", ".lua", ".sql", ".1", ".5", ".7", ".8")
 FENCE = re.compile(r"^ *(```|~~~).*?^ *\1", re.MULTILINE | re.DOTALL)
 
@@ -36,11 +32,6 @@ class Violation:
     path: str
     line: int
     message: str
-
-    @property
-    def room(self) -> str:
-        """The folder that the violation is counted for."""
-        return str(Path(self.path).parent)
 
 
 def banned(listing: str) -> list[tuple[re.Pattern[str], str]]:
@@ -57,23 +48,12 @@ def banned(listing: str) -> list[tuple[re.Pattern[str], str]]:
 def check(path: str, text: str, words: list[tuple[re.Pattern[str], str]]) -> list[Violation]:
     """Return the violations in the text of one file."""
     found = []
-    python = path.endswith(".py")
-    for line, prose in _python_prose(text) if python else [(1, _markdown(path, text))]:
+    for line, prose in _python_prose(text) if path.endswith(".py") else [(1, _markdown(path, text))]:
         for pattern, advice in words:
             for match in pattern.finditer(prose):
                 where = line + prose.count("\n", 0, match.start())
                 phrase = " ".join(match[0].split())
                 found.append(Violation(path, where, f'"{phrase}" is banned; write: {advice}'))
-    if python:
-        for line, summary in _summaries(text):
-            if len(summary) > SUMMARY:
-                found.append(
-                    Violation(
-                        path,
-                        line,
-                        f"the docstring's summary has {len(summary)} characters, at most {SUMMARY}",
-                    )
-                )
     return sorted(found, key=lambda violation: violation.line)
 
 
@@ -97,14 +77,6 @@ def _python_prose(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def _summaries(text: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            documented = ast.get_docstring(node, clean=True)
-            if documented:
-                yield node.body[0].lineno, documented.splitlines()[0]
-
-
 def _markdown(path: str, text: str) -> str:
     """Blank the code blocks of a Markdown page, so that line numbers stay."""
     return FENCE.sub(lambda match: "\n" * match[0].count("\n"), text) if path.endswith(".md") else text
@@ -117,39 +89,16 @@ def files(given: list[str]) -> list[str]:
     return [name for name in sorted({*listed}) if name.endswith(SUFFIXES) and (ROOT / name).is_file()]
 
 
-def left() -> dict[str, int]:
-    """Read how many violations each folder may still have."""
-    lines = LEFT.read_text().splitlines() if LEFT.exists() else []
-    return {room: int(count) for count, room in (line.split(maxsplit=1) for line in lines)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Check the English of the repository.")
     parser.add_argument("paths", nargs="*", help="files and folders; everything by default")
-    parser.add_argument(
-        "--lower", action="store_true", help="write the counts that are left, where they fell"
-    )
     arguments = parser.parse_args()
 
     words = banned(WORDS.read_text())
     found = [v for name in files(arguments.paths) for v in check(name, (ROOT / name).read_text(), words)]
-    counts = Counter(violation.room for violation in found)
-    allowed = left()
-    if arguments.lower:
-        lower = (
-            {room: min(counts[room], allowed[room]) for room in sorted(allowed)} if LEFT.exists() else counts
-        )
-        LEFT.write_text("".join(f"{lower[room]} {room}\n" for room in sorted(lower) if lower[room]))
-        allowed = left()
-    worse = {room for room, count in counts.items() if count > allowed.get(room, 0)}
     for violation in found:
-        if violation.room in worse or arguments.paths:
-            print(f"{violation.path}:{violation.line}: {violation.message}")
-    for room in sorted(worse):
-        print(
-            f"{room}: {counts[room]} violations, {allowed.get(room, 0)} allowed (contrib/checks/prose_left.txt)"
-        )
-    sys.exit(bool(worse))
+        print(f"{violation.path}:{violation.line}: {violation.message}")
+    sys.exit(bool(found))
 
 
 if __name__ == "__main__":

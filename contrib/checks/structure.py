@@ -1,8 +1,9 @@
 """Measure how tangled the code is, and write bench-out/structure.json.
 
-    python contrib/checks/structure.py [--json FILE] [--list]
+    python contrib/checks/structure.py [--json FILE] [--list] [--check]
 
-`polluxd` and `agent/pollux` are measured together, from the syntax tree; nothing is imported.
+`polluxd` and `agent/pollux` are measured together, from the syntax tree; nothing is imported. `--check` (`make lint`)
+fails where a figure is above its limit in `limits.json`. A limit may only fall: `--lower` writes what was reached.
 
 cycles                 groups of modules that import each other, directly or through others. An import counts wherever
                        it stands: in a function, or under TYPE_CHECKING.
@@ -12,6 +13,12 @@ private_test_accesses  in tests: `other._name`, and constants of modules that a 
 longest_module         lines
 max_constructor_args   arguments of an `__init__` besides self; records (dataclasses, pydantic models) do not count
 duplicate_names        names that two classes, or two modules, share; `ONE_MEANING` names the exceptions
+test_imports           imports of one test module by another
+lines_product          lines of `polluxd` and `agent/pollux`
+lines_tests            lines of `tests`
+lines_launcher_and_ranks  lines of these two rooms of the agent
+flat_modules           modules of `polluxd` that lie in no room
+max_arguments          arguments of a function besides self and cls
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +34,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
 TESTS = ROOT / "tests"
+LIMITS = Path(__file__).with_name("limits.json")
 # Module names with one meaning in several rooms: the errors of a distribution, the fake of a protocol, the state
 # machine of a room.
 ONE_MEANING = {"errors", "fake", "machine"}
@@ -120,6 +129,26 @@ def _constant(name: str) -> bool:
     return len(name) > 1 and name.isupper()
 
 
+def crossings(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return line and name of each test module that a module imports from."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = f"{node.module}." if node.module else ""
+            names = [module[:-1], *(module + alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found += [(node.lineno, name) for name in names if _test_module(name)]
+    return found
+
+
+def _test_module(name: str) -> bool:
+    package, _, last = name.rpartition(".")
+    return last.startswith("test_") and (not package or package.startswith("tests"))
+
+
 def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield each class that has an `__init__`: its arguments, its name."""
     for node in ast.walk(tree):
@@ -128,6 +157,15 @@ def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 if isinstance(member, ast.FunctionDef) and member.name == "__init__":
                     given = member.args
                     yield len(given.posonlyargs + given.args + given.kwonlyargs) - 1, node.name
+
+
+def functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield each function: its arguments besides self and cls, its name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            names = [each.arg for each in given.posonlyargs + given.args + given.kwonlyargs]
+            yield len(names) - (names[:1] in (["self"], ["cls"])), node.name
 
 
 def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
@@ -146,10 +184,28 @@ def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
     return {name: owners for name, owners in named if len(owners) > 1}
 
 
+def lines(folder: Path) -> int:
+    """Count the lines of the Python files in a folder."""
+    return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
+
+
+def exceeded(figures: dict[str, int], limits: dict[str, int]) -> list[str]:
+    """Return a message for each figure above its limit."""
+    return [
+        f"{name} is {figures[name]}, at most {limit} (contrib/checks/limits.json): take something away"
+        for name, limit in limits.items()
+        if figures[name] > limit
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how tangled the code is.")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "structure.json")
     parser.add_argument("--list", action="store_true", help="also name the worst places")
+    parser.add_argument("--check", action="store_true", help="fail where a figure is above its limit")
+    parser.add_argument(
+        "--lower", action="store_true", help="lower each limit to the figure that was reached"
+    )
     arguments = parser.parse_args()
 
     known = modules()
@@ -162,7 +218,12 @@ def main() -> None:
     built = sorted(
         (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in constructors(tree)
     )
-    private = {path: private_accesses(ast.parse(path.read_text())) for path in sorted(TESTS.rglob("*.py"))}
+    called = sorted(
+        (count, f"{name}.{owner}") for name, tree in trees.items() for count, owner in functions(tree)
+    )
+    tested = {path: ast.parse(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
+    private = {path: private_accesses(tree) for path, tree in tested.items()}
+    crossed = {path: crossings(tree) for path, tree in tested.items()}
 
     shared = duplicates(known)
 
@@ -174,7 +235,23 @@ def main() -> None:
         "longest_module": max(lengths.values()),
         "max_constructor_args": built[-1][0],
         "duplicate_names": len(shared),
+        "test_imports": sum(map(len, crossed.values())),
+        "lines_product": sum(lengths.values()),
+        "lines_tests": lines(TESTS),
+        "lines_launcher_and_ranks": sum(
+            lines(ROOT / "agent" / "pollux" / room) for room in ("launcher", "ranks")
+        ),
+        "flat_modules": rooms["polluxd"],
+        "max_arguments": called[-1][0],
     }
+    limits = json.loads(LIMITS.read_text())
+    if arguments.lower:
+        limits = {name: min(limit, figures[name]) for name, limit in limits.items()}
+        LIMITS.write_text(json.dumps(limits, indent=2) + "\n")
+    if arguments.check:
+        above = exceeded(figures, limits)
+        print(*above, sep="\n", end="\n" if above else "")
+        sys.exit(bool(above))
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
@@ -183,15 +260,18 @@ def main() -> None:
             print("cycle:", " ".join(circle))
         for count, owner in built[-10:]:
             print(f"constructor: {count:3} {owner}")
+        for count, owner in called[-5:]:
+            print(f"function: {count:3} arguments {owner}")
         for name in sorted(lengths, key=lengths.__getitem__)[-10:]:
             print(f"module: {lengths[name]:4} lines {name}")
         for folder, count in rooms.most_common(5):
             print(f"room: {count:3} modules {folder}")
         for name, owners in shared.items():
             print(f"name: {name}: {', '.join(owners)}")
-        for path, places in private.items():
-            for line, text in places:
-                print(f"private: {path.relative_to(ROOT)}:{line}: {text}")
+        for kind, places in (("private", private), ("test import", crossed)):
+            for path, found in places.items():
+                for line, text in found:
+                    print(f"{kind}: {path.relative_to(ROOT)}:{line}: {text}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from contrib.devcluster import DevCluster, write_configuration
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
@@ -136,6 +138,11 @@ class Database:
             if point.batch_size and (not series or series[-1][1] != point.batch_size):
                 series.append((point.at, point.batch_size))
         return found
+
+    def idle_notes(self, since: float) -> list[str]:
+        """Return what polluxd's watch said since a POSIX time of GPUs that idled beside a waiting job."""
+        cycles = self._open().cycles_between(since, time.time())
+        return [cycle.note for cycle in cycles if IDLE in cycle.note]
 
     def moves(self) -> list[Move]:
         """Return the completed moves in order; a first placement is no move."""

@@ -91,6 +91,8 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
         with LiveView(stage.console, title, database.details, work.gpus) as show:
             recording = run(show, daemon.must_run)
         time.sleep(LAST_REPORT_S)
+        if idle := database.idle_notes(recording.started_at):
+            raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")
         names = {t.job_id: t.name for t in recording.tracks.values()}
         if not plain:
             daemon.write_report(stage.out, min(names), recording.started_at)

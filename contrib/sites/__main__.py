@@ -21,7 +21,7 @@ from pathlib import Path
 from contrib.devcluster import DevClusterError
 from contrib.sites.cases import CASES, Case
 from contrib.sites.place import Place, place
-from polluxd.idle_watch import PREFIX as IDLE
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.printable import printable
 
 _DISTURBED_AFTER_S = 6.0

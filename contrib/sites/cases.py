@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from contrib.sites import kept, preemption
 from contrib.sites.idle import Wish
-from contrib.sites.place import Place
+from contrib.sites.place import WATCH_S, Place
 from polluxd.model import JobState
 
 
@@ -21,8 +22,6 @@ class Case(NamedTuple):
 
 
 _LIMIT = "SBATCH --time=120"
-_WATCH_S = 6.0
-"""How long a state must last: longer than a decision and a move's first steps."""
 
 
 def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], object], rule: str) -> str:
@@ -36,7 +35,7 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1", wish=Wish(1, barred=True))
     place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}", 120)
     place.stays(
-        lambda: place.runs(running) and place.job(running).restart_count == attempt, "the training", _WATCH_S
+        lambda: place.runs(running) and place.job(running).restart_count == attempt, "the training", WATCH_S
     )
     told = place.explain(waiting)
     if place.moves(waiting):
@@ -81,73 +80,12 @@ def _limit_reached_by_others(place: Place) -> str:
     place.until(
         lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
     )
-    place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", _WATCH_S)
+    place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", WATCH_S)
     told = place.explain(waiting)
     place.command("scancel", str(plain))
     place.idle.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
     return told
-
-
-def _preempted(place: Place, how: str = "SBATCH --qos=urgent") -> str:
-    """A plain job preempts a training, which comes back without a step lost."""
-    running = place.train(
-        "trains",
-        "POLLUX min-gpus=4 max-gpus=4 resize=requeue",
-        "SBATCH --nodelist=n1",
-        wish=Wish(4, on=frozenset({"n1"})),
-    )
-    place.until(lambda: place.progress(running) > 20, "some steps")
-    urgent = place.sbatch(
-        "urgent", "sleep 15", how, "SBATCH --nodelist=n1", gpus=4, wish=Wish(4, on=frozenset({"n1"}))
-    )
-    place.until(lambda: place.runs(urgent), "the urgent job")
-    place.until(lambda: not place.runs(running), "the training's requeue")
-    told, before = place.explain(running), place.progress(running)
-    place.until(lambda: place.trains(running), "the training's return", 150)
-    if (after := place.progress(running)) < before:
-        raise AssertionError(f"work was lost: step {after:.0f} after step {before:.0f}")
-    if place.job(urgent).state is not JobState.COMPLETED:
-        raise AssertionError("the urgent job was disturbed")
-    return f"{told} It had told of step {before:.0f}, and returned with step {after:.0f}."
-
-
-def _tier_above(place: Place) -> str:
-    """A plain job of a higher PriorityTier preempts a training."""
-    with place.preempting("preempt/partition_prio"):
-        return _preempted(place, "SBATCH --partition=pollux")
-
-
-def _tier_below(place: Place) -> str:
-    """A Pollux job of a higher tier preempts one plain job.
-
-    Slurm does the same for any job of that tier.
-    """
-    with place.preempting("preempt/partition_prio"):
-        plain = [
-            place.sbatch(
-                f"plain-{n}",
-                "sleep 900",
-                f"SBATCH --nodelist={n}",
-                gpus=4,
-                wish=Wish(4, on=frozenset({n})),
-            )
-            for n in place.cluster.node_names
-        ]
-        place.until(lambda: all(map(place.runs, plain)), "the plain jobs")
-        behind = place.sbatch("behind", "sleep 900", gpus=4, wish=Wish(4))
-        first = place.sbatch(
-            "first", "sleep 900", "SBATCH --partition=pollux", "POLLUX min-gpus=4 max-gpus=4", wish=Wish(4)
-        )
-        place.until(lambda: place.runs(first), "the start of the job of the higher tier")
-        told = place.explain(first)
-        place.stays(lambda: place.runs(first), "the job of the higher tier", _WATCH_S)
-        again = [place.job(job_id).restart_count for job_id in plain]
-        if sorted(again) != [0, 0, 0, 1] or any(place.job(job_id).state.finished for job_id in plain):
-            raise AssertionError(f"plain jobs were started again {again} times")
-        if place.runs(behind):
-            raise AssertionError("the plain job of the lower tier came first")
-        return told
 
 
 def _plain_jobs_behind(place: Place) -> str:
@@ -194,7 +132,7 @@ def _plain_job_first(place: Place) -> str:
     late = place.sbatch(
         "late", "sleep 900", "SBATCH --exclude=n4", "POLLUX max-gpus=4", wish=Wish(1, barred=True)
     )
-    place.stays(lambda: not place.runs(late), "n1 is left to the plain job", _WATCH_S)
+    place.stays(lambda: not place.runs(late), "n1 is left to the plain job", WATCH_S)
     told = place.explain(late)
     place.command("scancel", str(blocks[1]))
     place.until(lambda: place.runs(first), "the plain job's start")
@@ -347,8 +285,39 @@ def _starts_within_a_type(place: Place) -> str:
     place.until(lambda: place.runs(first), "the first start")
     second = place.sbatch("second", "sleep 900", "POLLUX max-gpus=8")
     place.until(lambda: place.runs(second), "the second start")
-    place.stays(lambda: _held(place, first, second) == [{"n3": 4}, {"n4": 2}], "one node each", _WATCH_S)
+    place.stays(lambda: _held(place, first, second) == [{"n3": 4}, {"n4": 2}], "one node each", WATCH_S)
     return place.explain(first)
+
+
+def _small_jobs(place: Place, name: str, *lines: str) -> float:
+    """Start ten jobs of one GPU.
+
+    Returns the GPU-seconds that were idle beside them.
+    """
+    before = place.idle.measured.gpu_s
+    jobs = [
+        place.sbatch(f"{name}{i}", "sleep 900", "POLLUX max-gpus=1", *lines, wish=Wish(1)) for i in range(10)
+    ]
+    place.until(lambda: all(map(place.runs, jobs)), f"ten starts of {name}", 60)
+    idle = place.idle.measured.gpu_s - before
+    place.command("scontrol", "requeue", str(jobs[0]))
+    place.until(lambda: place.job(jobs[0]).restart_count and place.runs(jobs[0]), "its return", 60)
+    if held := {place.job(job).mem_per_gpu_mb for job in jobs} - {500}:
+        raise AssertionError(f"Slurm gives {held} MB with a GPU")
+    place.clear()
+    return idle
+
+
+def _default_memory(place: Place) -> str:
+    """Jobs of one GPU without a memory option start as those with one do."""
+    control = _small_jobs(place, "asks", "SBATCH --mem=500")
+    idle = _small_jobs(place, "default")
+    everything = place.sbatch("all", "sleep 900", "SBATCH --mem=0", "POLLUX max-gpus=1", wish=Wish(1))
+    beside = place.sbatch("beside", "sleep 900", "SBATCH --exclude=n1", "POLLUX max-gpus=1")
+    place.until(lambda: place.runs(everything) and place.runs(beside), "the job with all memory of a node")
+    if place.job(everything).mem_per_gpu_mb != 4000:
+        raise AssertionError(f"--mem=0 gives {place.job(everything).mem_per_gpu_mb} MB")
+    return f"ten jobs run; {idle:.1f} GPU-seconds were idle, {control:.1f} with --mem=500"
 
 
 def _never_reports(place: Place) -> str:
@@ -361,7 +330,7 @@ def _never_reports(place: Place) -> str:
     other = place.sbatch(
         "other", "sleep 900", here, "POLLUX min-gpus=3 max-gpus=3", wish=Wish(3, barred=True)
     )
-    place.stays(lambda: not place.runs(other) and place.runs(silent), "the silent job", _WATCH_S)
+    place.stays(lambda: not place.runs(other) and place.runs(silent), "the silent job", WATCH_S)
     told = place.explain(silent)
     place.command("scontrol", "requeue", str(silent))
     place.idle.admit(other)
@@ -375,16 +344,20 @@ CASES = (
     Case("maintenance every day, next in 30 minutes", _maintenance("now+30minutes", "maint", "daily")),
     Case("partition down and up", _partition_down),
     Case("GrpTRES reached by others", _limit_reached_by_others),
-    Case("QOS that preempts", _preempted),
-    Case("partition of a higher tier preempts", _tier_above),
-    Case("Pollux job preempts a partition of a lower tier", _tier_below),
+    Case("QOS that preempts", preemption.preempted),
+    Case("partition of a higher tier preempts", preemption.tier_above),
+    Case("Pollux job preempts a partition of a lower tier", preemption.tier_below),
+    Case("Pollux job preempts by QOS", preemption.qos_preempts),
     Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
     Case("plain job waits beside a training that has grown", _growth_returned),
     Case("plain jobs of lower priority wait", _plain_jobs_behind),
     Case("array of 12 with %4", _array),
     Case("license in use", _license),
+    Case("DefMemPerGPU and no memory option", _default_memory),
     Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
     Case("job that never reports", _never_reports),
+    Case("--deadline", kept.deadline),
+    Case("scontrol hold of a running training", kept.held),
     Case("--reservation", _reservation),
     Case("--exclusive", _exclusive),
     Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),

@@ -25,9 +25,14 @@ from polluxd.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 USER = "nobody"
+WATCH_S = 6.0
+"""How long a state must last: longer than a decision and a move's first steps."""
 
 _SITE = SiteLines(
     lines=(
+        # The site that the installation page advises.
+        "SelectTypeParameters=CR_Core_Memory",
+        "DefMemPerGPU=500",
         "AccountingStorageEnforce=associations,limits,qos",
         "Licenses=matlab:1",
         "PreemptType=preempt/qos",
@@ -46,9 +51,19 @@ _ACCOUNTS = (
     ("add", "account", "open"),
     ("add", "qos", "urgent", "Priority=1000", "Preempt=normal"),
     ("add", "qos", "high", "Priority=500"),
+    ("add", "qos", "scavenge"),
+    ("modify", "qos", "where", "name=normal", "set", "Preempt=scavenge"),
     ("add", "user", USER, "account=lab"),
     ("add", "user", USER, "account=open"),
-    ("modify", "user", "where", f"name={USER}", "set", "qos=normal,urgent,high", "DefaultAccount=open"),
+    (
+        "modify",
+        "user",
+        "where",
+        f"name={USER}",
+        "set",
+        "qos=normal,urgent,high,scavenge",
+        "DefaultAccount=open",
+    ),
 )
 
 

@@ -1,10 +1,10 @@
 """Let waiting Pollux jobs wait in Slurm's own queue.
 
 Slurm does not start a job that polluxd keeps back, and gives free GPUs to plain jobs of any priority. polluxd prevents
-this. If the plan has no GPUs for a Pollux job, and plain jobs wait behind it or run in a partition of a lower tier,
-polluxd ends the job's lease. Slurm then starts the job at its smallest size, in Slurm's order of tiers and priorities,
-and preempts plain jobs for it if the site allows that. polluxd keeps the job back again when there are no such plain
-jobs.
+this. If the plan has no GPUs for a Pollux job, and plain jobs wait behind it or run in a partition of a lower tier, or
+jobs run that its QOS may preempt, polluxd ends the job's lease. Slurm then starts the job at its smallest size, in
+Slurm's order of tiers and priorities, and preempts jobs for it if the site allows that. polluxd keeps the job back
+again when there are no such jobs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import NamedTuple
 
 from polluxd.apply.neighbours import rank, waiting_plain_jobs, waits
 from polluxd.apply.placed import geometry
@@ -44,10 +46,20 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     )
 
 
-def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[SlurmJob, Placement]]:
-    """Return the candidates before some plain job, and their smallest sizes.
+class Contender(NamedTuple):
+    """A waiting job that Slurm may start by itself."""
 
-    Of the nodes of such a placement, only the number matters.
+    job: SlurmJob
+    size: Placement
+    """Its smallest size. Of the nodes, only the number matters."""
+    before: str
+    """The jobs that it comes before."""
+
+
+def contending(state: ClusterState, candidates: Collection[int]) -> list[Contender]:
+    """Return the candidates that Slurm would start before other jobs.
+
+    They come before some plain job, or may preempt a job by QOS.
     """
     plain = [(rank(job, state), -job.submit_time, _reach(job, state)) for job in waiting_plain_jobs(state)]
     # A waiting job comes before a running job only by its partition's tier.
@@ -56,7 +68,11 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[S
         for job in state.jobs
         if job.spec is None and job.state is JobState.RUNNING and job.gpus_per_node_held
     ]
-    if not plain:
+    by_qos: dict[str, set[str]] = {}
+    for job in state.jobs:
+        if job.state is JobState.RUNNING and state.rules.preempts:
+            by_qos.setdefault(job.qos, set()).update(job.gpus_per_node_held)
+    if not plain and not by_qos:
         return []
     capacity = {node.name: node.gpus for node in state.nodes}  # whoever holds them
     found = []
@@ -69,13 +85,31 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[tuple[S
         if (job.begin_time or 0.0) > state.taken_at:
             continue
         mine, reach = (rank(job, state), -job.submit_time), _reach(job, state)
+        preempted = [
+            qos for qos in sorted(state.rules.preempts.get(job.qos, ())) if reach & by_qos.get(qos, set())
+        ]
+        before = f"its QOS may preempt jobs of QOS {', '.join(preempted)}" if preempted else ""
         if any(mine > (theirs, since) and reach & nodes for theirs, since, nodes in plain):
+            before = before or "plain jobs come after it"
+        if before:
             size = least_size(
                 job.spec.min_gpus, [name for name in sorted(reach) if capacity.get(name)], capacity
             )
             if size:
-                found.append((job, size))
+                found.append(Contender(job, size, before))
     return found
+
+
+def with_contenders(plan: Plan, contenders: Collection[Contender]) -> Plan:
+    """Say in the plan's reasons which jobs Slurm may start by itself."""
+    why = {
+        job.job_id: f"; Slurm may start it on {size.gpus} {'GPU' if size.gpus == 1 else 'GPUs'}: {before}"
+        for job, size, before in contenders
+    }
+    if not why:
+        return plan
+    allocations = (replace(one, reason=one.reason + why.get(one.job_id, "")) for one in plan.allocations)
+    return replace(plan, allocations=tuple(allocations))
 
 
 def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placement:
@@ -110,15 +144,14 @@ class Contenders:
         self._authorize = authorize
         self.jobs: frozenset[int] = frozenset()
 
-    def choose(self, state: ClusterState, candidates: Collection[int]) -> None:
+    def choose(self, chosen: Collection[Contender], now: float) -> None:
         """End the leases of the jobs that are to contend from now on.
 
         Every other waiting job is kept back at the next renewal.
         """
-        chosen = contending(state, candidates)
-        self.jobs = frozenset(job.job_id for job, _ in chosen)
-        for job, size in chosen:
-            if (job.eligible_time or 0.0) <= state.taken_at:
+        self.jobs = frozenset(contender.job.job_id for contender in chosen)
+        for job, size, _ in chosen:
+            if (job.eligible_time or 0.0) <= now:
                 continue
             self._authorize()
             try:

@@ -97,7 +97,7 @@ def next_action(
         case Step.DRAINING:
             return _draining(move, job, report, waited, since_try, limits)
         case Step.CHECKPOINTED:
-            return _checkpointed(move, job, waited, since_try, limits)
+            return _checkpointed(move, job, now, waited, since_try, limits)
         case Step.REQUEUED:
             return _requeued(move, job, room, now, waited, limits)
         case Step.CONFIGURED:
@@ -130,6 +130,11 @@ def _taken_back(move: Move, job: SlurmJob, forbidden: str) -> Action | None:
         return None
     if forbidden and move.revocable:
         return Withdraw(f"{forbidden}; the job could not start there", rest=False)
+    if job.state is JobState.RUNNING and move.revocable and not move.in_allocation:
+        if job.held_by_user:
+            return Withdraw("the job is on hold (scontrol hold): it would not start again", rest=False)
+        if job.deadline is not None:
+            return Withdraw("the job has a deadline: Slurm could end it before its start", rest=False)
     if move.cancelled_by and move.revocable and not move.in_allocation:
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
     return None
@@ -193,7 +198,9 @@ def _draining(
     return Remind() if since_try > REPEAT_S else Wait()
 
 
-def _checkpointed(move: Move, job: SlurmJob, waited: float, since_try: float, limits: MoveSettings) -> Action:
+def _checkpointed(
+    move: Move, job: SlurmJob, now: float, waited: float, since_try: float, limits: MoveSettings
+) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED)
     if job.state is JobState.COMPLETING:
@@ -202,6 +209,10 @@ def _checkpointed(move: Move, job: SlurmJob, waited: float, since_try: float, li
         return Fail("the job restarted before it was requeued")
     if waited > ACKNOWLEDGED_S:
         return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
+    continues = job.spec is not None and job.spec.continues
+    if move.ends_at is not None and now >= move.ends_at and not continues:
+        # Slurm ends it within a minute. A new attempt would have a whole minute once more.
+        return Fail("its time limit is used up: left to Slurm, which ends it")
     return Requeue() if since_try > REPEAT_S else Wait()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from polluxd.model import Move, Placement, Step
@@ -56,6 +57,31 @@ def ends_at(job: SlurmJob | None) -> float | None:
     return job.start_time + job.time_limit_s
 
 
+def limit_reached_at(job: SlurmJob, moves: Sequence[Move]) -> float | None:
+    """Return when the job has used up its user's time limit [POSIX s].
+
+    Slurm's limits are whole minutes: after a move Slurm grants up to a minute more than was left. The next move takes
+    these seconds off again, so that they do not add up. Returns None where `ends_at` does.
+
+    Args:
+        moves: the moves of the job, oldest first.
+    """
+    end = ends_at(job)
+    for move in reversed(moves):
+        requeued_at = move.times.get(Step.REQUEUED, 0.0)
+        # A job of an earlier life of this id has left moves, too.
+        if move.ends_at is None or move.attempt >= job.restart_count or requeued_at < job.submit_time:
+            continue
+        left = move.ends_at - requeued_at
+        return None if end is None else end - (_granted(left) - left)
+    return end
+
+
+def _granted(left: float) -> float:
+    """The time limit for `left` seconds: whole minutes, at least one."""
+    return 60.0 * max(1, ceil(left / 60.0))
+
+
 def time_left(move: Move, job: SlurmJob) -> float | None:
     """Return the next attempt's time limit [s, whole minutes].
 
@@ -68,5 +94,5 @@ def time_left(move: Move, job: SlurmJob) -> float | None:
     requeued_at = move.times.get(Step.REQUEUED)
     if move.ends_at is None or requeued_at is None or job.time_limit_s is None:
         return None
-    left = 60.0 * max(1, ceil((move.ends_at - requeued_at) / 60.0))
+    left = _granted(move.ends_at - requeued_at)
     return left if left < job.time_limit_s else None

@@ -36,7 +36,7 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
 from polluxd.apply.move_ids import MoveIds
-from polluxd.apply.placed import ends_at, geometry, same_place, time_left
+from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, combined, forbids, standings
@@ -292,7 +292,10 @@ class Reconciler:
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source, move.job_id)
         # At the requeue, Slurm discards the start time of the attempt.
-        self._reach(move, Step.DRAINING, ends_at=ends_at(job))
+        end = ends_at(job)
+        if job is not None and end is not None and job.restart_count:
+            end = limit_reached_at(job, self._store.moves(job.job_id))
+        self._reach(move, Step.DRAINING, ends_at=end)
         self._tell(replace(move, step=Step.DRAINING))
 
     def _tell(self, move: Move) -> None:
@@ -402,7 +405,7 @@ class Reconciler:
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self.cooldowns.completed(move, self._since_planned(move))
-            self._over(move, "completed")
+            self._ended(move, "completed", self._since_planned(move))
 
     def _fail(
         self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool, rest: bool = True
@@ -418,7 +421,7 @@ class Reconciler:
         log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
         if rest:
             self.cooldowns.failed(move)
-        self._over(move, "failed")
+        self._ended(move, "failed", self._since_planned(move))
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
         epoch = self._authorize()
@@ -426,10 +429,7 @@ class Reconciler:
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:
             self.cooldowns.begin(move.job_id)
-        self._over(move, "withdrawn")
-
-    def _over(self, move: Move, result: str) -> None:
-        self._ended(move, result, self._since_planned(move))
+        self._ended(move, "withdrawn", self._since_planned(move))
 
     def _since_planned(self, move: Move) -> float:
         """Seconds since the plan; the wall clock may have been set back."""

@@ -138,7 +138,7 @@ def _grow(
         if waited > limits.recruit_timeout_s:
             return Fail(f"no companion job was submitted within {limits.recruit_timeout_s:.0f} s")
         return Remind() if since_try > REPEAT_S else Wait()
-    if companion.held_by_user:
+    if companion.state is JobState.PENDING and companion.held_by_user:
         return Fail(f"its companion, job {companion.job_id}, was held (scontrol hold)")
     if companion.state is JobState.PENDING:
         return _place(move, companion, room, waited, limits)

@@ -15,6 +15,8 @@ from polluxd.model import JobState, Move, Node, Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Reservation
 
+LONGEST_RULE = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -22,7 +24,11 @@ class Standing:
 
     nodes: frozenset[str]
     rule: str
-    """What forbids the other nodes."""
+    """What forbids the other nodes. Decisions repeat it for each job, so it is cut to 200 characters."""
+
+    def __post_init__(self) -> None:
+        if len(self.rule) > LONGEST_RULE:
+            object.__setattr__(self, "rule", self.rule[: LONGEST_RULE - 3] + "...")
 
     def allows(self, placement: Placement) -> bool:
         return self.nodes.issuperset(placement.nodes)

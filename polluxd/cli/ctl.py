@@ -10,39 +10,93 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
+from pollux.version import __version__
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 
-COMMANDS = {
-    "jobs": ("lists:jobs", "List Pollux jobs: GPUs, batch size, goodput, reason."),
-    "top": ("top:top", "Watch the jobs live."),
-    "explain": ("explain:explain", "Say why a job has what it has, and what more would do."),
-    "moves": ("lists:moves", "List moves: from, to, seconds by part, why."),
-    "status": ("status:status", "Show who leads and when polluxd last decided."),
-    "pause": ("pausing:pause", "Start, move and stop nothing more until `resume`."),
-    "resume": ("pausing:resume", "Let polluxd act again."),
-    "pin": ("pinning:pin", "Keep a job's GPUs until `unpin`."),
-    "unpin": ("pinning:unpin", "Let polluxd move a job again."),
-    "cancel-move": ("pinning:cancel_move", "Take back a job's move while the job still runs where it was."),
-    "audit": ("lists:audit", "List changes of settings: when, who, from what, to what."),
-    "doctor": ("doctor:doctor", "Check this machine's installation; run it as root."),
-    "history": ("history:history", "Show how a job's GPUs, batch size, goodput and noise scale changed."),
-    "usage": ("usage:usage", "Add up what a job used over its moves and companions, from sacct."),
-    "report": ("report:report", "Write one HTML page on a period: jobs, waiting, shares, moves."),
-    "recommend-nodes": ("recommend_nodes:recommend_nodes", "Show how many nodes the jobs would use well."),
-    "simulate": ("simulate:simulate", "Replay a trace of jobs under one policy or several."),
-    "settings": ("setting_commands:app", "How the cluster is shared: fitness, weights, limits."),
-    "decisions": ("decisions:app", "The decisions made so far, and their replay."),
-    "hooks": ("hooks:app", "Install, check or remove Slurm's hooks."),
-    "db": ("database:app", "Create, upgrade, check and back up the database."),
+
+class Command(NamedTuple):
+    """One command of polluxctl, or one group of commands."""
+
+    place: str
+    """Module and name of its function or group."""
+    summary: str
+    """The first sentence of its help."""
+    example: str
+
+
+SECTIONS: Mapping[str, Mapping[str, Command]] = {
+    "My jobs": {
+        "jobs": Command("lists:jobs", "List Pollux jobs: GPUs, batch size, goodput, reason.", "jobs --all"),
+        "explain": Command(
+            "explain:explain", "Say why a job has what it has, and what more would do.", "explain 1234"
+        ),
+        "history": Command(
+            "history:history",
+            "Show how a job's GPUs, batch size, goodput and noise scale changed.",
+            "history 1234 --plot history.png",
+        ),
+        "usage": Command(
+            "usage:usage", "Add up what a job used over its moves and companions, from sacct.", "usage 1234"
+        ),
+    },
+    "Cluster": {
+        "top": Command("top:top", "Watch the jobs live.", "top"),
+        "status": Command("status:status", "Show who leads and when polluxd last decided.", "status"),
+        "moves": Command("lists:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
+    },
+    "Administration": {
+        "settings": Command(
+            "setting_commands:app",
+            "How the cluster is shared: fitness, weights, limits.",
+            "settings preview --per user",
+        ),
+        "audit": Command("lists:audit", "List changes of settings: when, who, from what, to what.", "audit"),
+        "pause": Command("pausing:pause", "Start, move and stop nothing more until `resume`.", "pause"),
+        "resume": Command("pausing:resume", "Let polluxd act again.", "resume"),
+        "pin": Command("pinning:pin", "Keep a job's GPUs until `unpin`.", "pin 1234"),
+        "unpin": Command("pinning:unpin", "Let polluxd move a job again.", "unpin 1234"),
+        "cancel-move": Command(
+            "pinning:cancel_move",
+            "Take back a job's move while the job still runs where it was.",
+            "cancel-move 1234",
+        ),
+        "doctor": Command("doctor:doctor", "Check this machine's installation; run it as root.", "doctor"),
+        "hooks": Command("hooks:app", "Install, check or remove Slurm's hooks.", "hooks install"),
+        "db": Command("database:app", "Create, upgrade, check and back up the database.", "db upgrade"),
+    },
+    "Analysis": {
+        "report": Command(
+            "report:report",
+            "Write one HTML page on a period: jobs, waiting, shares, moves.",
+            "report --html day.html --since 24h",
+        ),
+        "decisions": Command(
+            "decisions:app", "The decisions made so far, and their replay.", "decisions list"
+        ),
+        "simulate": Command(
+            "simulate:simulate", "Replay a trace of jobs under one policy or several.", "simulate trace.csv"
+        ),
+        "recommend-nodes": Command(
+            "recommend_nodes:recommend_nodes",
+            "Show how many nodes the jobs would use well.",
+            "recommend-nodes",
+        ),
+    },
 }
-"""Of each command: module and name of its function or its group, and the first sentence of its help."""
+"""The commands, in the sections of `polluxctl --help`."""
+
+COMMANDS: Mapping[str, Command] = {
+    name: command for section in SECTIONS.values() for name, command in section.items()
+}
 
 
 class LazyCommands(TyperGroup):
@@ -53,7 +107,7 @@ class LazyCommands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.commands and cmd_name in COMMANDS:
-            module, _, name = COMMANDS[cmd_name][0].partition(":")
+            module, _, name = COMMANDS[cmd_name].place.partition(":")
             found = getattr(import_module(f"polluxd.cli.{module}"), name)
             parent = typer.Typer(add_completion=False, rich_markup_mode=None)
             if isinstance(found, typer.Typer):
@@ -62,12 +116,22 @@ class LazyCommands(TyperGroup):
                 parent.callback()(polluxctl)  # without one, typer makes no group of a single command
                 parent.command(cmd_name)(found)
             group: Any = typer.main.get_command(parent)
-            self.commands[cmd_name] = group.commands[cmd_name]
+            made = self.commands[cmd_name] = group.commands[cmd_name]
+            made.epilog = f"Example: polluxctl {COMMANDS[cmd_name].example}"
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            near = get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "see `polluxctl --help`"
+            ctx.fail(f"there is no command '{name}'; {hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, command.summary) for name, command in commands.items()])
 
 
 app = typer.Typer(
@@ -79,8 +143,19 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polluxctl {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def polluxctl() -> None:
+def polluxctl(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit"),
+    ] = False,
+) -> None:
     """See what polluxd does and why, and tune it."""
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from time import strptime
 from typing import Any
 
+from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.apply.refusals import STUCK
 from polluxd.apply.stuck import in_step_since, stuck_moves
-from polluxd.idle_watch import PREFIX as IDLE
 from polluxd.model import Move
 from polluxd.settings import CycleSettings, MoveSettings
 

@@ -16,8 +16,6 @@ from polluxd.setting_info import (
     OPTIONS,
     SHORT_OPTIONS,
     SettingInfo,
-    base_type,
-    metavar,
     option_name,
     policy_document,
 )
@@ -45,12 +43,10 @@ SETTING_COLUMNS = (
 def _option(info: SettingInfo) -> Any:
     """Return the typer option of one setting, from its declaration."""
     name = option_name(info)
-    if base_type(info.kind) is bool:
+    if info.is_switch:
         return Annotated[bool | None, typer.Option(f"{name}/--no-{name.removeprefix('--')}", help=info.help)]
     hint = "; NAME=none removes an entry" if info.is_table else "; none turns it off" if info.optional else ""
-    option = typer.Option(
-        name, *SHORT_OPTIONS.get(info.key, []), metavar=metavar(info.kind), help=info.help + hint
-    )
+    option = typer.Option(name, *SHORT_OPTIONS.get(info.key, []), metavar=info.metavar, help=info.help + hint)
     return Annotated[list[str] | None, option] if info.is_table else Annotated[str | None, option]
 
 

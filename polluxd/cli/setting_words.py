@@ -12,12 +12,9 @@ from polluxd.setting_info import (
     OPTIONS,
     SettingInfo,
     as_json,
-    base_type,
     checked,
     infos,
-    metavar,
     option_name,
-    table_kinds,
 )
 from polluxd.settings import PolicySettings
 
@@ -45,50 +42,41 @@ def changes(words: Mapping[str, Words | None], present: PolicySettings) -> dict[
 
 
 def _value(info: SettingInfo, given: Words, present: PolicySettings) -> Any:
-    table = table_kinds(info.kind)
     if isinstance(given, bool):
         return given
-    if table is not None:
-        return _merged(info, given, getattr(present, info.key), base_type(table[1]))
+    if info.is_table:
+        return _merged(info, given, getattr(present, info.key))
     assert isinstance(given, str)
     if info.optional and given.lower() == "none":
         return None
-    return number_or_text(given, base_type(info.kind))
+    return number_or_text(given, info.type)
 
 
-def _merged(
-    info: SettingInfo, given: Sequence[str], present: Mapping[str, Any], kind: type
-) -> dict[str, Any]:
+def _merged(info: SettingInfo, given: Sequence[str], present: Mapping[str, Any]) -> dict[str, Any]:
     """Merge NAME=VALUE words into the present table; none removes."""
     entries = dict(present)
     for word in given:
         name, equals, text = word.rpartition("=")
         if not (equals and name and text):
             raise ConfigError(
-                f"{option_name(info)}: expected {metavar(info.kind)}, or NAME=none to remove an entry, got {word!r}"
+                f"{option_name(info)}: expected {info.metavar}, or NAME=none to remove an entry, got {word!r}"
             )
         if text == "none":
             entries.pop(name, None)
         else:
-            entries[name] = number_or_text(text, kind)
+            entries[name] = number_or_text(text, info.entry_type)
     return entries
 
 
-def number_or_text(text: str, kind: type) -> Any:
-    """Return `text` as a number where it is one, else unchanged.
+def number_or_text(text: str, kind: str) -> Any:
+    """Return `text` as a number of this JSON type where it is one, else unchanged.
 
     The setting's own check then refuses what is no number.
     """
     try:
-        return kind(text) if kind in (int, float) else text
+        return {"integer": int, "number": float}.get(kind, str)(text)
     except ValueError:
         return text
-
-
-def parse_power(text: str) -> float:
-    """Return the p of the p-mean. Raises ConfigError."""
-    power: float = checked("power", number_or_text(text.lower(), float))
-    return power
 
 
 def rows(settings: PolicySettings) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from polluxd.idle_watch import IdleGpus
+from polluxd.apply.idle_watch import IdleGpus
 from polluxd.model import JobState, Move, Plan, Report, Snapshot
 from polluxd.slurm.protocol import ClusterState
 

@@ -1,59 +1,64 @@
-"""The simulated cluster and what happens to it besides scheduling."""
+"""The simulated cluster and what happens to it besides scheduling.
+
+A scenario file (`scenario_file`) has the fields of `Scenario` as its keys, and a table for each field that has fields
+of its own.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field, PositiveInt
+from pydantic.dataclasses import dataclass
 
-from polluxd.errors import ConfigError
+from polluxd.settings import Duration, Power, Seconds, Share
+from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policy_knowledge import Knowledge
 
+CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, config=CHECKED)
 class NodeGroup:
     """Nodes of one GPU type."""
 
-    gpu_type: str
-    nodes: int
-    gpus_per_node: int
-    speed: float = 1.0
+    gpu_type: Annotated[str, Field(min_length=1)]
+    """Step times are those of the folder of this name in an application's profile if it exists; the shipped
+    applications know t4, v100 and a100."""
+    nodes: PositiveInt
+    """How many there are."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)]
+    """GPUs of each node."""
+    speed: Annotated[float, Field(gt=0, lt=1000)] = 1.0
     """Of local passes against the profiles; for types that have profiles of their own, against those."""
 
-    @classmethod
-    def parse(cls, text: str) -> NodeGroup:
-        """`NAME:NODES:GPUS[:SPEED]`. Raises ConfigError."""
-        name, *numbers = text.split(":")
-        try:
-            nodes, gpus = int(numbers[0]), int(numbers[1])
-            speed = float(numbers[2]) if len(numbers) == 3 else 1.0
-            sound = name.strip() != "" and len(numbers) <= 3 and min(nodes, gpus) >= 1 and 0 < speed < 1e3
-        except (ValueError, IndexError):
-            sound = False
-        if not sound:
-            raise ConfigError(
-                f"--gpu-types {text}: expected NAME:NODES:GPUS_PER_NODE[:SPEED], such as a100:4:8 or t4:12:4:0.5"
-            )
-        return cls(name.strip(), nodes, gpus, speed)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=CHECKED)
 class Cloud:
     """Nodes that the policy rents and gives back."""
 
-    least: int
-    most: int
-    boot_seconds: float = 120.0
-    price: float = 1.0
+    least: PositiveInt
+    """Nodes that are always rented."""
+    most: PositiveInt
+    """Policies other than `pollux` rent this many."""
+    boot_seconds: Duration = 120.0
+    """From the order of a node to its use."""
+    price: Duration = 1.0
     """Of one node for an hour, from the order to the return."""
-    patience: float = 300.0
+    patience: Duration = 300.0
     """Seconds between two changes of size."""
-    low: float = 0.35
-    high: float = 0.65
-    """UTILITY thresholds (Pollux, section 4.2.2)."""
+    low: Share = 0.35
+    """UTILITY below which nodes are given back (Pollux, section 4.2.2)."""
+    high: Share = 0.65
+    """UTILITY above which nodes are rented."""
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"least ({self.least}) must not be above most ({self.most})")
 
 
 LENGTHS: Mapping[str, Callable[[np.random.Generator], float | None]] = {
@@ -71,58 +76,74 @@ LENGTHS: Mapping[str, Callable[[np.random.Generator], float | None]] = {
 """Ways in which users declare the lengths of their trainings."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=CHECKED)
 class Scenario:
     """The cluster, and how the world treats it. Times in seconds."""
 
-    nodes: int = 16
-    gpus_per_node: int = 4
-    interval: float = 60.0
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = 16
+    """With `groups` or `cloud`, these say how many nodes there are."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=64)] = 4
+    """GPUs of each node."""
+    interval: Annotated[Seconds, Field(ge=1)] = 60.0
     """Between decisions; arrivals and freed GPUs wait for the next one, except for policies that react."""
-    floor: float = 10.0
-    """A policy that reacts decides no more often than this (the daemon's `cycle.floor_s`)."""
-    poll: float = 5.0
-    """How often such a policy looks (the daemon's `cycle.poll_s`)."""
-    restart_seconds: float = 30.0
-    restart_range: tuple[float, float] | None = None
-    """Restart costs drawn per application, uniformly on a logarithmic scale, instead of the constant."""
+    floor: Seconds = 10.0
+    """A policy that reacts decides no more often than this (the daemon's `cycle.floor_s`), or every `interval`."""
+    poll: Seconds = 5.0
+    """How often such a policy looks (the daemon's `cycle.poll_s`), at most every `interval`."""
+    restart_seconds: Duration = 30.0
+    """What a move costs a job."""
+    restart_range: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(lt=86400)]] | None = None
+    """Least and most restart cost. Each application draws its own, uniformly on a logarithmic scale, instead of
+    `restart_seconds`."""
     moves: MoveCosts | None = None
     """Restart costs by the path that the product takes, instead of either."""
-    interference: float = 0.0
+    interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Slowdown of multi-node jobs that share a node."""
-    jitter: float = 0.0
+    jitter: Share = 0.0
     """Log-error of what agents measure."""
-    noise_jitter: float = 0.0
+    noise_jitter: Share = 0.0
     """Log-error of the noise scales that they measure, beyond that."""
-    lengths: str = "true"
-    """What users declare of their trainings' lengths; see `LENGTHS`."""
-    users: int = 1
+    lengths: Literal["true", "wrong", "missing", "none", "lies", "early"] = "true"
+    """How users declare the lengths of their trainings: `wrong` by a factor of 0.3 to 3; `missing` for half of the
+    jobs; `lies`: a quarter declare a tenth; `early`: half of the trainings stop early."""
+    users: PositiveInt = 1
     """Users who submit the jobs, in turn."""
-    failures_per_day: float = 0.0
+    failures_per_day: Duration = 0.0
     """Node failures in the whole cluster."""
-    repair_seconds: float = 1800.0
-    power: float = -1.0
-    pollux: Knowledge = field(default_factory=Knowledge)
-    """What policy `pollux` knows and does."""
-    seed: int = 0
+    repair_seconds: Duration = 1800.0
+    """Until a failed node is back."""
+    power: Power = -1.0
+    """Exponent p of the fitness, for the objective `fair-share` and for policy `pollux-paper`."""
+    trace: Trace = Field(default_factory=Trace)
+    pollux: Knowledge = Field(default_factory=Knowledge)
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of all random numbers: the same seed gives the same result."""
     groups: tuple[NodeGroup, ...] = ()
-    """GPU types; none: all nodes alike. They say how many nodes there are, and the largest is the usual size."""
-    nodes_per_rack: int = 0
-    """0: one switch for all."""
-    rack_slowdown: float = 0.0
+    """GPU types; none: all nodes alike. The largest of their nodes is the usual size."""
+    nodes_per_rack: Annotated[int, Field(ge=0)] = 0
+    """Nodes on one switch; 0: one switch for all."""
+    rack_slowdown: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Synchronising over racks takes this share longer than over nodes of one."""
     cloud: Cloud | None = None
-    """Autoscaling; `nodes` is then the most that there are."""
 
     def __post_init__(self) -> None:
+        if self.restart_range is not None and self.restart_range[0] > self.restart_range[1]:
+            raise ValueError(f"restart_range: {list(self.restart_range)}: expected the smaller number first")
+        derived: dict[str, float] = {
+            "floor": min(self.floor, self.interval),
+            "poll": min(self.poll, self.interval),
+        }
         if self.groups:
-            object.__setattr__(self, "nodes", sum(group.nodes for group in self.groups))
-            object.__setattr__(self, "gpus_per_node", max(group.gpus_per_node for group in self.groups))
-        if self.cloud is not None and not 1 <= self.cloud.least <= self.cloud.most == self.nodes:
-            raise ConfigError(
-                f"autoscaling from {self.cloud.least} to {self.cloud.most} nodes: expected 1 <= least <= most, "
-                f"and the most to be the cluster's {self.nodes}"
-            )
+            derived["nodes"] = sum(group.nodes for group in self.groups)
+            derived["gpus_per_node"] = max(group.gpus_per_node for group in self.groups)
+        if self.cloud is not None:
+            most = derived.setdefault("nodes", self.cloud.most)
+            if most != self.cloud.most:
+                raise ValueError(
+                    f"cloud.most is {self.cloud.most}: expected {most}, as many as groups have nodes"
+                )
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def gpus(self) -> int:

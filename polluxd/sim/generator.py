@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat, PositiveInt
+from pydantic.dataclasses import dataclass
 
 from polluxd.sim.applications import Application, most_gpus
 from polluxd.sim.workload import Submission
@@ -23,6 +26,24 @@ DEPTH = 0.6
 SWEEPS = 0.1
 BEGIN = 8.0
 """Hour of the day at which the trace begins."""
+
+
+@dataclass(
+    frozen=True,
+    slots=True,
+    config=ConfigDict(extra="forbid", use_attribute_docstrings=True),
+)
+class Trace:
+    """Which jobs come: how a trace is generated, or how much of a file is read."""
+
+    hours: Annotated[FiniteFloat, Field(gt=0)] = 8.0
+    """Hours over which generated jobs arrive."""
+    sweep: PositiveInt = 1
+    """Jobs of each hyper-parameter search; one arrival in ten is a search."""
+    length: Annotated[FiniteFloat, Field(gt=0)] = 1.0
+    """Factor on the lengths of generated trainings."""
+    most_jobs: PositiveInt | None = None
+    """Jobs that are read of a file, the first ones."""
 
 
 def generate(

@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from math import isfinite
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from pollux.goodput import BatchLimits
 from polluxd.apply import paths
-from polluxd.errors import ConfigError
 from polluxd.model import JobState, Placement, Report
 from polluxd.slurm.protocol import SlurmJob
 
 _MEANS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
-@dataclass(frozen=True, slots=True)
+Cost = Annotated[float, Field(ge=0, lt=86400)]
+
+
+@dataclass(
+    frozen=True,
+    slots=True,
+    config=ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True),
+)
 class MoveCosts:
-    """Seconds that a move costs, by path.
+    """Seconds that a move costs, from the last optimizer step before it to the first after it."""
 
-    From the last optimizer step before the move to the first after it.
-    """
-
-    resize: float = 0.4
-    requeue: float = 5.0
-    start: float = 5.0
-
-    @classmethod
-    def read(cls, path: Path) -> MoveCosts:
-        """Read seconds by path from JSON (`.json`) or TOML. Raises ConfigError."""
-        names = [f.name for f in fields(cls)]
-        try:
-            text = path.read_text(encoding="utf-8")
-            found: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-        except ValueError as error:
-            raise ConfigError(f"{path}: is neither JSON (.json) nor TOML ({error})") from None
-        if not isinstance(found, dict) or not found:
-            raise ConfigError(f"{path}: expected seconds by path; the paths are {', '.join(names)}")
-        for name, seconds in found.items():
-            if name not in names:
-                raise ConfigError(f"{path}: {name}: no such path; the paths are {', '.join(names)}")
-            number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-            if not number or not isfinite(seconds) or not 0 <= seconds < 86400:
-                raise ConfigError(f"{path}: {name} = {seconds!r}: expected seconds from 0 to 86400")
-        return cls(**(asdict(cls()) | {name: float(seconds) for name, seconds in found.items()}))
+    resize: Cost = 0.4
+    """In place."""
+    requeue: Cost = 5.0
+    """Through Slurm's queue."""
+    start: Cost = 5.0
+    """Of a job that held nothing."""
 
     def of(self, path: str) -> float:
         """The seconds that a move on this path costs."""

@@ -98,13 +98,19 @@ SACCT = Format(("JobID", "Submit", "Elapsed", "AllocTRES"), "|", _sacct)
 
 
 def recognise(path: Path) -> Format | None:
-    """Philly's or Helios's format, by the header; None: neither."""
+    """Return the format of a log by its header; None for another file.
+
+    Of these files, only the output of `sacct --parsable2` has columns between bars.
+    """
     try:
         with path.open(encoding="utf-8-sig") as file:
-            header = {name.strip() for name in file.readline().split(",")}
+            header = file.readline()
     except (OSError, UnicodeDecodeError):
         return None
-    return next((f for f in (PHILLY, HELIOS) if header.issuperset(f.columns)), None)
+    if "|" in header:
+        return SACCT
+    names = {name.strip() for name in header.split(",")}
+    return next((f for f in (PHILLY, HELIOS) if names.issuperset(f.columns)), None)
 
 
 def read_recorded(

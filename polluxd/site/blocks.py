@@ -64,10 +64,12 @@ do
 
   function slurm_cli_pre_submit(...)
     local answer = site and site(...) or slurm.SUCCESS
-    if loaded and answer == slurm.SUCCESS then
-      pcall(pollux_pre_submit, ...)
+    if not loaded or answer ~= slurm.SUCCESS then
+      return answer
     end
-    return answer
+    -- A fault in Pollux' filter lets the job through.
+    local sound, ours = pcall(pollux_pre_submit, ...)
+    return sound and ours or slurm.SUCCESS
   end
 
   -- Slurm wants all three functions.

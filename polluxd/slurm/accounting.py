@@ -23,7 +23,7 @@ _GPUS = re.compile(r"(?:^|,)gres/gpu=(\d{1,18})(?:,|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AccountingRecord:
     """One line of sacct: an attempt of a job, or its time at one size."""
 
     job_id: int
@@ -84,12 +84,12 @@ def _sacct(*which: str) -> tuple[str, ...]:
     return ("sacct", *options, *which, f"--format={','.join(_FIELDS)}")
 
 
-def records(text: str) -> list[Record]:
+def records(text: str) -> list[AccountingRecord]:
     """Read sacct's answer. Raises SlurmGarbled."""
     return [_record(line) for line in text.splitlines() if line.strip()]
 
 
-def _record(line: str) -> Record:
+def _record(line: str) -> AccountingRecord:
     words = line.split("|", len(_FIELDS) - 1)
     if len(words) != len(_FIELDS):
         raise SlurmGarbled(f"expected {len(_FIELDS)} fields from sacct, got {line[:80]!r}")
@@ -102,7 +102,7 @@ def _record(line: str) -> Record:
     begun = _whole(submitted)
     if begun is None:
         raise SlurmGarbled(f"expected a time of submission from sacct, got {submitted[:80]!r}")
-    return Record(
+    return AccountingRecord(
         job_id=_number(job_id),
         uid=_number(uid),
         state=state.partition(" ")[0],  # "CANCELLED by 1000"
@@ -128,7 +128,7 @@ def _number(text: str) -> int:
     return found
 
 
-def of_newest_job(found: Sequence[Record], job_id: int) -> list[Record]:
+def of_newest_job(found: Sequence[AccountingRecord], job_id: int) -> list[AccountingRecord]:
     """The records of the newest job with this id: Slurm uses ids again."""
     mine = [record for record in found if record.job_id == job_id]
     if not mine:
@@ -137,16 +137,16 @@ def of_newest_job(found: Sequence[Record], job_id: int) -> list[Record]:
     return [record for record in mine if _first_submission(record) == _first_submission(last)]
 
 
-def _first_submission(record: Record) -> float | None:
+def _first_submission(record: AccountingRecord) -> float | None:
     return record.directives.submitted if record.directives else None
 
 
-def _lends_to(record: Record, job_id: int) -> bool:
+def _lends_to(record: AccountingRecord, job_id: int) -> bool:
     companion = record.directives.companion if record.directives else None
     return companion is not None and companion.parent == job_id
 
 
-def added_up(own: Sequence[Record], companions: Sequence[Record]) -> Usage:
+def added_up(own: Sequence[AccountingRecord], companions: Sequence[AccountingRecord]) -> Usage:
     """Add up the records of a job and those of its companions."""
     own = sorted(own, key=lambda record: (record.submitted_at, record.started_at or float("inf")))
     last, everything = own[-1], [*own, *companions]

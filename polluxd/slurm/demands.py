@@ -15,6 +15,12 @@ from polluxd.slurm.gres import parse_gpus
 from polluxd.slurm.node_lists import node_names
 
 MIXED = " (polluxd places no job on one of several GPU types of a node)"
+_MOST_TYPES = 16
+_LONGEST_TYPE = 64
+_LONGEST_TYPES = 512
+"""Characters, as the hook has it."""
+_SHOWN = 80
+"""Characters of a user's text that a reason repeats."""
 _NAME = r"[\w.:+-]+"
 _TOKEN = re.compile(rf"{_NAME}|[&|()]")
 
@@ -42,6 +48,8 @@ class Demands:
     """Its nodes follow each other in Slurm's order."""
     cpus_asked: bool = False
     """It asks for CPUs itself, so that the site's DefCpuPerGPU says nothing."""
+    memory_asked: bool = False
+    """It asks for memory itself (--mem=0: for all), so that the site's DefMemPerGPU says nothing."""
 
     @property
     def of_nodes(self) -> bool:
@@ -60,13 +68,13 @@ class Demands:
         """Return the option that leaves the node out; empty where none does."""
         if self.gpu_types and node.gpu_type not in self.gpu_types:
             mixed = not self.gpu_types.isdisjoint(node.gpu_type.split("+"))
-            return f"gpu-types={','.join(sorted(self.gpu_types))}" + (MIXED if mixed else "")
+            return f"gpu-types={_shown(','.join(sorted(self.gpu_types)))}" + (MIXED if mixed else "")
         if self.nodelist and node.name not in self.nodelist:
             return "--nodelist"
         if node.name in self.exclude:
             return "--exclude"
         if self.constraint and not matches(self.constraint, node.features):
-            return f"--constraint={self.constraint}"
+            return f"--constraint={_shown(self.constraint)}"
         if self.min_cpus > max(node.cpus, 1):
             return f"--mincpus={self.min_cpus}"
         if self.tmp_mb and node.tmp_mb is not None and node.tmp_mb < self.tmp_mb:
@@ -122,7 +130,11 @@ def _term(tokens: list[str], features: frozenset[str], text: str) -> tuple[bool,
 
 
 def _senseless(text: str) -> DirectiveError:
-    return DirectiveError(f"AdminComment: constraint is features with & and |, not {text[:80]!r}")
+    return DirectiveError(f"AdminComment: constraint is features with & and |, not {text[:_SHOWN]!r}")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def read_demands(values: dict[str, str]) -> Demands:
@@ -134,11 +146,11 @@ def read_demands(values: dict[str, str]) -> Demands:
     constraint = values.get("constraint", "")
     if constraint:
         matches(constraint, frozenset())
-    for switch in ("exclusive", "contiguous", "cpus-asked"):
+    for switch in ("exclusive", "contiguous", "cpus-asked", "mem-asked"):
         if values.get(switch, "yes") != "yes":
             raise DirectiveError(f"AdminComment: {switch} is yes, not {values[switch]!r}")
     return Demands(
-        gpu_types=frozenset(filter(None, values.get("gpu-types", "").split(","))),
+        gpu_types=_types(values.get("gpu-types", "")),
         constraint=constraint,
         nodelist=_nodes(values, "nodelist"),
         exclude=_nodes(values, "exclude"),
@@ -149,14 +161,29 @@ def read_demands(values: dict[str, str]) -> Demands:
         switches=_count(values, "switches", 0),
         contiguous="contiguous" in values,
         cpus_asked="cpus-asked" in values,
+        memory_asked="mem-asked" in values,
         array_limit=_count(values, "array-limit", 0) or None,
     )
 
 
 WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
-    *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked"),
+    *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked", "mem-asked"),
 )
+
+
+def _types(text: str) -> frozenset[str]:
+    types = frozenset(filter(None, text[: _LONGEST_TYPES + 1].split(",")))
+    if (
+        len(text) > _LONGEST_TYPES
+        or len(types) > _MOST_TYPES
+        or max(map(len, types), default=0) > _LONGEST_TYPE
+    ):
+        raise DirectiveError(
+            f"AdminComment: gpu-types is at most {_MOST_TYPES} types of at most {_LONGEST_TYPE} characters, "
+            f"{_LONGEST_TYPES} in all, not {_shown(text)!r}"
+        )
+    return types
 
 
 def _nodes(values: dict[str, str], key: str) -> frozenset[str]:

@@ -28,6 +28,8 @@ from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
+_LONGEST = 2048
+"""Characters of a comment, as the hook has it."""
 _DIGITS = 15
 _NONCE = re.compile("[0-9a-f]{32}")
 
@@ -55,6 +57,8 @@ def parse_admin_comment(text: str) -> Directives | None:
     words = text.split()
     if not words or not words[0].startswith(MARK):
         return None
+    if len(text) > _LONGEST:
+        raise DirectiveError(f"AdminComment has {len(text)} characters; at most {_LONGEST} are read")
     if words[0] != _VERSION:
         raise DirectiveError(f"AdminComment starts with {words[0]!r}; this polluxd understands {_VERSION!r}")
     values: dict[str, str] = {}

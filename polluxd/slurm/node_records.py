@@ -124,7 +124,7 @@ def attribute(
         elif not job.state.finished:
             foreign_jobs.update(job.nodes)
             leaving.update(dict.fromkeys(job.nodes, queue.leaving.get(job.job_id, 0)))
-    lost = len(unknown) + len(queue.unreadable) > 0
+    lost = queue.lost or len(unknown) > 0
     nodes = []
     for node in records.nodes:
         name = node.name
@@ -166,10 +166,7 @@ def _placed(queue: Queue, records: NodeRecords) -> tuple[tuple[SlurmJob, ...], d
             most = queue.leaving.get(job.job_id, 0)
             bound = {name: min(most, gpus.get(name, 0)) for name in job.nodes}
             found[job.job_id] = replace(job, gpus_per_node_held=bound)
-        elif (
-            all(sharing[name] == 1 and name in records.gpus_used for name in job.nodes)
-            and not queue.unreadable
-        ):
+        elif all(sharing[name] == 1 and name in records.gpus_used for name in job.nodes) and not queue.lost:
             layout = {name: records.gpus_used[name] - known[name] for name in job.nodes}
             found[job.job_id] = replace(job, gpus_per_node_held={n: g for n, g in layout.items() if g > 0})
         else:

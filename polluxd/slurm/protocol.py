@@ -61,6 +61,8 @@ class SlurmJob:
     """When it ended; None before."""
     time_limit_s: float | None = None
     """None: unlimited. Each attempt has the whole limit."""
+    deadline: float | None = None
+    """When the job must have ended (--deadline). Slurm cancels a waiting job that could not."""
     nodes: tuple[str, ...] = ()
     """Nodes held, sorted."""
     gpus_per_node_held: Mapping[str, int] = field(default_factory=dict)
@@ -68,7 +70,8 @@ class SlurmJob:
     requested_gpus_per_node: int | None = None
     """None: the job asked in another way (--gpus=N)."""
     held_by_user: bool = False
-    """Held (`scontrol hold`, by the user or an administrator): not ours to start."""
+    """Held (`scontrol hold`, by the user or an administrator): not ours to start. A running job goes on, and would not
+    start again after a requeue."""
     dependent: bool = False
     """Waits for another job (--dependency)."""
     begin_time: float | None = None

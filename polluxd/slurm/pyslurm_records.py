@@ -66,6 +66,7 @@ class _Job(_Record):
     ends: _Time | None
     limit: _Count | None
     """Minutes."""
+    deadline: _Time | None = None
     nodes: str | None
     batch_host: str | None
     held: dict[str, _Held]
@@ -201,11 +202,14 @@ def _job(record: _Job, gpus_of: Mapping[str, int]) -> SlurmJob:
         eligible_time=record.eligible,
         end_time=record.ends if state.finished else None,
         time_limit_s=None if record.limit is None else 60.0 * record.limit,
+        deadline=record.deadline,
         nodes=nodes,
         gpus_per_node_held=+gpus,
         cpus_per_node_held={name: count for name, count in cpus.items() if count},
         requested_gpus_per_node=per_node,
-        held_by_user=pending and record.on_hold and record.reason != BAD_CONSTRAINTS,
+        held_by_user=state in (JobState.PENDING, JobState.RUNNING)
+        and record.on_hold
+        and record.reason != BAD_CONSTRAINTS,
         dependent=pending and record.dependent,
         begin_time=directives.begin if directives else None,
         admin_comment=record.admin_comment or "",

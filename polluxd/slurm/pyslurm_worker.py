@@ -27,6 +27,8 @@ from typing import Any
 
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/usr/local/etc/slurm.conf")
 """Where libslurm looks when SLURM_CONF is not set: distributions, configless nodes, its own default prefix."""
+_LONGEST_TEXT = 4096
+"""Characters; polluxd understands no text of a user that is longer."""
 
 
 class Requests:
@@ -109,6 +111,7 @@ class Requests:
             "started": job.start_time,
             "ends": job.end_time,
             "limit": job.time_limit,
+            "deadline": job.deadline,
             "nodes": job.allocated_nodes,
             "batch_host": job.batch_host,
             "held": {
@@ -173,14 +176,15 @@ def _tres(job: Any) -> dict[str, int]:
 
 
 def _text(read: Callable[[], str | None]) -> str | None:
-    """Read a text that a user wrote, whatever its encoding.
+    """Read a text that a user wrote, whatever its encoding and length.
 
     pyslurm decodes strictly. Without this function, one user's text could stop the reading of everybody's jobs.
     """
     try:
-        return read()
+        text = read()
     except UnicodeDecodeError as error:
-        return error.object.decode(errors="replace")
+        text = error.object.decode(errors="replace")
+    return None if text is None else text[:_LONGEST_TEXT]
 
 
 def _configuration() -> str:

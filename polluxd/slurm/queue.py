@@ -7,6 +7,10 @@ read, so nothing that a user wrote can end a field or a record.
 A job holds on each of its nodes the GPUs that it asked for per node: Slurm grants exactly these. No version of squeue
 shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
 
+Slurm bounds each text of a user (1,024 bytes; the submission hook bounds AdminComment), so a record has a few KiB. The
+list of jobs that a job waits for has no such bound: polluxd asks for its first letter. Other fields have no width,
+because squeue fills a field up to its width with blanks.
+
 Call squeue with SLURM_TIME_FORMAT=%s: times are then POSIX timestamps. Call it with --array: each task of a
 job array is then one record, and tasks that Slurm itself still keeps in one record have the same JobID.
 """
@@ -52,6 +56,7 @@ _DECIDING = (
     "StartTime",
     "EndTime",
     "TimeLimit",
+    "Deadline",
     "NodeList",
     "BatchHost",
     "SchedNodes",
@@ -67,6 +72,7 @@ _DECIDING = (
     "admin_comment",
 )
 _NAMES = ("JobID", "Name")
+_FIRST_LETTER = frozenset({"Dependency"})
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 _DIGITS = 18
@@ -92,8 +98,9 @@ class Query:
 
         squeue prints a field without a width whole; the separator is its suffix.
         """
-        *first, last = self.fields
-        return ",".join([*(f"{name}:{self.separator}" for name in first), f"{last}:{self.end}"])
+        *first, last = ((name, 1 if name in _FIRST_LETTER else "") for name in self.fields)
+        words = [f"{name}:{width}{self.separator}" for name, width in first]
+        return ",".join([*words, f"{last[0]}:{last[1]}{self.end}"])
 
     def records(self, text: str) -> Iterator[str]:
         """Split the answer into records.
@@ -136,6 +143,8 @@ class Record(NamedTuple):
     """Of a task of an array that waits: the record's job id, and the task's number."""
     scattered: bool = False
     leaving: int | None = None
+    lost: bool = False
+    """It makes no sense, and its job may hold GPUs."""
     text: str = ""
     """The record, in the words of `Known`."""
 
@@ -156,6 +165,8 @@ class Queue:
     jobs: tuple[SlurmJob, ...]
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Records that could not be understood, by job: why. Their jobs are left alone."""
+    lost: bool = False
+    """A job that may hold GPUs is in no other field: its record could not be understood."""
     scattered: frozenset[int] = frozenset()
     """Jobs that run on several nodes and did not ask for GPUs per node: what they hold on each is not known here."""
     leaving: Mapping[int, int] = field(default_factory=dict)
@@ -177,6 +188,7 @@ def parse_jobs(text: str, query: Query, known: Known | None = None) -> Queue:
     scattered: set[int] = set()
     leaving: dict[int, int] = {}
     records: dict[str, Record] = {}
+    lost = False
     known = known or Known(query.separator)
     for line in query.records(text):
         same = line.replace(query.separator, known.separator)
@@ -188,6 +200,7 @@ def parse_jobs(text: str, query: Query, known: Known | None = None) -> Queue:
             if len(waiting) > 1:
                 continue  # one record of Slurm, one line for each of its tasks
         job = record.job
+        lost = lost or record.lost
         if job is None:
             unreadable[f"job {line.split(query.separator, 1)[0][:20]}"] = record.complaint
             continue
@@ -201,16 +214,17 @@ def parse_jobs(text: str, query: Query, known: Known | None = None) -> Queue:
     together = {job_id: tuple(sorted(several)) for job_id, several in tasks.items() if len(several) > 1}
     if together:
         jobs = [replace(j, tasks=together[j.job_id]) if j.job_id in together else j for j in jobs]
-    return Queue(tuple(jobs), unreadable, frozenset(scattered), leaving, records)
+    return Queue(tuple(jobs), unreadable, lost, frozenset(scattered), leaving, records)
 
 
 def _record(line: str, query: Query) -> Record:
     """Read one record."""
-    row, task = line.split(query.separator), None
+    row, task, lost = line.split(query.separator), None, True
     try:
         if len(row) != len(query.fields):
             raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
         record = dict(zip(query.fields, row, strict=True))
+        lost = job_state(record["State"]) in _MAY_HOLD
         number = record["ArrayTaskID"]
         if _is_number(number) and _is_number(row[0]) and record["State"] == "PENDING":
             task = int(row[0]), int(number)
@@ -219,7 +233,7 @@ def _record(line: str, query: Query) -> Record:
         ending = job.state is JobState.COMPLETING and (job.spec is None or held is None)
         return Record(job, complaint, task, holds, _bound(record) if ending else None)
     except SlurmGarbled as error:
-        return Record(None, str(error), task)
+        return Record(None, str(error), task, lost=lost)
 
 
 def _is_number(text: str) -> bool:
@@ -264,15 +278,17 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             eligible_time=_time(record, "EligibleTime"),
             end_time=_time(record, "EndTime") if state.finished else None,
             time_limit_s=duration(record["TimeLimit"]),
+            deadline=_time(record, "Deadline"),
             nodes=nodes,
             gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
             cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
             requested_gpus_per_node=asked,
             # Slurm itself takes the priority of a job that it could start nowhere; `release` gives it back.
-            held_by_user=pending
+            held_by_user=state in (JobState.PENDING, JobState.RUNNING)
             and _number(record, "PriorityLong") == 0
             and record["Reason"] != BAD_CONSTRAINTS,
-            dependent=pending and bool(_text(record, "Dependency")),
+            # Of a job that waits for none, squeue prints nothing here, or the first letter of "(null)".
+            dependent=pending and record["Dependency"][:1].isalpha(),
             begin_time=directives.begin if directives else None,
             admin_comment=_text(record, "admin_comment"),
             spec=directives.spec if directives else None,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 from polluxd.errors import SlurmError
 from polluxd.slurm.limits import Limits, parse_limits
+from polluxd.slurm.rules import parse_preemption
 from polluxd.slurm.topology import parse_topology
 
 log = logging.getLogger(__name__)
@@ -19,10 +20,11 @@ LIMITS_S = 30.0
 """Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this."""
 
 _LIMITS = re.compile(r"^AccountingStorageEnforce\s*=.*\b(?:limits|safe)\b", re.MULTILINE)
+_PREEMPT_QOS = re.compile(r"^PreemptType\s*=\s*preempt/qos\s*$", re.MULTILINE)
 
 
 class RarelyAsked:
-    """Slurm's configuration, racks and limits, as last heard.
+    """Slurm's configuration, racks, limits and preemption, as last heard.
 
     An answer that fails leaves the last one in effect: no error of these readings ends an observation.
 
@@ -39,6 +41,8 @@ class RarelyAsked:
         self._limits = Limits()
         self._unreadable_limits: Mapping[str, str] = {}
         self._limits_at: float | None = None
+        self._preempts: Mapping[str, frozenset[str]] = {}
+        self._preempts_at: float | None = None
         self._rack: Mapping[str, str] = {}
         self._racks_at: float | None = None
 
@@ -77,6 +81,22 @@ class RarelyAsked:
             except SlurmError as error:
                 log.warning("limits of accounts and QOSes are as they were known before: %s", error)
         return self._limits, self._unreadable_limits
+
+    def preemption(self) -> Mapping[str, frozenset[str]]:
+        """Return, by QOS, the QOSes that it preempts.
+
+        slurmdbd answers: slurmctld shows no such list.
+        """
+        if not _PREEMPT_QOS.search(self.configuration()):
+            self._preempts, self._preempts_at = {}, None
+        elif self._due(self._preempts_at, LIMITS_S):
+            self._preempts_at = self._clock()
+            words = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
+            try:
+                self._preempts = parse_preemption(self._run(*words))
+            except SlurmError as error:
+                log.warning("which QOS preempts which is as it was known before: %s", error)
+        return self._preempts
 
     def _due(self, asked_at: float | None, every: float) -> bool:
         return asked_at is None or not 0 <= self._clock() - asked_at < every

@@ -45,6 +45,8 @@ class Partition:
     """Fewest nodes of a job."""
     cpus_per_gpu: int | None = None
     """DefCpuPerGPU; None: not set here."""
+    memory_per_gpu_mb: int | None = None
+    """DefMemPerGPU; None: not set here."""
 
     @property
     def starts(self) -> bool:
@@ -97,6 +99,8 @@ class Rules:
     reservations: tuple[Reservation, ...] = ()
     licenses: Mapping[str, int] = field(default_factory=dict)
     """Free licenses by name."""
+    preempts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By QOS: the QOSes whose running jobs its jobs may preempt. Empty where PreemptType is not preempt/qos."""
 
     def forbidden(self, job_end: float, now: float, own: str = "") -> dict[str, Reservation]:
         """Nodes on which a job that starts now would meet a reservation.
@@ -153,14 +157,33 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
         int(_digits("PriorityTier", fields.get("PriorityTier", "1"))),
         fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("ExclusiveUser") == "YES",
         max(int(_digits("MinNodes", fields.get("MinNodes", "1"))), 1),
-        default_cpus(fields.get("JobDefaults", "")),
+        gpu_default("DefCpuPerGPU", fields.get("JobDefaults", "")),
+        gpu_default("DefMemPerGPU", fields.get("JobDefaults", "")),
     )
 
 
-def default_cpus(job_defaults: str) -> int | None:
-    """Return DefCpuPerGPU of a JobDefaults= list; None where it is not set."""
-    found = re.search(r"DefCpuPerGPU=(\d{1,9})", job_defaults, re.IGNORECASE)
+def gpu_default(name: str, job_defaults: str) -> int | None:
+    """Return a default of a JobDefaults= list, such as DefMemPerGPU.
+
+    None where it is not set.
+    """
+    found = re.search(rf"{name}=(\d{{1,9}})", job_defaults, re.IGNORECASE)
     return int(found[1]) if found else None
+
+
+def parse_preemption(text: str) -> dict[str, frozenset[str]]:
+    """Read which QOS preempts which. Raises SlurmGarbled.
+
+    The text is the answer of `sacctmgr --parsable2 show qos format=name,preempt`.
+    """
+    found = {}
+    for line in filter(None, text.split("\n")):
+        name, bar, others = line.rpartition("|")
+        if not bar:
+            raise SlurmGarbled(f"expected a QOS and those that it preempts, got {line[:80]!r}")
+        if others:
+            found[name] = frozenset(others.split(","))
+    return found
 
 
 def parse_licenses(text: str) -> dict[str, int]:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
-from polluxd.slurm.default_cpus import with_default_cpus
+from polluxd.slurm.gpu_defaults import default_memory, with_default_cpus
 from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
@@ -108,7 +108,8 @@ class ScontrolClient:
         configuration = self._rarely.configuration()
         if not shares_memory(configuration):
             nodes = without_memory(nodes)
-        jobs = alone_on_nodes(jobs, nodes, rules.partitions)
+        memory = default_memory(rules.partitions, configuration)
+        jobs = alone_on_nodes(jobs, nodes, rules.partitions, memory)
         jobs = with_default_cpus(jobs, rules.partitions, configuration)
         jobs = with_least_sizes(jobs, nodes, rules.partitions, limits)
         return ClusterState(
@@ -126,7 +127,7 @@ class ScontrolClient:
         licenses = {}
         if re.search(r"^Licenses\s*=\s*(?!\(null\))\S", self._rarely.configuration(), re.MULTILINE):
             licenses = parse_licenses(self._run("scontrol", "--local", "-o", "show", "licenses"))
-        return Rules(partitions, reservations, licenses), {**senseless, **more}
+        return Rules(partitions, reservations, licenses, self._rarely.preemption()), {**senseless, **more}
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         if not job_ids:

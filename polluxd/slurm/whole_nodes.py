@@ -1,7 +1,8 @@
 """Jobs that share neither memory nor nodes with others. Pure.
 
 Where memory is a resource of its own (SelectTypeParameters with _Memory), it bounds the jobs on a node. A job that asks
-for none, where the site has no default, gets all memory of its nodes. A partition with OverSubscribe=EXCLUSIVE gives a
+for none, where the site has no default, gets all memory of its nodes. With DefMemPerGPU, Slurm shows this of every
+waiting job: the submission hook notes which jobs ask for memory. A partition with OverSubscribe=EXCLUSIVE gives a
 job all of its nodes.
 """
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
-from polluxd.model import Node
+from polluxd.model import JobState, Node
 from polluxd.slurm.node_records import with_all_gpus
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.rules import Partition
@@ -31,11 +33,17 @@ def without_memory(nodes: Iterable[Node]) -> tuple[Node, ...]:
 
 
 def alone_on_nodes(
-    jobs: Iterable[SlurmJob], nodes: Iterable[Node], partitions: Mapping[str, Partition]
+    jobs: Iterable[SlurmJob],
+    nodes: Iterable[Node],
+    partitions: Mapping[str, Partition],
+    default_memory: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[SlurmJob, ...]:
     """Have each job of ours that shares its nodes with nobody take whole ones.
 
     A job with all memory of its nodes, and a max-gpus below a whole node, counts with all memory at its max-gpus.
+
+    Args:
+        default_memory: memory that the site gives with each GPU [MB], by partition.
     """
     gpus = {node.name: node.gpus for node in nodes}
     memory = {node.name: (node.memory_mb, node.gpus) for node in nodes if node.memory_mb and node.gpus}
@@ -49,6 +57,10 @@ def alone_on_nodes(
             demands = replace(job.demands, exclusive=True)
             spec = replace(job.spec, gpu_counts=_WHOLE)
             return with_all_gpus(replace(job, spec=spec, demands=demands), gpus)
+        default = max((default_memory.get(name, 0) for name in job.partition.split(",")), default=0)
+        if sizes and default and not job.demands.memory_asked:
+            waits = job.state is JobState.PENDING
+            return replace(job, mem_per_gpu_mb=default) if waits else job
         here = [memory[name] for name in job.nodes if name in memory] or sizes
         return _with_all_memory(job, here) if sizes else job
 

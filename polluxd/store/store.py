@@ -24,6 +24,7 @@ from .migrations import apply_migrations
 from .newest_reports import NewestReports
 from .readings import Readings
 from .setting_rows import settings_from_rows
+from .snapshots import keep_snapshot
 from .sqlfiles import migrations
 from .views import JobTimes, MoveTotals, ObservedJob
 from .wakeups import Wakeups
@@ -238,7 +239,7 @@ class Store(Readings, AdministratorOrders):
     ) -> int:
         """Record a cycle and its decisions; return the cycle's id.
 
-        Decisions that did not change since an earlier cycle are not written again.
+        Decisions that did not change are not written again. A snapshot that the database does not take is left out.
         """
         with self._transaction(fenced=True) as run:
             recorded = run(
@@ -252,7 +253,6 @@ class Store(Readings, AdministratorOrders):
                 gap=rows.finite_or_none(plan.gap) if plan else None,
                 solver=plan.solver if plan else None,
                 durations=json.dumps(dict(durations)),
-                snapshot=snapshot_json,
                 plan_digest=plan_digest(plan.allocations) if plan else None,
             )
             cycle_id = int(recorded[0]["id"])
@@ -266,6 +266,8 @@ class Store(Readings, AdministratorOrders):
                         "record_allocations", cycle_id=cycle_id, allocations=rows.allocations_to_json(changed)
                     )
         self._written = written
+        if snapshot_json is not None:
+            keep_snapshot(self._transaction, cycle_id, snapshot_json)
         return cycle_id
 
     # Moves

@@ -37,10 +37,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
 from polluxd.model import Plan, Snapshot  # noqa: E402
 from polluxd.policy import Cache, decide  # noqa: E402
-from polluxd.policy.reference import genetic  # noqa: E402
 from polluxd.settings import PolicySettings  # noqa: E402
 from polluxd.sim.cluster import Scenario  # noqa: E402
-from tests.benchmarks import policy_oracle  # noqa: E402
+from tests.benchmarks import genetic, policy_oracle  # noqa: E402
 from tests.benchmarks.policy_oracle import table  # noqa: E402
 from tests.benchmarks.policy_states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded  # noqa: E402
 
@@ -230,9 +229,9 @@ by new ones; the rest of the changed are those that grew and may grow further. T
 {summary} 64 GPUs, p = -1; population and generations of 100.
 
 {rivals}
-The algorithm (`polluxd/policy/reference`) is repaired to the placements that ours may use, and both are scored by the
-same objective. Recorded: every so many of the states that a simulated run passes through, under the daemon's policy and
-settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes. Made up: seeds nothing was tuned on.
+The algorithm (`tests/benchmarks/genetic.py`) is repaired to the placements that ours may use, and both are scored by
+the same objective. Recorded: every so many of the states that a simulated run passes through, under the daemon's policy
+and settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes. Made up: seeds nothing was tuned on.
 
 {policy_oracle.section(proven)}"""
 

@@ -16,7 +16,7 @@ from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
 from polluxd.settings import PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
-from polluxd.sim.policies import snapshots
+from polluxd.sim.policies import daemon_view
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.profiles import load_profiles
@@ -140,7 +140,7 @@ class _Recorder(Pollux):
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        self.seen.append(snapshots.snapshot(view, jobs, self.settings))
+        self.seen.append(daemon_view.snapshot(view, jobs, self.settings))
         return super().decide(view)
 
 

@@ -307,7 +307,7 @@ moves jobs at no cost (`polluxd/sim/bound.py`). The optimum lies between the bou
 ## Wrong knowledge
 
 {robust(bench)}
-Over six generated traces of 50 jobs in 5 hours. `--lengths` and `--noise-scale-error` reproduce the rows.
+Over six generated traces of 50 jobs in 5 hours. A scenario's `lengths` and `noise_jitter` reproduce the rows.
 
 ## From the mean to the tail
 

@@ -35,14 +35,10 @@ from pollux.launcher.outcome import Again, Failure, Resized
 from pollux.ranks.plain_values import dumps, loads
 from pollux.ranks.sealed import ClientHandshake, Frames, NotAuthentic, ServerHandshake
 from pollux.ranks.value_store import StoreAnswer, StoreRequest, Values
+from tests.fuzz.json_values import json_values
 
 KEY = b"the job's key"
 
-json_values: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
 counts = st.integers(0, (1 << 63) - 1)
 names = st.lists(st.text(max_size=10), max_size=4).map(tuple)
 failures = st.builds(

@@ -21,7 +21,7 @@ from pollux.checkpoint.file import MAGIC, CheckpointFile, Trailer, write_checkpo
 from pollux.checkpoint.shard_files import Chunk, parse_index
 from pollux.errors import CheckpointError
 from pollux.private_folder import PrivateFolder
-from tests.fuzz.test_channels import json_values
+from tests.fuzz.json_values import json_values
 
 STATE = {"w": torch.arange(40.0), "step": 3, "nested": [1, {"lr": 0.1}]}
 

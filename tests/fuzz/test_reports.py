@@ -29,7 +29,7 @@ from polluxd.model import JobSpec, Node, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.store import Store, rows
 from polluxd.trusted_reports import Held, TrustedReports
-from tests.fuzz.test_channels import json_values
+from tests.fuzz.json_values import json_values
 from tests.integration.store.conftest import introduce, payload
 from tests.integration.store.credentials import SECRET, mac, token
 

@@ -21,13 +21,21 @@ from polluxd.slurm.pyslurm_records import read_cluster
 from polluxd.slurm.queue import jobs_query, names_query, parse_jobs, parse_names
 from polluxd.slurm.rules import parse_licenses, parse_partitions, parse_reservations
 from polluxd.slurm.topology import parse_topology
-from tests.fuzz.test_channels import json_values
+from tests.fuzz.json_values import json_values
+from tests.unit.slurm.pyslurm_records import JOB as PYSLURM_JOB
+from tests.unit.slurm.pyslurm_records import NODE as PYSLURM_NODE
+from tests.unit.slurm.scontrol_output import (
+    ALICE,
+    BIG,
+    HEAD,
+    LAB,
+    NODE,
+    NODE_26_05,
+    PARTITION,
+    RESERVATION,
+    ROOT,
+)
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
-from tests.unit.slurm.test_limits import ALICE, BIG, HEAD, LAB, ROOT
-from tests.unit.slurm.test_node_records import NODE, NODE_26_05
-from tests.unit.slurm.test_pyslurm_records import JOB as PYSLURM_JOB
-from tests.unit.slurm.test_pyslurm_records import NODE as PYSLURM_NODE
-from tests.unit.slurm.test_rules import PARTITION, RESERVATION
 
 JOBS, NAMES = jobs_query(), names_query()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from polluxd.policy import decide
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import simulate
-from polluxd.sim.policies import snapshots
+from polluxd.sim.policies import daemon_view
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.workload import Submission
 
@@ -19,7 +19,7 @@ class Watched(Pollux):
 
     def decide(self, view):
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache)
+        plan = decide(daemon_view.snapshot(view, jobs, self.settings), cache=self._cache)
         free = sum(view.capacity) - sum(a.placement.gpus for a in plan.allocations)
         kept = set()
         for a in plan.allocations:
@@ -30,7 +30,7 @@ class Watched(Pollux):
                 kept.add(a.job_id)
         self.since = {j: self.since.get(j, view.now) for j in kept}
         self.longest = max([self.longest, *(view.now - at for at in self.since.values())])
-        return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+        return daemon_view.plan_seats(plan, {job.number: job for job in view.jobs})
 
 
 def test_no_gpu_stays_idle_for_more_than_a_cycle_while_a_job_could_use_it(apps):

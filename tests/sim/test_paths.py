@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.errors import ConfigError
 from polluxd.model import NO_PLACEMENT, Placement
 from polluxd.sim.cluster import LENGTHS, Scenario
 from polluxd.sim.engine import simulate
@@ -37,33 +36,6 @@ def test_a_companion_gives_back_all_its_nodes_or_the_job_is_requeued():
     job.move(NO_PLACEMENT, ONE)
     job.move(ONE, THREE)
     assert job.move(THREE, TWO) == "requeue"
-
-
-def test_costs_are_read_from_toml_and_json_and_what_is_missing_stays(tmp_path):
-    (tmp_path / "moves.toml").write_text("resize = 1\nrequeue = 12.5\n")
-    (tmp_path / "moves.json").write_text('{"start": 7}')
-    assert MoveCosts.read(tmp_path / "moves.toml") == MoveCosts(resize=1.0, requeue=12.5)
-    assert MoveCosts.read(tmp_path / "moves.json") == MoveCosts(start=7.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("requeue = -1", "requeue = -1"),
-        ("requeue = true", "requeue = True"),
-        ("requeue = nan", "requeue = nan"),
-        ("teleport = 1", "teleport: no such path"),
-        ("", "expected seconds by path"),
-        ("requeue", "neither JSON"),
-    ],
-)
-def test_bad_costs_are_refused_with_what_is_wrong(tmp_path, text, wrong):
-    path = tmp_path / "moves.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=wrong):
-        MoveCosts.read(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        MoveCosts.read(tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("objective", ["completion-time", "fair-share"])

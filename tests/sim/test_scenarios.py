@@ -22,19 +22,9 @@ MIXED = Scenario(groups=(NodeGroup("t4", 2, 4), NodeGroup("a100", 2, 4)))
 
 
 def test_groups_say_what_the_nodes_are():
-    found = NodeGroup.parse("a100:4:8")
-    assert found == NodeGroup("a100", 4, 8, 1.0)
-    scenario = Scenario(groups=(found, NodeGroup.parse("t4:2:4:0.5")))
+    scenario = Scenario(groups=(NodeGroup("a100", 4, 8), NodeGroup("t4", 2, 4, 0.5)))
     assert (scenario.nodes, scenario.gpus, scenario.gpus_per_node) == (6, 40, 8)
     assert Counter(scenario.types) == {"a100": 4, "t4": 2}
-
-
-@pytest.mark.parametrize(
-    "text", ["a100", "a100:4", "a100:0:8", ":4:8", "a100:4:8:0", "a100:4:8:1:2", "a100:x:8"]
-)
-def test_a_group_that_makes_no_sense_is_refused(text):
-    with pytest.raises(ConfigError, match="expected NAME:NODES:GPUS_PER_NODE"):
-        NodeGroup.parse(text)
 
 
 def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
@@ -138,8 +128,3 @@ def test_rented_nodes_follow_the_use_that_is_made_of_them(burst, apps):
     slow = replace(fixed, cloud=replace(fixed.cloud, boot_seconds=1800.0))
     later = measure(simulate(burst, apps, POLICIES["pollux"](slow), slow), slow)
     assert later["avg_jct_s"] > ours["avg_jct_s"], "what has to boot is not there at once"
-
-
-def test_a_cloud_has_sane_limits():
-    with pytest.raises(ConfigError, match="expected 1 <= least <= most"):
-        Scenario(nodes=8, cloud=Cloud(0, 8))

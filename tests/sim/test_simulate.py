@@ -51,7 +51,7 @@ def test_json_table_and_plot(trace, tmp_path):
 
 
 def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
-    shown = command("--generate", 3, "--hours", 1, "--policy", "fifo")
+    shown = command("--generate", 3, "--policy", "fifo")
     assert shown.exit_code == 0, shown.output
     log = tmp_path / "log.csv"
     log.write_text("timestamp,duration,num_gpus\n2017-10-09 07:01:55,660,1\n")
@@ -59,22 +59,32 @@ def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
     assert "1 jobs, taken to train as the nearest in duration" in shown.output
 
 
-def test_scenario_options_reach_the_result(tmp_path):
-    out = tmp_path / "out.json"
-    shown = command(
-        "--generate", 3, "--hours", 1, "--policy", "fifo", "--autoscale", "1,3", "--node-price", 2,
-        "--nodes-per-rack", 2, "--rack-slowdown", 0.5, "--json", out,
-    )  # fmt: skip
+def test_the_scenario_reaches_the_result(tmp_path):
+    out, scenario = tmp_path / "out.json", tmp_path / "scenario.toml"
+    scenario.write_text("nodes_per_rack = 2\n[trace]\nhours = 1\n[cloud]\nleast = 1\nmost = 3\nprice = 2\n")
+    shown = command("--generate", 3, "--policy", "fifo", "--scenario", scenario, "--seed", 5, "--json", out)
     assert shown.exit_code == 0, shown.output
     assert "COST" in shown.output
     document = json.loads(out.read_text())
+    assert document["workload"] == "3 jobs generated over 1 h"
     assert document["scenario"]["cloud"]["most"] == document["scenario"]["nodes"] == 3
+    assert document["scenario"]["seed"] == 5
     assert document["policies"]["fifo"]["cost"] == pytest.approx(
         2 * document["policies"]["fifo"]["node_hours"]
     )
-    shown = command("--generate", 3, "--hours", 1, "--policy", "fifo", "--gpu-types", "t4:1:4", "--json", out)
+    shown = command("--generate", 3, "--policy", "fifo", "--objective", "fair-share", "--json", out)
     assert "COST" not in shown.output
-    assert json.loads(out.read_text())["scenario"]["groups"][0]["gpu_type"] == "t4"
+    assert json.loads(out.read_text())["scenario"]["pollux"]["objective"] == "fair-share"
+
+
+def test_output_of_sacct_is_recognised_and_its_first_jobs_can_be_taken(tmp_path):
+    log, out, scenario = tmp_path / "october.txt", tmp_path / "out.json", tmp_path / "scenario.toml"
+    row = "{}|2024-05-01T10:00:00|01:00:00|billing=8,gres/gpu=4,node=1\n"
+    log.write_text("JobID|Submit|Elapsed|AllocTRES\n" + row.format(71) + row.format(72))
+    scenario.write_text("trace.most_jobs = 1\n")
+    shown = command(log, "--policy", "fifo", "--scenario", scenario, "--json", out)
+    assert "1 jobs, taken to train as the nearest in duration" in shown.output
+    assert [*json.loads(out.read_text())["policies"]["fifo"]["jobs"]] == ["job-71"]
 
 
 def test_only_one_source_of_jobs_is_taken(trace):
@@ -86,10 +96,9 @@ def test_only_one_source_of_jobs_is_taken(trace):
     ("arguments", "message"),
     [
         (["--policy", "nonsense"], "no such policy; there are .*pollux"),
-        (["--restart-range", "9"], "expected LOW,HIGH"),
-        (["--power", "2"], "power: expected a number up to 1"),
-        (["--gpu-types", "t4:4"], "expected NAME:NODES:GPUS_PER_NODE"),
-        (["--autoscale", "4,2"], "expected LEAST,MOST nodes"),
+        (["--nodes", "0"], "simulate: nodes: .*got 0"),
+        (["--objective", "speed"], "simulate: pollux.objective: .*got 'speed'"),
+        (["--scenario", "no-such.toml"], "no-such.toml: cannot be read"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),
         (["--profiles", "no-such-folder"], "no such directory"),
         (["--nodes", "1", "--gpus-per-node", "2"], "line 3: num_replicas is 4 and the cluster has 2 GPUs"),
@@ -100,25 +109,3 @@ def test_wrong_use_is_one_line(trace, arguments, message):
     assert isinstance(failed.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise failed.exception
-
-
-def test_every_row_of_the_page_has_its_flags(trace, tmp_path):
-    costs, out = tmp_path / "costs.toml", tmp_path / "out.json"
-    costs.write_text("requeue = 3\n")
-    flags = ("--objective", "completion-time", "--kappa", 3, "--no-priors", "--no-remaining-work")
-    shown = command(trace, "--nodes", 2, *flags, "--move-costs", costs, "--lengths", "lies", "--json", out)
-    assert shown.exit_code == 0, shown.output
-    scenario = json.loads(out.read_text())["scenario"]
-    assert scenario["pollux"]["objective"] == "completion-time"
-    assert scenario["pollux"]["kappa"] == 3
-    assert not scenario["pollux"]["remembers"]
-    assert not scenario["pollux"]["remaining_work"]
-    assert scenario["moves"]["requeue"] == 3
-    assert scenario["lengths"] == "lies"
-
-
-@pytest.mark.parametrize("flags", [("--objective", "speed"), ("--lengths", "long")])
-def test_an_unknown_objective_or_kind_of_length_is_refused(trace, flags):
-    shown = command(trace, *flags)
-    assert isinstance(shown.exception, ConfigError)
-    assert flags[1] in str(shown.exception)

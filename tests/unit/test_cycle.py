@@ -16,7 +16,7 @@ from polluxd.logs import JsonFormatter
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
-from tests.unit.test_gpu_types import REPORT, Cycle
+from tests.unit.two_gpu_types import REPORT, Cycle
 
 
 def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(

@@ -12,27 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.apply.reconciler import Reconciler
-from polluxd.config import parse_config
-from polluxd.cycle import Controller
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
-from polluxd.policy import Cache, decide
-from polluxd.settings import MoveSettings
-from polluxd.slurm.fake import FakeSlurm
+from polluxd.policy import decide
 from polluxd.slurm.protocol import Geometry
-from polluxd.store.fake import FakeRows, FakeStore
-
-THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
-QUICK = THETA._replace(alpha_grad=0.01, beta_grad=0.0004)
-REPORT = Report(
-    0, 0.0, BatchLimits(64, 64 * 256, 16, 512), THETA, NoiseScale(1.0, 30.0), explored_gpus=8, gpu_type="t4"
-)
-NODES = {
-    n.name: n for n in (Node("n1", 4, "t4"), Node("n2", 4, "t4"), Node("n3", 4, "a100"), Node("head", 0))
-}
+from tests.unit.two_gpu_types import NODES, QUICK, REPORT, THETA, Cycle
 
 
 def with_types(
@@ -93,53 +78,6 @@ def test_nothing_is_assumed_of_one_type_or_of_no_fit() -> None:
     for params in (None, THETA._replace(beta_grad=math.nan), THETA._replace(alpha_grad=-1.0)):
         bare = replace(REPORT, params=params)
         assert with_types(bare, NO_PLACEMENT, NODES, {}) == bare
-
-
-class Cycle:
-    """polluxd's cycle over a cluster of two GPU types in memory."""
-
-    def __init__(self, mode: str = "observe", **slurm: object) -> None:
-        self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
-        self.rows = FakeRows(self.slurm.clock)
-        self.store = store = FakeStore(self.rows)
-        store.lead()
-        config = parse_config(
-            {
-                "mode": mode,
-                "slurm": {"cluster": "c", **slurm},
-                "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-            },
-            "test",
-        )
-        self.seen: list[tuple[object, object]] = []
-        reconciler = Reconciler(
-            self.slurm,
-            store,  # type: ignore[arg-type]
-            limits=MoveSettings(cooldown_s=0.0),
-            lease=60.0,
-            authorize=lambda: None,
-            clock=self.slurm.clock,
-            monotonic=self.slurm.clock,
-        )
-        self.controller = Controller(
-            config,
-            self.slurm,
-            store,  # type: ignore[arg-type]
-            reconciler,
-            monotonic=self.slurm.clock,
-            policy=self._decide,
-        )
-
-    def _decide(self, snapshot, cache: Cache):  # type: ignore[no-untyped-def]
-        plan = decide(snapshot, cache=cache)
-        self.seen.append((snapshot, plan))
-        return plan
-
-    def step(self):  # type: ignore[no-untyped-def]
-        # A move costs a job that came this instant everything it is worth.
-        self.slurm.advance(61.0)
-        self.controller.step()
-        return self.seen[-1]
 
 
 def test_the_cycle_of_two_types_is_decided_by_type() -> None:

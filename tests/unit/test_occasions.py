@@ -10,7 +10,7 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.model import JobSpec, Placement, Report
 from polluxd.occasions import Occasions
 from polluxd.slurm.protocol import Geometry
-from tests.unit.test_gpu_types import REPORT, Cycle
+from tests.unit.two_gpu_types import REPORT, Cycle
 
 SOON = 11.0
 """Seconds: above the floor and below the interval."""
@@ -117,7 +117,7 @@ def test_without_an_idle_gpu_it_waits() -> None:
 def test_a_job_that_moves_or_rests_is_decided_on_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cycle, job = trained()
     occupied = {job}
-    monkeypatch.setattr(cycle.controller._reconciler, "occupied", occupied.__contains__)
+    monkeypatch.setattr(cycle.reconciler, "occupied", occupied.__contains__)
     cycle.rows.reports[job] = report()
     assert cycle.after() == 0
     occupied.clear()
@@ -132,7 +132,7 @@ def test_a_job_that_was_left_alone_is_free_again_while_another_one_waits(
     cycle, job = trained()
     fill_other_nodes(cycle)
     occupied = {job}
-    monkeypatch.setattr(cycle.controller._reconciler, "occupied", occupied.__contains__)
+    monkeypatch.setattr(cycle.reconciler, "occupied", occupied.__contains__)
     if waits:
         cycle.slurm.submit(JobSpec(), lease=1e6)
         assert cycle.after() == 1, "it has come"
@@ -178,7 +178,7 @@ def test_a_resize_that_never_ends_delays_one_decision() -> None:
     occasions = cycle.controller._occasions
     for size, waits in ((8, False), (12, True)):
         another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
-        cycle.controller._reconciler._acted_on = {job: another}
+        cycle.reconciler._acted_on = {job: another}
         occasions.decided(cycle.slurm.observe(), {}, [another])
         assert occasions.resizing() is waits, "once for each number of GPUs"
 

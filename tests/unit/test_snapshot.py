@@ -15,7 +15,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.paths import PathOptions
 from polluxd.apply.startable import Standing
 from polluxd.encoding import decode_snapshot, encode
-from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Snapshot, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
 from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
 from polluxd.settings import PolicySettings
@@ -23,6 +23,7 @@ from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 from polluxd.slurm_priority import priority_weights
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, MoveTotals
+from tests import build
 
 NODES = (Node("n1", 4, partitions=frozenset({"main"})), Node("n2", 4, foreign_gpus=1))
 REPORT = Report(
@@ -37,10 +38,7 @@ REPORT = Report(
 
 
 def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -> SlurmJob:
-    base = SlurmJob(
-        job_id, f"job{job_id}", "ann", 1000, "lab", "main", "normal", state, state.value, "None", 0, 10.0
-    )
-    return replace(base, **{"spec": JobSpec(), **more})  # type: ignore[arg-type]
+    return build.slurm_job(job_id, state, **{"submit_time": 10.0, **more})
 
 
 def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
@@ -93,9 +91,20 @@ def test_a_running_job_is_pinned_until_it_reports_a_step_of_this_attempt() -> No
     assert snapshot(running, reports={1: REPORT}, resting=lambda _: 5.0).jobs[0].pinned
 
 
+def test_a_running_job_with_a_deadline_or_on_hold_is_pinned() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2})
+    for left_alone, why in (
+        (replace(running, deadline=900.0), "has a deadline (--deadline)"),
+        (replace(running, held_by_user=True), "on hold (scontrol hold)"),
+    ):
+        (seen,) = snapshot(left_alone, reports={1: REPORT}).jobs
+        assert seen.pinned
+        assert seen.pin_reason.startswith(why)
+
+
 def test_a_job_under_way_counts_where_it_is_going() -> None:
     target = Placement(("n1", "n2"), 2)
-    move = Move(1, 1, 0, "requeue", Placement(("n1",), 1), target, "", Step.DRAINING, {})
+    move = build.move("requeue", Placement(("n1",), 1), target, Step.DRAINING, {}, job_id=1)
     seen = snapshot(slurm_job(1, gpus_per_node_held={"n1": 1}), reports={1: REPORT}, moves=(move,))
     assert seen.jobs[0].placement == target
     assert seen.jobs[0].pinned

@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import JobSpec, JobState
-from polluxd.slurm.protocol import SlurmJob
+from polluxd.model import JobState
 from polluxd.store import JobTimes
 from polluxd.waiting import WaitingTimes
+from tests.build import slurm_job
 
-PENDING = SlurmJob(
-    *(7, "train", "ann", 1000, "lab", "main", "normal", JobState.PENDING, "PENDING", "None", 0, 10.0),
-    spec=JobSpec(),
-)
+PENDING = slurm_job(state=JobState.PENDING, submit_time=10.0)
 
 
 @pytest.mark.parametrize("how", [{"held_by_user": True}, {"dependent": True}, {"begin_time": 501.0}])

@@ -25,7 +25,7 @@ from polluxd.policy.cache import Cache
 from polluxd.settings import MoveSettings, PolicySettings
 from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.engine import View
-from polluxd.sim.policies import snapshots
+from polluxd.sim.policies import daemon_view
 from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 
@@ -64,8 +64,8 @@ class Pollux:
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self.settings), cache=self._cache, explained=False)
-        return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+        plan = decide(daemon_view.snapshot(view, jobs, self.settings), cache=self._cache, explained=False)
+        return daemon_view.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def nodes_wanted(self, view: View) -> int:
         """Return the node count by the utility of the present size.
@@ -75,7 +75,7 @@ class Pollux:
         cloud = view.scenario.cloud
         assert cloud is not None
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        seen = snapshots.snapshot(view, jobs, self.settings)
+        seen = daemon_view.snapshot(view, jobs, self.settings)
         scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
         return scale.nodes
 
@@ -83,7 +83,7 @@ class Pollux:
         whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
         resizes = whole and view.scenario.moves is not None
         why = self._why_pinned(job, view.now)
-        return snapshots.slurm_job(
+        return daemon_view.slurm_job(
             job,
             view,
             waiting=None if job.held_at is None else view.now - job.held_at,
@@ -102,7 +102,7 @@ class Pollux:
     def _report(self, job: SimulatedJob, view: View) -> Report | None:
         if job.started_at is None:
             return None
-        found = snapshots.report(job, view, remaining=self._knowledge.remaining_work)
+        found = daemon_view.report(job, view, remaining=self._knowledge.remaining_work)
         if found is None or not view.scenario.groups:
             return found
         return self._types(view).known_to(found, placement(job.seats), moves=job.restarts)
@@ -116,7 +116,7 @@ class Pollux:
                 for group in groups
                 if group.gpu_type.lower() in TYPICAL_SPEEDS or group.speed != 1.0
             }
-            self._gpu_types = GpuTypes(snapshots.nodes(view), speeds)
+            self._gpu_types = GpuTypes(daemon_view.nodes(view), speeds)
         return self._gpu_types
 
     def _why_pinned(self, job: SimulatedJob, now: float) -> str:

@@ -20,7 +20,7 @@ from polluxd.policy import decide
 from polluxd.policy.cache import Cache
 from polluxd.settings import PolicySettings
 from polluxd.sim.engine import View
-from polluxd.sim.policies import snapshots
+from polluxd.sim.policies import daemon_view
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 DELAY = 30.0
@@ -43,13 +43,13 @@ class PolluxPaper:
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = tuple(self._job(job, view) for job in view.jobs)
-        plan = decide(snapshots.snapshot(view, jobs, self._settings), cache=self._cache)
-        return snapshots.plan_seats(plan, {job.number: job for job in view.jobs})
+        plan = decide(daemon_view.snapshot(view, jobs, self._settings), cache=self._cache)
+        return daemon_view.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def _job(self, job: SimulatedJob, view: View) -> SnapshotJob:
         return replace(
-            snapshots.slurm_job(job, view),
-            report=snapshots.report(job, view, remaining=False, types=False),
+            daemon_view.slurm_job(job, view),
+            report=daemon_view.report(job, view, remaining=False, types=False),
             # The artifact penalises first starts like any other change.
             started=True,
             moves=job.restarts,

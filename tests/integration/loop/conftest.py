@@ -224,6 +224,10 @@ class Loop:
 
         self.until(planned, why="a park to be planned")
 
+    def completed_moves(self, job_id: int) -> int:
+        """How many moves of a running job have ended well."""
+        return sum(m.path != "start" and m.step is Step.TRAINING for m in self.store.moves(job_id))
+
     def requeues(self, job_id: int) -> int:
         """How often a move, finished or not, has sent the job back to the queue."""
         return sum(Step.REQUEUED in move.times for move in self.store.moves(job_id))
@@ -252,7 +256,7 @@ def loop_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from _on(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
+    yield from loop_on(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -269,15 +273,17 @@ def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from _on(
+    yield from loop_on(
         elastic_cluster, Daemon(elastic_cluster, tmp_path, training_timeout=150.0, cooldown=1.0), tmp_path
     )
 
 
-def _on(cluster: DevCluster, daemon: Daemon, folder: Path) -> Iterator[Loop]:
-    assert daemon.command("polluxd", "migrate").returncode == 0
+def loop_on(cluster: DevCluster, daemon: Daemon, folder: Path, user: str = "root") -> Iterator[Loop]:
+    """Start polluxd on a cluster; end its jobs and itself when the test has ended."""
+    migrated = daemon.command("polluxd", "migrate")
+    assert migrated.returncode == 0, migrated.stderr
     daemon.start()
-    made = Loop(cluster, daemon, folder)
+    made = Loop(cluster, daemon, folder, user=user)
     try:
         yield made
         made.cancel_all()

@@ -9,15 +9,11 @@ import time
 
 import pytest
 
-from polluxd.model import JobState, Step
+from polluxd.model import JobState
 
 from .conftest import Daemon, Loop
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
-
-
-def completed_moves(loop: Loop, job_id: int) -> int:
-    return sum(m.path != "start" and m.step is Step.TRAINING for m in loop.store.moves(job_id))
 
 
 def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_would(loop: Loop) -> None:
@@ -29,7 +25,7 @@ def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_woul
     loop.until(lambda: loop.job(plain).state is JobState.RUNNING, why="the plain job's start")
     # Nothing comes or goes until the training has grown: only its measurements bring a decision.
     job_id = loop.train("grows", 20, "--alpha 0.002 --beta 0.0012 --sync 0.005 0.01")
-    loop.until(lambda: completed_moves(loop, job_id) >= 1, why="growth between two regular decisions")
+    loop.until(lambda: loop.completed_moves(job_id) >= 1, why="growth between two regular decisions")
     assert loop.store.moves(job_id)[1].reason.startswith("grows from 1 to 2 GPUs")
     ends.touch()
     explained = loop.daemon.command("polluxctl", "explain", str(job_id))

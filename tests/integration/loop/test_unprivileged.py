@@ -18,9 +18,8 @@ import pytest
 from contrib.devcluster import DevCluster
 from polluxd.model import JobState, Step
 
-from .conftest import Daemon, Loop, identity
+from .conftest import Daemon, Loop, identity, loop_on
 from .elastic import Elastic
-from .test_loop import completed_moves
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -47,16 +46,7 @@ def site(scratch: Path, name: str, nodes: int, gpus_per_node: int) -> Iterator[L
         daemon_user="pollux",
     ) as cluster:
         daemon = Daemon(cluster, folder, training_timeout=150.0, cooldown=1.0)
-        migrated = daemon.command("polluxd", "migrate")
-        assert migrated.returncode == 0, migrated.stderr
-        daemon.start()
-        made = Loop(cluster, daemon, folder, user="nobody")
-        try:
-            yield made
-            made.cancel_all()
-        finally:
-            daemon.end()
-            made.store.close()
+        yield from loop_on(cluster, daemon, folder, user="nobody")
 
 
 @pytest.fixture
@@ -100,7 +90,7 @@ def test_an_operator_resizes_an_ordinary_users_job_in_place(lending: Loop) -> No
 def test_polluxd_without_root_moves_an_ordinary_users_job(whole: Loop) -> None:
     job_id = whole.train("ordinary", 16)
     foreign = whole.sbatch("foreign", "sleep 20", directive=None)
-    whole.until(lambda: completed_moves(whole, job_id) >= 1, why="a move")
+    whole.until(lambda: whole.completed_moves(job_id) >= 1, why="a move")
     pid = whole.daemon.pid
     assert pid is not None
     assert os.stat(f"/proc/{pid}").st_uid == pwd.getpwnam("pollux").pw_uid

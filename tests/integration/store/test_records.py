@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -407,3 +408,55 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     assert [m.job_id for m in store.moves()] == [8]
     assert [point.job_id for point in store.report_history()] == [8], "the latest of a job stays"
     assert set(store.reports()) == {8}
+
+
+def test_a_cycle_is_recorded_without_a_snapshot_that_the_database_refuses(store, seen, caplog):
+    store.sync_jobs([seen(7)])
+    words = {"mode": "enforce", "durations": {}, "started_at": time.time()}
+    # jsonb refuses this character, as it refuses a text of more than 256 MB.
+    number = store.record_cycle(
+        plan(Allocation(7, N1, 1, 1, 32, False, "r")), snapshot_json='{"x": "\\u0000"}', **words
+    )
+    assert store.latest_cycle().id == number
+    assert store.cycle_snapshot(number) is None
+    assert [a.job_id for a in store.allocations(number)] == [7]
+    assert f"cycle {number} is recorded without its snapshot" in caplog.text
+
+
+def test_the_lease_is_renewed_while_a_snapshot_takes_all_the_time_of_a_statement(new_store, postgres, seen):
+    """The database takes longer over a snapshot than a statement may."""
+    store = new_store(lease_s=60, statement_timeout=4)
+    assert store.lead() is not None
+    store.sync_jobs([seen(7)])
+    slow = (
+        "CREATE FUNCTION pollux.slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN IF NEW.snapshot IS NOT NULL THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END'",
+        "CREATE TRIGGER slow BEFORE INSERT OR UPDATE ON pollux.cycle FOR EACH ROW EXECUTE FUNCTION pollux.slow()",
+    )
+    with closing(psycopg2.connect(postgres.admin_url.replace("+psycopg2", ""))) as admin:
+        admin.autocommit = True
+        cursor = admin.cursor()
+
+        def sleeps():
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+            return cursor.fetchone()[0]
+
+        try:
+            for statement in slow:
+                cursor.execute(statement)
+            with ThreadPoolExecutor(1) as pool:
+                recording = pool.submit(
+                    store.record_cycle,
+                    plan(Allocation(7, N1, 1, 1, 32, False, "r")),
+                    **{"mode": "enforce", "durations": {}, "started_at": time.time(), "snapshot_json": "{}"},
+                )
+                while not sleeps():
+                    assert not recording.done(), recording.exception()
+                assert store.still_leading(), "the snapshot's statement holds the leader's row"
+                number = recording.result()
+        finally:
+            cursor.execute(
+                "DROP TRIGGER IF EXISTS slow ON pollux.cycle; DROP FUNCTION IF EXISTS pollux.slow()"
+            )
+    assert [a.job_id for a in store.allocations(number)] == [7]
+    assert store.cycle_snapshot(number) is None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pollux.goodput import BatchLimits
-from polluxd.model import JobSpec, JobState, Move, Node, Placement, Report, Step
+from polluxd.model import JobState, Move, Node, Placement, Report, Step
 from polluxd.slurm.protocol import Companion, SlurmJob
+from tests.build import move as build_move
+from tests.build import slurm_job
 
 ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n2"), 4)
 NODES = (Node("n1", 4, cpus=64), Node("n2", 4, cpus=64), Node("n3", 4, cpus=64))
 
 
 def job(at: Placement, state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
-    base = SlurmJob(7, "train", "ann", 1000, "", "main", "", state, state.value, "None", 0, 0.0)
-    held = dict.fromkeys(at.nodes, at.gpus_per_node)
-    return replace(base, **{"spec": JobSpec(), "gpus_per_node_held": held, "batch_host": "n1", **more})
+    return slurm_job(
+        **{"state": state, "at": at, "name": "train", "account": "", "qos": "", "batch_host": "n1", **more}
+    )
 
 
 def companion(at: tuple[str, ...] = (), state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
@@ -26,7 +27,7 @@ def companion(at: tuple[str, ...] = (), state: JobState = JobState.RUNNING, **mo
 
 def move(step: Step, *, grow: bool, path: str = "resize", **more: Any) -> Move:
     source, target = (ONE, BOTH) if grow else (BOTH, ONE)
-    return Move(5, 7, 0, path, source, target, "", step, {Step.PLANNED: 1.0}, **more)
+    return build_move(path, source, target, step, {Step.PLANNED: 1.0}, id=5, **more)
 
 
 def says(**more: Any) -> Report:

@@ -15,7 +15,7 @@ from polluxd.slurm.demands import Demands
 from polluxd.slurm.limits import Association, GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
-from tests.unit.apply.test_startable import ALL, HOUR, MAIN, NODES, NOW, job
+from tests.unit.apply.four_nodes import ALL, HOUR, MAIN, NODES, NOW, job
 
 ROOT = Association("root", None, "", "", GroupLimits(), JobLimits())
 

@@ -10,30 +10,14 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.companions import gather, named_moves
-from polluxd.model import JobSpec, JobState, Move, Placement, Step
+from polluxd.model import JobState, Placement, Step
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
+from tests.build import move, slurm_job
 
 ONE, BOTH = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
 NONCE = "0123456789abcdef" * 2
-MOVE = Move(12, 7, 2, "resize", ONE, BOTH, "", Step.TRAINING, {Step.PLANNED: 1.0}, nonce=NONCE)
-PARENT = SlurmJob(
-    job_id=7,
-    name="train",
-    user="ann",
-    uid=1000,
-    account="lab",
-    partition="main",
-    qos="normal",
-    state=JobState.RUNNING,
-    raw_state="RUNNING",
-    reason="None",
-    restart_count=2,
-    submit_time=0.0,
-    nodes=("n1",),
-    gpus_per_node_held={"n1": 4},
-    cpus_per_node_held={"n1": 8},
-    spec=JobSpec(),
-)
+MOVE = move("resize", ONE, BOTH, Step.TRAINING, {Step.PLANNED: 1.0}, id=12, attempt=2, nonce=NONCE)
+PARENT = slurm_job(at=ONE, restart_count=2, nodes=("n1",), cpus_per_node_held={"n1": 8})
 COMPANION = replace(
     PARENT,
     job_id=9,

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.contention import Contenders, contending, least_size, unplaced
+from polluxd.apply.contention import (
+    Contender,
+    Contenders,
+    contending,
+    least_size,
+    unplaced,
+    with_contenders,
+)
 from polluxd.apply.leases import kept_back
 from polluxd.model import (
     NO_PLACEMENT,
@@ -23,13 +30,12 @@ from polluxd.settings import PolicySettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from tests.unit.apply.test_neighbours import RULES, ours, plain
-from tests.unit.apply.test_startable import NODES, NOW, job
+from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
 def chosen(*jobs: SlurmJob) -> dict[int, Placement]:
     state = ClusterState(NOW, NODES, jobs, rules=RULES)
-    return {one.job_id: size for one, size in contending(state, {1})}
+    return {one.job_id: size for one, size, _ in contending(state, {1})}
 
 
 def test_a_job_contends_with_plain_jobs_that_come_after_it() -> None:
@@ -66,6 +72,36 @@ def test_a_higher_tier_contends_with_jobs_that_run() -> None:
     assert chosen(ours(priority=2000), runs) == {}
 
 
+def test_a_qos_that_preempts_contends_with_jobs_that_run() -> None:
+    def by_qos(*jobs: SlurmJob, **preempts: set[str]) -> list[tuple[int, str]]:
+        rules = replace(RULES, preempts={qos: frozenset(others) for qos, others in preempts.items()})
+        state = ClusterState(NOW, NODES, jobs, rules=rules)
+        return [(one.job.job_id, one.before) for one in contending(state, {1})]
+
+    runs = job(9, JobState.RUNNING, spec=None, qos="scavenge", gpus_per_node_held={"n1": 4}, priority=900)
+    mine = ours(priority=100, qos="normal")
+    assert by_qos(mine, runs, normal={"scavenge", "spot"}) == [
+        (1, "its QOS may preempt jobs of QOS scavenge")
+    ]
+    assert by_qos(mine, replace(runs, spec=JobSpec()), normal={"scavenge"})
+    assert not by_qos(mine, runs)
+    assert not by_qos(mine, runs, normal={"spot"})
+    assert not by_qos(mine, runs, scavenge={"normal"})
+    assert not by_qos(mine, replace(runs, state=JobState.COMPLETED), normal={"scavenge"})
+    assert not by_qos(mine, replace(runs, gpus_per_node_held={"elsewhere": 4}), normal={"scavenge"})
+
+
+def test_the_reason_says_what_slurm_may_do() -> None:
+    waits = Allocation(1, NO_PLACEMENT, 0.0, 0.0, 32, False, "waits for GPUs")
+    plan = Plan((waits, replace(waits, job_id=2)), 0.0, 0.0, "exact")
+    told = with_contenders(plan, [Contender(ours(), Placement(("n1",), 4), "plain jobs come after it")])
+    assert [one.reason for one in told.allocations] == [
+        "waits for GPUs; Slurm may start it on 4 GPUs: plain jobs come after it",
+        "waits for GPUs",
+    ]
+    assert with_contenders(plan, []) is plan
+
+
 def test_the_least_size_is_on_the_fewest_nodes() -> None:
     capacity = {"n1": 2, "n2": 4, "n3": 4}
     names = sorted(capacity)
@@ -84,7 +120,7 @@ def test_slurm_starts_a_released_job_anywhere_once_a_plain_job_ends() -> None:
     contenders = Contenders(slurm, lambda: 1)
     state = slurm.observe()
     waits = plain(99, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
-    contenders.choose(replace(state, jobs=(*state.jobs, waits)), {mine})
+    contenders.choose(contending(replace(state, jobs=(*state.jobs, waits)), {mine}), state.taken_at)
     assert contenders.jobs == {mine}
     slurm.finish(running)
     slurm.advance(3)

@@ -39,6 +39,7 @@ from polluxd.model import (
 )
 from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
+from tests import build
 
 NOW = 1_000.5
 ONE = Placement(("n1",), 2)
@@ -49,39 +50,13 @@ NODES = (Node("n1", 4), Node("n2", 4))
 def slurm_job(
     state: JobState = JobState.RUNNING, at: Placement = ONE, restarts: int = 0, **more: object
 ) -> SlurmJob:
-    running = state in (JobState.RUNNING, JobState.COMPLETING)
-    job = SlurmJob(
-        job_id=7,
-        name="train",
-        user="ann",
-        uid=1000,
-        account="lab",
-        partition="main",
-        qos="normal",
-        state=state,
-        raw_state=state.value,
-        reason="None",
-        restart_count=restarts,
-        submit_time=0.0,
-        gpus_per_node_held=dict.fromkeys(at.nodes, at.gpus_per_node) if running else {},
-        spec=JobSpec(),
-    )
-    return replace(job, **more)  # type: ignore[arg-type]
+    holds = state in (JobState.RUNNING, JobState.COMPLETING)
+    return build.slurm_job(7, state, at if holds else NO_PLACEMENT, **{"restart_count": restarts, **more})
 
 
 def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Move:
-    source = NO_PLACEMENT if path == "start" else ONE
-    return Move(
-        id=1,
-        job_id=7,
-        attempt=0,
-        path=path,
-        source=source,
-        target=NO_PLACEMENT if path == "park" else target,
-        reason="because",
-        step=step,
-        times={step: NOW - waited},
-    )
+    source, times = NO_PLACEMENT if path == "start" else ONE, {step: NOW - waited}
+    return build.move(path, source, NO_PLACEMENT if path == "park" else target, step, times, reason="because")
 
 
 def report(attempt: int = 0, *, first_step_at: float | None = 1.0, checkpointed: bool = True) -> Report:
@@ -287,7 +262,7 @@ def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
 def test_intents_give_back_before_they_take() -> None:
     def job(job_id: int, at: Placement, **more: object) -> SnapshotJob:
         return replace(
-            SnapshotJob(job_id, "j", "ann", "lab", "main", JobSpec(), 0.0, 10.0, placement=at),
+            build.job(job_id, placement=at),
             **more,  # type: ignore[arg-type]
         )
 
@@ -317,6 +292,22 @@ def test_a_move_taken_back_ends_while_the_job_still_runs_and_not_later() -> None
     free = room({"n1": 4, "n2": 4})
     assert act(cancelled(Step.REQUEUED), slurm_job(JobState.PENDING), room=free) == Configure()
     assert act(cancelled(Step.CHECKPOINTED), slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
+
+
+def test_a_job_that_may_not_start_again_is_not_requeued() -> None:
+    for more, why in (({"held_by_user": True}, "on hold"), ({"deadline": NOW + 60}, "deadline")):
+        running = replace(slurm_job(), **more)  # type: ignore[arg-type]
+        for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):
+            found = act(move(step), running, report())
+            assert isinstance(found, Withdraw)
+            assert why in found.reason
+
+
+def test_a_job_whose_limit_is_used_up_is_not_requeued() -> None:
+    drained = replace(move(Step.CHECKPOINTED), ends_at=NOW)
+    assert isinstance(act(drained, slurm_job(), report()), Fail)
+    assert act(drained, replace(slurm_job(), spec=JobSpec(continues=True)), report()) == Requeue()
+    assert act(replace(drained, ends_at=NOW + 1), slurm_job(), report()) == Requeue()
 
 
 def test_a_clock_set_back_ends_no_wait_early_and_prolongs_none() -> None:

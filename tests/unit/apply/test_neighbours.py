@@ -10,20 +10,8 @@ from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
 from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.slurm.rules import Partition, Rules
-from tests.unit.apply.test_startable import ALL, NODES, NOW, job
-
-RULES = Rules({"main": Partition("main", "UP", ALL), "high": Partition("high", "UP", ALL, tier=10)})
-
-
-def plain(job_id: int = 9, **other: object) -> SlurmJob:
-    words = {
-        "priority": 100,
-        "reason": "Resources",
-        "requested_gpus_per_node": 4,
-        "tres": {"gres/gpu": 8, "node": 2},
-    }
-    return job(job_id, JobState.PENDING, spec=None, **(words | other))
+from tests.build import job as build_job
+from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
 def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = (), **placed: object) -> dict[str, int]:
@@ -35,11 +23,7 @@ def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = (), **placed: obje
 
 
 def placed_job(job_id: int, placement: Placement, spec: JobSpec, **other: object) -> SnapshotJob:
-    return SnapshotJob(job_id, "", "alice", "", "main", spec, 0.0, 0.0, placement, **other)  # type: ignore[arg-type]
-
-
-def ours(**other: object) -> SlurmJob:
-    return job(1, JobState.PENDING, **({"priority": 50} | other))
+    return build_job(job_id, spec, **{"user": "alice", "placement": placement, "age": 0.0, **other})
 
 
 def test_free_gpus_are_left_to_a_plain_job_of_higher_priority() -> None:

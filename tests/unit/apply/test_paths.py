@@ -11,6 +11,7 @@ from polluxd.apply.actions import PAUSED
 from polluxd.apply.paths import PathOptions, choose, failed_paths, keeps, likely
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
+from tests.build import slurm_job
 
 ALL = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
@@ -20,9 +21,7 @@ def on(*names: str, gpus: int = 4) -> Placement:
 
 
 def job(*own: str, lent: tuple[tuple[str, ...], ...] = (), gpus: int = 4, host: str = "") -> SlurmJob:
-    base = SlurmJob(
-        7, "train", "ann", 1000, "lab", "main", "normal", JobState.RUNNING, "RUNNING", "None", 0, 0.0
-    )
+    base = slurm_job()
     companions = tuple(
         replace(base, job_id=100 + i, gpus_per_node_held=dict.fromkeys(names, gpus))
         for i, names in enumerate(lent)

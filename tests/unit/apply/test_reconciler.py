@@ -15,7 +15,7 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusals import LONGEST_S
 from polluxd.errors import SlurmRefused
-from polluxd.model import NO_PLACEMENT, JobSpec, Move, Node, Placement, Report, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Step
 from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
@@ -262,6 +262,40 @@ def test_a_requeued_job_keeps_what_was_left_of_its_time_limit(continues: bool, l
     now = slurm.truth(job_id)
     assert (now.restart_count, now.gpus_per_node_held) == (1, {"n1": 2})
     assert now.time_limit_s == limit
+
+
+@pytest.mark.parametrize("between", [7.0, 25.0, 40.0])
+def test_moves_do_not_lengthen_a_time_limit(between: float) -> None:
+    """Over all attempts a job runs at most one minute beyond its limit."""
+    limit = 600.0
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    store = FakeStore(FakeRows(slurm.clock))
+    assert store.lead() == 1
+    job_id = slurm.submit(JobSpec(), time_limit_s=limit)
+    slurm.configure(job_id, Geometry(("n1",), 1, 1), start=True)
+    acting = reconciler(slurm, store)
+    slurm.advance(1.0)
+    ran, moved, begun = 0.0, 0, slurm.clock()
+    while not slurm.truth(job_id).state.finished:
+        now = slurm.truth(job_id)
+        if now.state is JobState.RUNNING and now.start_time is not None:
+            ran += 0.5
+            if slurm.clock() - now.start_time > between and not store.open_moves():
+                size = len(now.nodes) and now.gpus_per_node_held["n1"]
+                there = Placement(("n1",), 3 - size)
+                wish = Intent(job_id, now.restart_count, "requeue", Placement(("n1",), size), there, "")
+                acting.begin([wish], [])
+                moved += 1
+        turn(acting, slurm)
+        for open_move in store.open_moves():
+            store.rows.acknowledge(open_move.id, slurm.clock())
+            if open_move.step is Step.STARTED:
+                store.advance(open_move.id, Step.TRAINING, slurm.clock(), epoch=1)
+        slurm.advance(0.5)
+        assert slurm.clock() < begun + 3 * limit, "it neither runs nor ends"
+        assert ran <= limit + 61.0, f"it runs on after {ran} s and {moved} moves"
+    assert moved > 5
+    assert ran >= limit - 2.0 * moved - 1.0, "a requeue may cost a second or two"
 
 
 def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:

@@ -15,43 +15,15 @@ from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
 from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.cli.health import health
-from polluxd.model import JobSpec, JobState, Move, Node, Placement, Step
+from polluxd.model import JobState, Move, Placement, Step
 from polluxd.settings import CycleSettings, MoveSettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Reservation, Rules
+from tests.build import move as build_move
+from tests.unit.apply.four_nodes import ALL, HOUR, MAIN, NODES, NOW, job
 
-NOW = 1_800_000_000.0
-HOUR = 3600.0
-NODES = tuple(Node(f"n{i}", 4, partitions=frozenset({"main"})) for i in (1, 2, 3, 4))
-ALL = frozenset(node.name for node in NODES)
-MAIN = {"main": Partition("main", "UP", ALL)}
 MAINTENANCE = Reservation("maint", NOW + HOUR / 2, NOW + 2 * HOUR, ALL)
-
-
-def job(
-    job_id: int = 1, state: JobState = JobState.RUNNING, limit: float | None = 2 * HOUR, **other: object
-) -> SlurmJob:
-    running = state is JobState.RUNNING
-    known = SlurmJob(
-        job_id=job_id,
-        name="",
-        user="alice",
-        uid=1000,
-        account="vision",
-        partition="main",
-        qos="normal",
-        state=state,
-        raw_state=state.value,
-        reason="None",
-        restart_count=0,
-        submit_time=NOW - HOUR,
-        start_time=NOW - 60 if running else None,
-        time_limit_s=limit,
-        gpus_per_node_held={"n1": 4} if running else {},
-        spec=JobSpec(),
-    )
-    return replace(known, **other)  # type: ignore[arg-type]
 
 
 def cluster(rules: Rules, *jobs: SlurmJob) -> ClusterState:
@@ -59,7 +31,7 @@ def cluster(rules: Rules, *jobs: SlurmJob) -> ClusterState:
 
 
 def move(path: str, source: Placement, target: Placement, step: Step = Step.PLANNED) -> Move:
-    return Move(5, 1, 0, path, source, target, "", step, {Step.PLANNED: NOW})
+    return build_move(path, source, target, step, {Step.PLANNED: NOW}, id=5, job_id=1)
 
 
 HERE, THERE = Placement(("n1",), 4), Placement(("n2",), 4)
@@ -356,3 +328,10 @@ def test_a_node_must_be_allowed_by_every_rule_that_limits_the_job() -> None:
         2: Standing(frozenset(), "QOS night; tried again in 5 s"),
     }
     assert combined() == {}
+
+
+def test_a_rule_repeats_no_more_than_200_characters() -> None:
+    short, long = Standing(frozenset(), "r" * 200), Standing(frozenset(), "r" * 201)
+    assert short.rule == "r" * 200
+    assert long.rule == "r" * 197 + "..."
+    assert len(combined({1: short}, {1: long})[1].rule) == 200

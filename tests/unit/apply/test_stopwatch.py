@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from polluxd.apply.stopwatch import Stopwatch
-from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.model import Move, Placement, Step
+from tests.build import move as build_move
 
 
 class Clocks:
@@ -18,8 +19,8 @@ class Clocks:
 
 
 def move(number: int, at: float) -> Move:
-    return Move(
-        number, number, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "", Step.PLANNED, {Step.PLANNED: at}
+    return build_move(
+        "start", target=Placement(("n1",), 1), times={Step.PLANNED: at}, id=number, job_id=number
     )
 
 

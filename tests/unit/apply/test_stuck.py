@@ -6,8 +6,9 @@ import pytest
 
 from polluxd.apply.cooldowns import Cooldowns
 from polluxd.apply.stuck import PATIENCE, in_step_since, stuck_moves
-from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.model import Move, Placement, Step
 from polluxd.settings import MoveSettings
+from tests.build import move as build_move
 
 NOW = 1_800_000_000.0
 LIMITS = MoveSettings()
@@ -24,7 +25,9 @@ TIMEOUTS = (
 
 def move(number: int, since: float, *, path: str = "requeue") -> Move:
     times = {Step.PLANNED: 5.0, Step.DRAINING: since}
-    return Move(number, number, 0, path, NO_PLACEMENT, Placement(("n1",), 1), "", Step.DRAINING, times)
+    return build_move(
+        path, target=Placement(("n1",), 1), step=Step.DRAINING, times=times, id=number, job_id=number
+    )
 
 
 @pytest.mark.parametrize("longest", TIMEOUTS)
@@ -38,11 +41,9 @@ def test_a_move_is_stuck_after_a_multiple_of_the_longest_timeout(longest: str) -
 def test_a_move_without_a_time_for_its_step_counts_from_its_plan() -> None:
     moved = move(1, 7.0)
     assert in_step_since(moved) == 7.0
-    assert in_step_since(Move(*(1, 1, 0, "park", NO_PLACEMENT, NO_PLACEMENT, "", Step.DRAINING, {}))) == 0.0
+    assert in_step_since(build_move("park", step=Step.DRAINING, times={})) == 0.0
     planned = {Step.PLANNED: 5.0}
-    assert (
-        in_step_since(Move(*(1, 1, 0, "park", NO_PLACEMENT, NO_PLACEMENT, "", Step.DRAINING, planned))) == 5.0
-    )
+    assert in_step_since(build_move("park", step=Step.DRAINING, times=planned)) == 5.0
 
 
 class Rest:

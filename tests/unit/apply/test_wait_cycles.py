@@ -6,12 +6,13 @@ from collections import Counter
 
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.wait_cycles import wait_cycle
-from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.model import NO_PLACEMENT, Placement, Step
+from tests.build import move as build_move
 
 
 def move(number, source, target, step=Step.PLANNED):
     path = "requeue" if source else "start"
-    return Move(number, number, 0, path, source, target, "", step, {step: 0.0})
+    return build_move(path, source, target, step, id=number, job_id=number)
 
 
 def test_two_jobs_that_swap_nodes_are_a_knot():

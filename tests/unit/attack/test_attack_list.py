@@ -29,7 +29,7 @@ def test_every_row_of_the_table_has_an_attack() -> None:
         importlib.import_module(f"contrib.attack.{theme}")
     names = [attack.name for attack in ATTACKS]
     rows = {int(found[1]) for name in names if (found := re.match(r"row (\d+)", name))}
-    assert rows == set(range(1, 23))
+    assert rows == set(range(1, 27))
     assert len([name for name in names if name.startswith("further")]) >= 20
     assert len([name for name in names if "during a grow" in name]) >= 5
     assert len(set(names)) == len(names)

@@ -27,6 +27,7 @@ def test_a_module_that_tests_share_stands_for_the_tests_that_import_it() -> None
     found = covering("tests/unit/agent/regression.py")
     assert "tests/unit/agent/loop/test_session.py" in found
     assert "tests/unit/agent/data/test_data.py" not in found
+    assert "tests/unit/policy/test_domains.py" in covering("tests/build.py")
 
 
 def test_every_room_of_the_agent_and_the_daemon_has_tests_of_its_name() -> None:

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from contrib.checks.structure import constructors, cycles, duplicates, imports, modules, private_accesses
+from contrib.checks.structure import (
+    constructors,
+    crossings,
+    cycles,
+    duplicates,
+    exceeded,
+    functions,
+    imports,
+    modules,
+    private_accesses,
+)
 
 
 def graph(folder: Path, **texts: str) -> dict[str, set[str]]:
@@ -63,9 +73,27 @@ def test_private_names_of_others_and_replaced_constants_are_counted(text: str, c
     assert len(private_accesses(ast.parse(text))) == count
 
 
+def test_only_imports_of_crossings_count() -> None:
+    text = (
+        "from tests.unit.test_a import b\nfrom .test_c import d\nfrom tests.build import job\nimport test_e"
+    )
+    text += "\nfrom contrib.sites.test_site import f\nfrom tests.unit import test_g\nfrom x import test_name"
+    assert len(crossings(ast.parse(text))) == 4
+
+
 def test_keyword_arguments_of_a_constructor_count_and_self_does_not() -> None:
     text = "class A:\n def __init__(self, a, b=1, *, c, d=2): pass\n def other(self, a, b, c, d, e): pass"
     assert [*constructors(ast.parse(text))] == [(4, "A")]
+
+
+def test_every_kind_of_argument_of_a_function_counts_and_self_does_not() -> None:
+    text = "def f(a, /, b, *, c=1): pass\nclass A:\n async def g(self, a): pass\n @classmethod\n def h(cls): pass"
+    assert sorted(functions(ast.parse(text))) == [(0, "h"), (1, "g"), (3, "f")]
+
+
+def test_a_figure_above_its_limit_is_named_and_one_below_is_not() -> None:
+    above = exceeded({"cycles": 1, "modules": 7, "lines_tests": 9}, {"cycles": 0, "lines_tests": 9})
+    assert [line.split(" (")[0] for line in above] == ["cycles is 1, at most 0"]
 
 
 def test_names_of_two_classes_and_of_two_modules_are_found_but_not_a_package_s_own(tmp_path: Path) -> None:

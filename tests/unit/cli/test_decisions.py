@@ -9,36 +9,27 @@ from typing import Any
 
 import pytest
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.goodput import NoiseScale
 from polluxd.cli.replay import differences
 from polluxd.encoding import encode
-from polluxd.model import Allocation, JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
+from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.settings import PolicySettings
 from polluxd.store import CycleSummary, CycleView
-
-THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
+from tests.build import job as build_job
+from tests.build import nodes, report
 
 
 def job(number: int, account: str, kind: float) -> SnapshotJob:
-    report = Report(
-        0,
-        0.0,
-        BatchLimits(64, 8192, 16, 512),
-        THETA,
-        NoiseScale(1.0, kind),
-        explored_gpus=8,
-        explored_nodes=2,
-    )
-    spec = JobSpec(max_gpus=8)
-    return SnapshotJob(number, f"job{number}", "ada", account, "main", spec, 0.0, 3600.0, report=report)
+    measured = report(explored=8, noise=NoiseScale(1.0, kind), explored_nodes=2)
+    return build_job(number, JobSpec(max_gpus=8), account=account, report=measured)
 
 
 SNAPSHOT = Snapshot(
     "dev",
     1e9,
-    tuple(Node(f"n{i}", 4, partitions=frozenset({"main"})) for i in range(2)),
+    nodes(2),
     (job(1, "vision", 0.1), job(2, "nlp", 30.0), job(3, "nlp", 100.0)),
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from pollux.version import __version__
 from polluxd.cli import ctl
 
 GROUP: Any = typer.main.get_command(ctl.app)
@@ -44,12 +45,42 @@ def test_status_loads_no_solver(tmp_path):
 
 @pytest.mark.parametrize("name", ctl.COMMANDS)
 def test_the_listed_summary_is_the_commands_own(name):
-    target, summary = ctl.COMMANDS[name]
-    module, _, attribute = target.partition(":")
+    command = ctl.COMMANDS[name]
+    module, _, attribute = command.place.partition(":")
     found = getattr(import_module(f"polluxd.cli.{module}"), attribute)
     said = inspect.getdoc(found) if inspect.isfunction(found) else found.info.help
-    assert said.splitlines()[0].startswith(summary)
+    assert said.splitlines()[0].startswith(command.summary)
     assert GROUP.get_command(CONTEXT, name).name == name
+
+
+@pytest.mark.parametrize("name", ctl.COMMANDS)
+def test_the_example_is_a_call_that_the_command_knows(name):
+    words = ctl.COMMANDS[name].example.split()
+    found, group = words[0], GROUP
+    assert found == name
+    command = group.get_command(CONTEXT, name)
+    rest = words[1:]
+    if hasattr(command, "commands"):
+        command = command.get_command(CONTEXT, rest.pop(0))
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert command is not None
+    assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_help_ends_with_the_example(polluxctl):
+    assert polluxctl("pin", "--help").out.rstrip().endswith("Example: polluxctl pin 1234")
+
+
+def test_version(polluxctl):
+    assert polluxctl("--version").out == f"polluxctl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("stats", "did you mean 'status'?"), ("frobnicate", "see `polluxctl --help`")]
+)
+def test_an_unknown_command_names_the_nearest_one(polluxctl, word, hint):
+    said = polluxctl(word)
+    assert (said.status, said.err) == (2, f"polluxctl: there is no command '{word}'; {hint}\n")
 
 
 def test_a_group_without_a_command_prints_its_help(polluxctl):

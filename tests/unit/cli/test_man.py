@@ -48,11 +48,11 @@ def help_of(module: str, name: str, *words: str) -> str:
 
 
 def commands_in(text: str) -> list[str]:
-    """Names listed under `Commands` in a help text, boxed by rich or not."""
+    """Names listed in the sections of commands of a help text, boxed by rich or not."""
     found, inside = [], False
     for line in text.splitlines():
         bare = line.strip(" │╭╰─╮╯")
-        if re.match(r"(Commands:?|positional arguments:)$", bare):
+        if re.match(r"(Commands:?|positional arguments:|My jobs:|Cluster:|Administration:|Analysis:)$", bare):
             inside = True
         elif inside and (match := re.match(r"[\s│]{2,6}([a-z]+(?:-[a-z]+)*)\s{2,}\S", line)):
             found.append(match[1])

@@ -225,7 +225,7 @@ def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monk
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("frobnicate",), "No such command 'frobnicate'"),
+        (("frobnicate",), "there is no command 'frobnicate'"),
         (("jobs", "--colour"), "--colour"),
         (("explain", "seven"), "valid integer"),
         (("explain",), "JOB"),

@@ -14,6 +14,7 @@ from polluxd.cli.report.lanes import Stretch, stretches
 from polluxd.cli.report.page import LANES, ROWS, render
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 from polluxd.store import CycleView, JobView
+from tests.build import move as build_move
 
 from .conftest import NOW, VIEW
 
@@ -28,7 +29,7 @@ def job(**words: Any) -> JobView:
 
 def move(number: int, path: str, source: Placement, target: Placement, step: Step, **at: float) -> Move:
     times = {Step(name): T + seconds for name, seconds in at.items()}
-    return Move(number, 7, 0, path, source, target, "grows", step, times)
+    return build_move(path, source, target, step, times, id=number, reason="grows")
 
 
 START = move(1, "start", NO_PLACEMENT, ONE, Step.TRAINING, planned=90, started=100, training=120)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from polluxd.cli.setting_words import changes, parse_power, rows
+from polluxd.cli.setting_words import changes, rows
 from polluxd.errors import ConfigError
 from polluxd.setting_info import OPTIONS, infos, option_name, policy_document
 from polluxd.settings import PolicySettings
@@ -35,16 +35,16 @@ EVERY_OPTION = {
 
 
 @pytest.mark.parametrize(
-    ("text", "power"), [("1", 1.0), ("0", 0.0), ("-1.5", -1.5), ("-inf", -math.inf), ("MAX-MIN", -math.inf)]
+    ("text", "power"), [("1", 1.0), ("0", 0.0), ("-1.5", -1.5), ("-inf", -math.inf), ("max-min", -math.inf)]
 )
 def test_powers(text, power):
-    assert parse_power(text) == power
+    assert changes({"power": text}, PolicySettings()) == {"power": power}
 
 
 @pytest.mark.parametrize("text", ["1.01", "nan", "inf", "", "harmonic"])
 def test_an_unusable_power_is_refused(text):
     with pytest.raises(ConfigError, match="setting power: expected a number up to 1, or -inf"):
-        parse_power(text)
+        changes({"power": text}, PolicySettings())
 
 
 def test_entries_are_merged_into_the_present_table():

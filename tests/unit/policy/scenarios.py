@@ -8,57 +8,17 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
+from polluxd.model import NO_PLACEMENT, JobSpec, Placement, Report, Snapshot, SnapshotJob
+from polluxd.policy.domains import split
+from polluxd.policy.option_table import build
+from polluxd.policy.packing import Packing
+from polluxd.policy.placement import Seating
 from polluxd.settings import PolicySettings
-
-THETAS = {
-    "scalable": ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0),
-    "middling": ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.08, 0.005, 1.6),
-    "stubborn": ThroughputParams(0.05, 0.0005, 0.2, 0.05, 0.9, 0.1, 1.0),
-}
-
-
-def node(name, gpus=4, **more):
-    return Node(name, gpus, **{"partitions": frozenset({"main"}), **more})
-
-
-def nodes(count, gpus=4):
-    return tuple(node(f"n{i:03d}", gpus) for i in range(count))
-
-
-NOISE = NoiseScale(1.0, 30.0)
-
-
-def report(kind="scalable", explored=64, noise=NOISE, **more):
-    limits = more.pop("limits", BatchLimits(64, 64 * 256, 16, 512))
-    theta = THETAS[kind] if isinstance(kind, str) else kind
-    return Report(0, 0.0, limits, theta, noise, explored_gpus=explored, **more)
-
-
-def job(number, spec=None, **more):
-    defaults = {
-        "name": f"job{number}",
-        "user": "ada",
-        "account": "lab",
-        "partition": "main",
-        "spec": spec or JobSpec(),
-        "submitted_at": 0.0,
-        "age": 3600.0,
-    }
-    return SnapshotJob(number, **{**defaults, **more})
-
-
-def running(number, on, per_node, spec=None, **more):
-    return job(number, spec, **{"placement": Placement(tuple(on), per_node), "started": True, **more})
-
-
-def snapshot(nodes, jobs, **settings):
-    return Snapshot(
-        "test", 1e9, tuple(nodes), tuple(jobs), PolicySettings(**{"objective": "fair-share", **settings})
-    )
+from tests.build import job, node, snapshot
 
 
 def applied(snap, plan):
@@ -169,3 +129,22 @@ def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = N
 
 
 snapshots = st.integers(0, 10**6).map(random_snapshot)
+
+
+def seating_of(members, jobs, **settings):
+    snap = snapshot(members, jobs, **settings)
+    (domain,) = split(snap)
+    table = build(domain, snap.settings)
+    packing = Packing(domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups)
+    return Seating(table, packing), domain
+
+
+def options_of(seating, *gpus):
+    """Number each job's option of so many GPUs; where it stays, if it can."""
+    table = seating.table
+    return np.array(
+        [
+            max((o for o in table.options(j) if table.gpus[o] == count), key=lambda o: table.kept[o])
+            for j, count in enumerate(gpus)
+        ]
+    )

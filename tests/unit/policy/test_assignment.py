@@ -16,9 +16,9 @@ from polluxd.policy.integer import EQUAL
 from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
+from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import job, node, nodes, random_snapshot, report, running, snapshot
-from tests.unit.policy.test_placement import options_of, seating_of
+from tests.unit.policy.scenarios import options_of, random_snapshot, seating_of
 
 
 def without(snap, most_parts=0):

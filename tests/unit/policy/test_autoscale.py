@@ -7,7 +7,7 @@ import pytest
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.policy.autoscale import HIGH, LOW, desired_nodes, utility
-from tests.unit.policy.scenarios import THETAS, job, node, nodes, report, running, snapshot
+from tests.build import THETAS, job, node, nodes, report, running, snapshot
 
 
 def stubborn(count):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pollux.goodput import NoiseScale
 from polluxd.model import JobSpec
 from polluxd.policy import Cache, decide
-from tests.unit.policy.scenarios import applied, job, nodes, random_snapshot, report, snapshot
+from tests.build import job, nodes, report, snapshot
+from tests.unit.policy.scenarios import applied, random_snapshot
 
 
 def changed(snap, seed):

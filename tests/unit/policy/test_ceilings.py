@@ -9,8 +9,8 @@ from polluxd.model import GpuLimit, JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.ceilings import Group, groups, nested
 from polluxd.settings import PolicySettings
+from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.count_instances import best_limited, flat, limited
-from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
 
 
 @pytest.mark.parametrize("floors", [False, True])

@@ -13,9 +13,9 @@ import pytest
 
 from polluxd.policy import assignment, decide, objective, worst_off
 from polluxd.policy.layout import NOWHERE
+from tests.build import job, nodes, report, snapshot
 from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
-from tests.unit.policy.scenarios import job, nodes, report, snapshot
-from tests.unit.policy.test_placement import options_of, seating_of
+from tests.unit.policy.scenarios import options_of, seating_of
 
 MANY = 4_000 if os.environ.get("POLLUX_BENCH") else 130
 LOW_POWERS = (-2.0, -5.0, -10.0, -np.inf)

@@ -9,7 +9,8 @@ import pytest
 
 from polluxd.model import JobSpec, Node, Placement, Snapshot, SnapshotJob
 from polluxd.policy import decide
-from tests.unit.policy.scenarios import applied, job, node, report, running, snapshot
+from tests.build import job, node, report, running, snapshot
+from tests.unit.policy.scenarios import applied
 
 EIGHT = JobSpec(min_gpus=8, max_gpus=8)
 STAYS = JobSpec(min_gpus=4, max_gpus=4, preemptible=False)

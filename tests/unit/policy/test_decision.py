@@ -16,17 +16,9 @@ from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
 from polluxd.settings import PolicySettings
 from tests.benchmarks.policy_states import life
+from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import (
-    applied,
-    job,
-    nodes,
-    random_snapshot,
-    report,
-    running,
-    snapshot,
-    snapshots,
-)
+from tests.unit.policy.scenarios import applied, random_snapshot, snapshots
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polluxd.policy.domains import Domain, gpu_types
-from tests.unit.policy.scenarios import THETAS, job, node, report
+from tests.build import THETAS, job, node, report
 
 QUICK = THETAS["scalable"]._replace(alpha_grad=0.005)
 LOGIN = node("login", 0, gpu_type="none")

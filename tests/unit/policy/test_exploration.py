@@ -14,7 +14,7 @@ from polluxd.policy import decide
 from polluxd.policy.domains import split
 from polluxd.policy.exploration import Caps
 from polluxd.settings import PolicySettings
-from tests.unit.policy.scenarios import job, nodes, report, snapshot
+from tests.build import job, nodes, report, snapshot
 
 
 @pytest.mark.parametrize(

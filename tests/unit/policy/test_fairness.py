@@ -12,15 +12,9 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import decide, fairness
+from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import (
-    applied,
-    job,
-    nodes,
-    report,
-    running,
-    snapshot,
-)
+from tests.unit.policy.scenarios import applied
 
 
 @pytest.mark.parametrize(

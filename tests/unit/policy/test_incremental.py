@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pollux.goodput import NoiseScale
 from polluxd.model import JobSpec, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide, option_table
-from tests.unit.policy.scenarios import applied, job, nodes, random_job, random_snapshot, report, snapshot
+from tests.build import job, nodes, report, snapshot
+from tests.unit.policy.scenarios import applied, random_job, random_snapshot
 
 
 def a_minute_later(snap: Snapshot, rng: random.Random) -> Snapshot:

@@ -16,9 +16,10 @@ from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import Cache, counts, decide, integer
 from polluxd.policy.ceilings import Group
+from tests.build import THETAS, job, node, report, running, snapshot
 from tests.unit.policy.count_instances import best_by_type, by_type
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import THETAS, applied, job, node, random_snapshot, report, running, snapshot
+from tests.unit.policy.scenarios import applied, random_snapshot
 
 OLD, NEW = "t4", "a100"
 

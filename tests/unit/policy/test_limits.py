@@ -11,14 +11,7 @@ from pollux.goodput import BatchLimits
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
 from polluxd.policy.shapes import available, stock
-from tests.unit.policy.scenarios import (
-    job,
-    node,
-    nodes,
-    report,
-    running,
-    snapshot,
-)
+from tests.build import job, node, nodes, report, running, snapshot
 
 
 def test_job_larger_than_the_cluster_is_infeasible_and_says_why():

@@ -13,9 +13,10 @@ from polluxd.policy.ceilings import Group
 from polluxd.policy.domains import split
 from polluxd.policy.option_table import build
 from polluxd.settings import PolicySettings
+from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import job, node, nodes, random_snapshot, report, running, snapshot
+from tests.unit.policy.scenarios import random_snapshot
 
 COMPLETION = {"objective": objective.COMPLETION_TIME}
 

@@ -8,9 +8,9 @@ import pytest
 
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
+from tests.build import job, node, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import job, node, running, snapshot
-from tests.unit.policy.test_bad_input import KINDS, THETA, cluster, fitted
+from tests.unit.policy.unlike_nodes import KINDS, THETA, cluster, fitted
 
 CHEAP = THETA._replace(alpha_rack=0.012, beta_rack=0.001)
 MIXED = pytest.mark.parametrize("kind", ["types", "racks", "types and racks"])

@@ -12,14 +12,7 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
-from tests.unit.policy.scenarios import (
-    job,
-    node,
-    nodes,
-    report,
-    running,
-    snapshot,
-)
+from tests.build import job, node, nodes, report, running, snapshot
 
 
 def test_a_job_whose_count_stays_keeps_its_nodes_while_others_come_and_go():

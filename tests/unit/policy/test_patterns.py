@@ -10,10 +10,10 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import assignment, decide, decision, patterns
+from tests.build import THETAS, job, node, nodes, report, running, snapshot
 from tests.unit.policy.every_plan import compared, outside_the_gap, small
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import THETAS, job, node, nodes, random_snapshot, report, running, snapshot
-from tests.unit.policy.test_placement import seating_of
+from tests.unit.policy.scenarios import random_snapshot, seating_of
 
 
 def test_every_way_to_cut_a_node():

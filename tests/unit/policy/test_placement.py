@@ -7,31 +7,10 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import assignment, choice, objective
-from polluxd.policy.domains import split
 from polluxd.policy.layout import NOWHERE
-from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
-from polluxd.policy.placement import Seating
-from tests.unit.policy.scenarios import job, node, nodes, report, running, snapshot
-
-
-def seating_of(members, jobs, **settings):
-    snap = snapshot(members, jobs, **settings)
-    (domain,) = split(snap)
-    table = build(domain, snap.settings)
-    packing = Packing(domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups)
-    return Seating(table, packing), domain
-
-
-def options_of(seating, *gpus):
-    """Number each job's option of so many GPUs; where it stays, if it can."""
-    table = seating.table
-    return np.array(
-        [
-            max((o for o in table.options(j) if table.gpus[o] == count), key=lambda o: table.kept[o])
-            for j, count in enumerate(gpus)
-        ]
-    )
+from tests.build import job, node, nodes, report, running
+from tests.unit.policy.scenarios import options_of, seating_of
 
 
 def test_spare_gpus_are_those_that_are_free_on_any_node():

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import GpuLimit, JobSpec
 from polluxd.policy import decide
-from tests.unit.policy.scenarios import job, node, report, running, snapshot, snapshots
+from tests.build import job, node, report, running, snapshot
+from tests.unit.policy.scenarios import snapshots
 
 AWAKE, ASLEEP = node("n1"), (node("c1", power="off"), node("c2", power="off"))
 

@@ -16,8 +16,9 @@ from polluxd.model import NO_PLACEMENT
 from polluxd.policy import decide, fairness
 from polluxd.policy.feasible import is_pinned
 from polluxd.settings import PolicySettings
+from tests.build import node
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import applied, node, random_snapshot, snapshots
+from tests.unit.policy.scenarios import applied, random_snapshot, snapshots
 
 POWERS = (-1.0, 0.0, 1.0, -10.0, float("-inf"))
 

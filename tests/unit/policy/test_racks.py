@@ -12,8 +12,9 @@ from pollux.goodput import Goodput
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import Cache, choice, decide
+from tests.build import THETAS, job, node, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import THETAS, applied, job, node, random_snapshot, report, running, snapshot
+from tests.unit.policy.scenarios import applied, random_snapshot
 
 
 def racked(*sizes, gpus=4):

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from polluxd.policy import decide
-from polluxd.policy.reference import genetic
 from polluxd.settings import PolicySettings
-from tests.unit.policy.scenarios import applied, job, node, nodes, random_snapshot, report, snapshot
+from tests.benchmarks import genetic
+from tests.build import job, node, nodes, report, snapshot
+from tests.unit.policy.scenarios import applied, random_snapshot
 
 
 def plain(seed, jobs):

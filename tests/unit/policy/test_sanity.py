@@ -12,8 +12,8 @@ import pytest
 from pollux.goodput import NoiseScale
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
+from tests.build import THETAS, job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import THETAS, job, nodes, report, running, snapshot
 
 NAN, INF = float("nan"), float("inf")
 

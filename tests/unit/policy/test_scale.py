@@ -10,8 +10,8 @@ from pollux.goodput import BatchLimits
 from polluxd.model import JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.shapes import spaced
+from tests.build import nodes, report, running, snapshot
 from tests.unit.policy.count_instances import integer_optimum, rough
-from tests.unit.policy.scenarios import nodes, report, running, snapshot
 
 
 @pytest.mark.parametrize("jobs", [50, 75, 120])

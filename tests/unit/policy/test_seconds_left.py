@@ -8,7 +8,7 @@ import pytest
 
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
-from tests.unit.policy.scenarios import job, nodes, report, running, snapshot
+from tests.build import job, nodes, report, running, snapshot
 
 FOUR = JobSpec(min_gpus=4, max_gpus=4)
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import JobSpec, Node, Placement, SnapshotJob
+from polluxd.model import Node, Placement, SnapshotJob
 from polluxd.policy.layout import Seat
 from polluxd.policy.packing import Packing
 from polluxd.policy.shrink_nodes import leave_right_nodes
+from tests.build import job as build_job
 
 NODES = [Node(f"n{i}", 4, cpus=8) for i in range(4)]
 KEEPS = ("n2", "n0", "n1")
@@ -20,8 +21,7 @@ KEEPS = ("n2", "n0", "n1")
 
 def job(number: int, *names: str, keeps: tuple[str, ...] = ()) -> SnapshotJob:
     placement = Placement(names, 4) if names else Placement()
-    common = {"name": "j", "user": "u", "account": "a", "partition": "p", "submitted_at": 0.0, "age": 1.0}
-    return SnapshotJob(job_id=number, spec=JobSpec(), placement=placement, keeps=keeps, **common)  # type: ignore[arg-type]
+    return build_job(number, placement=placement, keeps=keeps)
 
 
 def seated(jobs: list[SnapshotJob], seats: list[Seat], nodes: list[Node] = NODES) -> Packing:

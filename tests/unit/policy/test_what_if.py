@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polluxd.policy.what_if import one_node_more
-from tests.unit.policy.scenarios import job, node, nodes, report, running, snapshot
+from tests.build import job, node, nodes, report, running, snapshot
 
 
 def test_a_job_gets_the_node_that_is_added_where_it_could_use_it():

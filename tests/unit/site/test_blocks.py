@@ -114,6 +114,15 @@ def test_a_broken_filter_changes_no_submission(tmp_path):
     assert run_lua(text) == ["0\t0\t0"]
 
 
+@NEEDS_LUA
+def test_the_filter_can_refuse_and_a_fault_in_it_cannot(tmp_path):
+    text = STUB + with_block("", cli_filter_block(str(tmp_path)))
+    ask = 'print(slurm_cli_pre_submit({ type = "sbatch" }, 0))\n'
+    for body, answer in (("return -1", "-1"), ("return 0", "0"), ("return nil + 1", "0")):
+        (tmp_path / "cli_filter.lua").write_text(f"function pollux_pre_submit() {body} end")
+        assert run_lua(text + ask)[0] == answer
+
+
 @pytest.mark.parametrize("site", ["", SITE, SITE + "return slurm.SUCCESS\n"])
 def test_a_block_is_replaced_and_removed_whole(site):
     once = with_block(site, "first\n")

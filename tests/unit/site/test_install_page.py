@@ -7,11 +7,10 @@ import pytest
 from contrib.packaging.page_commands import PAGE, commands
 
 
-def test_the_page_has_fewer_than_twelve_commands():
+def test_the_commands_lead_from_packages_to_a_job():
     found = commands(PAGE.read_text())
     assert found[0].startswith("apt-get install")
     assert found[-1].startswith("sbatch ")
-    assert len(found) < 12
 
 
 def test_commands_outside_the_section_do_not_count():

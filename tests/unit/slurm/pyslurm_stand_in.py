@@ -23,7 +23,7 @@ words, form = sys.argv[1:], os.environ.get("SQUEUE_FORMAT2", "")
 with open({folder!r} + "/commands", "a") as commands:
     print(*words, file=commands)
 if form:
-    fields = [word.split(":", 1) for word in form.split(",")]
+    fields = [word.replace(":1<", ":<").split(":", 1) for word in form.split(",")]
     for job in json.load(open({folder!r} + "/jobs")):
         print("".join(job[name] + suffix for name, suffix in fields))
 elif os.path.exists({folder!r} + "/answers/" + words[-1]):

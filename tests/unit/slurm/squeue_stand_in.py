@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+
+from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
 
 RUNNING = {
     "JobID": "7",
@@ -23,6 +26,7 @@ RUNNING = {
     "StartTime": "1795271833",
     "EndTime": "1826807833",
     "TimeLimit": "1-02:03:04",
+    "Deadline": "N/A",
     "NodeList": "n[3-4]",
     "BatchHost": "n3",
     "SchedNodes": "(null)",
@@ -54,5 +58,15 @@ PENDING = {
 
 def squeue(jobs: Iterable[Mapping[str, str]], form: str) -> str:
     """The output of `SQUEUE_FORMAT2=form squeue --noheader`."""
-    fields = [word.split(":", 1) for word in form.split(",")]
-    return "".join("".join(job[name] + suffix for name, suffix in fields) + "\n" for job in jobs)
+    fields = [re.fullmatch(r"([\w-]+):(\d*)(.*)", word) for word in form.split(",")]
+    return "".join("".join(_printed(job[f[1]], f[2]) + f[3] for f in fields if f) + "\n" for job in jobs)
+
+
+def _printed(value: str, width: str) -> str:
+    """Cut a value to its width, and fill it up with blanks, as squeue does."""
+    return value[: int(width)].ljust(int(width)) if width else value
+
+
+def queue(*jobs: dict[str, str]) -> Queue:
+    query = jobs_query()
+    return parse_jobs(squeue(jobs, query.format), query)

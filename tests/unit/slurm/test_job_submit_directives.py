@@ -258,3 +258,16 @@ def test_no_makes_a_plain_job_of_a_script_with_directives() -> None:
 )
 def test_a_wrong_option_is_refused_by_the_name_of_its_source(text: str, said: str) -> None:
     assert refused(submit("#POLLUX min-gpus=2", spank_job_env=option(text))).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "types",
+    ["a" * 65, ",".join(f"{letter}{'a' * 63}" for letter in "abcdefgh"), ",".join("abcdefghijklmnopq")],
+)
+def test_gpu_types_have_an_end(types: str) -> None:
+    assert "bad value" in refused(submit(f"#POLLUX gpu-types={types}"))
+
+
+def test_the_longest_gpu_types() -> None:
+    types = ",".join(f"{letter}{'a' * 63}" for letter in "abcdefg")
+    assert f"gpu-types={types}" in comment(submit(f"#POLLUX gpu-types={types}"))

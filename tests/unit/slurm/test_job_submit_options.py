@@ -87,6 +87,25 @@ def test_cpus_follow_the_gpus(job: dict[str, object], cpus: int) -> None:
     assert ("cpus-asked=yes" in words) is ("cpus_per_task" in job or "cpus_per_tres" in job)
 
 
+@pytest.mark.parametrize(
+    ("job", "asked", "per_gpu"),
+    [
+        ({}, False, ""),
+        ({"min_mem_per_node": 2.0**64, "min_mem_per_cpu": 2.0**64}, False, ""),
+        ({"min_mem_per_node": 0}, True, ""),
+        ({"min_mem_per_node": 600}, True, "mem-per-gpu=300"),
+        ({"min_mem_per_cpu": 100}, True, ""),
+        ({"mem_per_tres": "gres:gpu:500"}, True, ""),
+    ],
+)
+def test_the_comment_tells_all_memory_from_no_option(
+    job: dict[str, object], asked: bool, per_gpu: str
+) -> None:
+    words = comment(submit("#POLLUX", **job)).split()
+    assert ("mem-asked=yes" in words) is asked
+    assert "".join(word for word in words if word.startswith("mem-per-gpu=")) == per_gpu
+
+
 def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
     assert submit("#POLLUX min-gpus=3", tres_per_node=None).tres_per_job == "gres:gpu:3"
     assert submit("#POLLUX min-gpus=3").tres_per_job is None
@@ -214,3 +233,43 @@ def test_the_comment_tells_of_the_lease_where_the_user_gave_none() -> None:
     assert submit("").comment is None, "a plain job is left alone"
     dead = {"heartbeat_file": "/no/such/file"}
     assert submit("#POLLUX min-gpus=1", dead).comment is None, "it starts as a plain job"
+
+
+@pytest.mark.parametrize(
+    ("job", "complaint"),
+    [
+        (
+            {"array_inx": "0-1%999999999999"},
+            "--array cannot be used by a Pollux job in this form: the number is above",
+        ),
+        (
+            {"pn_min_tmp_disk": 4_000_000_000},
+            "--tmp cannot be used by a Pollux job in this form: the number is above",
+        ),
+        (
+            {"req_switch": 4_000_000_000},
+            "--switches cannot be used by a Pollux job in this form: the number is above",
+        ),
+        ({"min_mem_per_node": 10**12}, "MB of memory per node: ask for less"),
+        ({"cpus_per_tres": "gpu:99999999999999999999999"}, "CPUs per GPU"),
+        ({"num_tasks": 4_000_000_000, "cpus_per_task": 60000}, "CPUs per GPU"),
+        ({"tres_per_node": "gres:gpu:99999999999"}, "at most 65533 GPUs"),
+        ({"tres_per_node": f"gres:gpu:{'a' * 65}:1"}, "a GPU type of 65 characters, at most 64 are allowed"),
+        ({"begin_time": 10**15}, "--begin is 1000000000000000 s after 1970"),
+    ],
+)
+def test_what_polluxd_could_not_read_is_refused(job: dict[str, object], complaint: str) -> None:
+    assert complaint in refused(submit("#POLLUX", **job))
+
+
+def test_an_admin_comment_has_at_most_2_kib() -> None:
+    longest = {
+        "features": "f" * 512,
+        "req_nodes": "n" * 512,
+        "exc_nodes": "n" * 512,
+        "reservation": "r" * 400,
+    }
+    assert "at most 2048 are allowed: shorten" in refused(submit("#POLLUX gpu-types=" + "a" * 64, **longest))
+    kept = submit("#POLLUX gpu-types=" + "a" * 64, **longest | {"reservation": "r" * 200})
+    assert kept.admin_comment is not None
+    assert len(kept.admin_comment) <= 2048

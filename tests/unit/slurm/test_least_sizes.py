@@ -7,30 +7,17 @@ from dataclasses import replace
 import pytest
 
 from polluxd.model import JobSpec, JobState, Node
-from polluxd.slurm.default_cpus import with_default_cpus
 from polluxd.slurm.demands import Demands
+from polluxd.slurm.gpu_defaults import with_default_cpus
 from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.rules import Partition
+from tests.build import slurm_job
 
 NODES = (*(Node(f"small{n}", 2, "t4") for n in (1, 2)), Node("large", 8, "a100"), Node("cpu", 0))
 SMALL, ALL = frozenset({"small1", "small2", "cpu"}), frozenset(node.name for node in NODES)
-JOB = SlurmJob(
-    job_id=1,
-    name="",
-    user="ada",
-    uid=1000,
-    account="lab",
-    partition="main",
-    qos="normal",
-    state=JobState.PENDING,
-    raw_state="PENDING",
-    reason="BeginTime",
-    restart_count=0,
-    submit_time=0.0,
-    spec=JobSpec(cpus_per_gpu=2),
-)
+JOB = slurm_job(1, JobState.PENDING, user="ada", reason="BeginTime", spec=JobSpec(cpus_per_gpu=2))
 
 
 def least(job: SlurmJob, minimum: dict[str, int], *partitions: Partition) -> int:

@@ -7,33 +7,7 @@ import pytest
 from polluxd.errors import SlurmGarbled
 from polluxd.slurm.limits import GroupLimits, JobLimits, parse_limits
 from polluxd.slurm.rules import parse_licenses, parse_partitions
-from tests.unit.slurm.test_rules import PARTITION
-
-HEAD = "Current Association Manager state\n\nAssociation Records\n\n"
-ROOT = (
-    "ClusterName=dev Account=root UserName= Partition= Priority=0 ID=1 SharesRaw/Norm/Level/Factor="
-    "1/18446744073709551616.00/1/0.00 UsageRaw/Norm/Efctv=0.00/1.00/0.00 ParentAccount= Lft=1 DefAssoc=No "
-    "GrpJobs=N(0) GrpJobsAccrue=N(0) GrpSubmitJobs=N(6) GrpWall=N(0.00) GrpTRES=cpu=N(0),mem=N(0),node=N(0),"
-    "gres/gpu=N(0) GrpTRESMins=cpu=N(0),gres/gpu=N(0) GrpTRESRunMins=cpu=N(0),gres/gpu=N(0) MaxJobs= "
-    "MaxJobsAccrue= MaxSubmitJobs= MaxWallPJ= MaxTRESPJ= MaxTRESPN= MaxTRESMinsPJ= MinPrioThresh=\n"
-)
-LAB = (
-    ROOT.replace("Account=root", "Account=lab")
-    .replace("ParentAccount=", "ParentAccount=root(1)")
-    .replace("gres/gpu=N(0) GrpTRESMins=cpu=N(0)", "gres/gpu=6(4) GrpTRESMins=cpu=10(10)")
-)
-ALICE = (
-    ROOT.replace("Account=root UserName=", "Account=lab UserName=alice(1000)")
-    .replace("MaxJobs=", "MaxJobs=3(1)")
-    .replace("MaxWallPJ= MaxTRESPJ=", "MaxWallPJ=50 MaxTRESPJ=cpu=3,gres/gpu=2,mem=4G")
-)
-BIG = (
-    "\nQOS Records\n\nQOS=big(2) UsageRaw=0.000000 GrpJobs=7(1) GrpJobsAccrue=N(1) GrpSubmitJobs=N(2) GrpWall=N(0.00) "
-    "GrpTRES=cpu=N(1),gres/gpu=N(2) GrpTRESMins=gres/gpu=1000(0) GrpTRESRunMins=gres/gpu=N(40) MaxWallPJ=100 "
-    "MaxTRESPJ=gres/gpu=2 MaxTRESPN= MaxTRESMinsPJ= MinPrioThresh=  MinTRESPJ=gres/gpu=1 PreemptMode=OFF Priority=0 "
-    "Account Limits= lab={MaxJobsPA=N(1) MaxJobsAccruePA=N(1) MaxSubmitJobsPA=N(2) MaxTRESPA=cpu=N(1),gres/gpu=5(2)} "
-    "User Limits= 0={MaxJobsPU=2(1) MaxJobsAccruePU=N(1) MaxSubmitJobsPU=N(2) MaxTRESPU=cpu=N(1),gres/gpu=3(2)}\n"
-)
+from tests.unit.slurm.scontrol_output import ALICE, BIG, HEAD, LAB, PARTITION, ROOT
 
 
 def test_limits_of_associations() -> None:

@@ -7,25 +7,9 @@ import pytest
 from polluxd.errors import SlurmGarbled
 from polluxd.model import Node
 from polluxd.slurm.node_records import NodeRecords, attribute, parse_nodes
-from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
-from tests.unit.slurm.squeue_stand_in import RUNNING, squeue
-
-NODE = (
-    "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPUEfctv=8 CPUTot=8 CPULoad=0.18 AvailableFeatures=(null) "
-    "ActiveFeatures=(null) Gres=gpu:4 GresDrain=N/A GresUsed=gpu:0 NodeAddr=127.0.0.1 NodeHostName=vm Port=15221 "
-    "Version=22.05.8 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 FreeMem=23183 Sockets=8 "
-    "Boards=1 State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions=main,debug  "
-    "BootTime=1795270341 SlurmdStartTime=1795271829 CfgTRES=cpu=8,mem=4000M,billing=8 AllocTRES= CapWatts=n/a "
-    "Reason=bad fan Gres=gpu:9 State=IDLE [root@1795270341]\n"
-)
-NODE_26_05 = (
-    "NodeName=n1 Arch=x86_64 CoresPerSocket=1  CPUAlloc=2 CPUEfctv=8 CPUTot=8 CPULoad=5.47 AvailableFeatures=(null) "
-    "ActiveFeatures=(null) Gres=gpu:a100:4 GresDrain=N/A GresUsed=gpu:a100:2 NodeAddr=127.0.0.1 "
-    "NodeHostName=vm Port=22350 Version=26.05.5 OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=4000 AllocMem=0 "
-    "FreeMem=19351 Sockets=8 Boards=1 State=MIXED+PLANNED ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A "
-    "Partitions=main,pollux  BootTime=1795270340 SlurmdStartTime=1795271829 LastBusyTime=1795271829 "
-    "ResumeAfterTime=None SuspendTime=INFINITE CfgTRES=cpu=8,mem=4000M,billing=8 AllocTRES=cpu=2 CurrentWatts=0\n"
-)
+from polluxd.slurm.queue import Queue
+from tests.unit.slurm.scontrol_output import NODE, NODE_26_05
+from tests.unit.slurm.squeue_stand_in import RUNNING, queue
 
 
 def node(name: str, used: int = 0, cpus: int = 0, **words: str) -> str:
@@ -34,11 +18,6 @@ def node(name: str, used: int = 0, cpus: int = 0, **words: str) -> str:
     for key, value in words.items():
         text = text.replace(f" {key}=", f" {key}={value} Was=", 1)
     return text
-
-
-def queue(*jobs: dict[str, str]) -> Queue:
-    query = jobs_query()
-    return parse_jobs(squeue(jobs, query.format), query)
 
 
 def on(job_id: int, nodes: str, count: int, gpus: int, *, ours: bool = True, **other: str) -> dict[str, str]:
@@ -199,3 +178,16 @@ def test_two_scattered_jobs_on_a_node_are_left_alone_with_their_gpus() -> None:
     assert [job.spec is None for job in placed] == [True, True, False]
     assert [n.foreign_gpus for n in shown] == [4, 4, 0]
     assert set(unknown) == {"job 1", "job 2"}
+
+
+def test_a_senseless_record_that_holds_nothing_leaves_scattered_jobs_managed() -> None:
+    scattered = on(1, "n[1-2]", 2, 1, tres_per_node="N/A", tres_per_job="gres:gpu:5")
+    nodes = parse_nodes(node("n1", 3) + node("n2", 2))
+    senseless = on(2, "", 1, 1, State="PENDING", TimeLimit="zz")
+    array = on(3, "", 1, 1, State="PENDING") | {"admin_comment": "pollux:v1 array-limit=999999999999"}
+    jobs = queue(scattered, senseless, array)
+    assert set(jobs.unreadable) == {"job 2", "job 3"}
+    placed, _, unknown = attribute(jobs, nodes)
+    assert placed[0].spec is not None
+    assert placed[0].gpus_per_node_held == {"n1": 3, "n2": 2}
+    assert not unknown

@@ -60,6 +60,12 @@ def test_it_reads_through_a_worker_and_never_imports_pyslurm_itself(
     assert said(caplog) == [("INFO", "Slurm is read through pyslurm 22.05.2")]
 
 
+def test_a_text_of_a_user_leaves_the_worker_with_a_bound(stand_in: StandIn) -> None:
+    stand_in.fault(values={"state_reason": "x" * 10_000})
+    state = stand_in.client().observe()
+    assert [job.reason for job in state.jobs] == ["x" * 4096] * 2
+
+
 def test_signals_and_second_runs_go_to_the_worker_and_the_rest_to_scontrol(stand_in: StandIn) -> None:
     slurm = stand_in.client()
     slurm.observe()

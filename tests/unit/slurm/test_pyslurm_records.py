@@ -13,48 +13,18 @@ from polluxd.errors import SlurmGarbled
 from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import Companion, SlurmJob
 from polluxd.slurm.pyslurm_records import read_cluster, read_jobs
-
-JOB: dict[str, Any] = {
-    "id": 7,
-    "name": "train",
-    "user": "alice",
-    "uid": 1000,
-    "account": "vision",
-    "partition": "main",
-    "qos": None,
-    "state": "RUNNING",
-    "reason": None,
-    "restarts": 1,
-    "submitted": 1795271832,
-    "eligible": 1795271833,
-    "started": 1795271833,
-    "ends": 1826807833,
-    "limit": 60,
-    "nodes": "n[3-4]",
-    "batch_host": "n3",
-    "held": {
-        "n3": {"cpu_ids": "0-1", "threads": 2, "gres": ["gpu:a100:4", "nic:1"]},
-        "n4": {"cpu_ids": "6", "threads": 1, "gres": ["gpu:a100:4"]},
-    },
-    "gres_per_node": ["gres/gpu:a100:4"],
-    "gpus_otherwise": False,
-    "on_hold": False,
-    "dependent": False,
-    "priority": 4294901757,
-    "planned_nodes": None,
-    "licenses": [],
-    "tres": {"cpu": 6, "node": 2, "billing": 6, "gres/gpu": 8},
-    "array": None,
-    "array_task": None,
-    "array_waiting": None,
-    "admin_comment": "pollux:v1 min-gpus=1 max-gpus=8 submitted=1795271000",
-}
-NODE = {"name": "n3", "state": "MIXED", "gres": ["gpu:a100:4"], "cpus": 8, "partitions": ["main"]}
+from tests.unit.slurm.pyslurm_records import JOB, NODE
 
 
 def one(**other: Any) -> SlurmJob:
     (job,) = read_jobs([JOB | other])
     return job
+
+
+def test_a_deadline_and_a_hold_of_a_running_job() -> None:
+    assert (one().deadline, one().held_by_user) == (None, False)
+    held = one(deadline=1795460526, on_hold=True)
+    assert (held.deadline, held.held_by_user) == (1795460526, True)
 
 
 def test_a_running_job() -> None:
@@ -76,7 +46,7 @@ def test_a_waiting_job() -> None:
     assert (job.held_by_user, job.dependent) == (False, False)
     assert one(**waiting, on_hold=True).held_by_user
     assert one(**waiting, dependent=True).dependent
-    assert not one(on_hold=True).held_by_user  # it runs
+    assert not one(state="COMPLETED", on_hold=True).held_by_user
 
 
 def test_what_slurm_plans_and_counts() -> None:

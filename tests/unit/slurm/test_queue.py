@@ -37,6 +37,13 @@ def test_a_running_job() -> None:
     assert job.spec == JobSpec(min_gpus=1, max_gpus=8, cpus_per_gpu=2)
 
 
+def test_a_deadline_and_a_hold_of_a_running_job() -> None:
+    assert one(RUNNING).deadline is None
+    assert one(RUNNING, Deadline="1795460526").deadline == 1795460526
+    assert not one(RUNNING).held_by_user
+    assert one(RUNNING, PriorityLong="0").held_by_user
+
+
 def test_a_pending_job() -> None:
     job = one(PENDING)
     assert job.state is JobState.PENDING
@@ -260,3 +267,18 @@ def test_the_tasks_of_a_record_known_are_told_anew() -> None:
     alone = parse_jobs(squeue(tasks[2:], query.format), query, Known(word, second.records))
     assert [queue.jobs[0].tasks for queue in (first, second, alone)] == [(5, 7, 9), (7, 9), ()]
     assert alone.jobs[0].array == (2, 9)
+
+
+def test_of_the_jobs_that_a_job_waits_for_one_letter_is_asked() -> None:
+    assert ",Dependency:1<" in jobs_query().format
+    (waits,) = read(PENDING | {"Dependency": "afterok:5(unfulfilled)," * 10_000}).jobs
+    (free,) = read(PENDING).jobs
+    (empty,) = read(PENDING | {"Dependency": ""}).jobs
+    assert (waits.dependent, free.dependent, empty.dependent) == (True, False, False)
+
+
+@pytest.mark.parametrize(("state", "lost"), [("PENDING", False), ("CANCELLED", False), ("RUNNING", True)])
+def test_a_record_that_holds_nothing_hides_no_gpus(state: str, lost: bool) -> None:
+    queue = read(PENDING | {"JobID": "5", "State": state, "TimeLimit": "zz"})
+    assert list(queue.unreadable) == ["job 5"]
+    assert queue.lost is lost

@@ -10,21 +10,16 @@ from math import inf
 import pytest
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.rules import Partition, Reservation, Rules, parse_partitions, parse_reservations
+from polluxd.slurm.rules import (
+    Partition,
+    Reservation,
+    Rules,
+    parse_partitions,
+    parse_preemption,
+    parse_reservations,
+)
+from tests.unit.slurm.scontrol_output import PARTITION, RESERVATION
 
-PARTITION = (
-    "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
-    "DefaultTime=NONE DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED "
-    "MinNodes=0 LLN=NO MaxCPUsPerNode=UNLIMITED Nodes=n[1-4] PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO "
-    "OverSubscribe=NO OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=32 TotalNodes=4 SelectTypeParameters=NONE "
-    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=32,mem=16000M,node=4,billing=32\n"
-)
-RESERVATION = (
-    "ReservationName=root_1 StartTime=1795330000 EndTime=1795333600 Duration=01:00:00 Nodes=n[1-4] NodeCnt=4 "
-    "CoreCnt=32 Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES,ALL_NODES TRES=cpu=32 "
-    "Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a "
-    "MaxStartDelay=(null)\n"
-)
 ALL = frozenset({"n1", "n2", "n3", "n4"})
 
 
@@ -36,11 +31,12 @@ def test_partitions() -> None:
     assert not unreadable
 
 
-def test_the_least_nodes_and_the_cpus_with_each_gpu() -> None:
+def test_the_least_nodes_and_what_goes_with_each_gpu() -> None:
     words = PARTITION.replace("MinNodes=0", "MinNodes=2")
     words = words.replace("JobDefaults=(null)", "JobDefaults=DefCpuPerGPU=8,DefMemPerGPU=30000")
     found, _ = parse_partitions(words)
-    assert (found["main"].min_nodes, found["main"].cpus_per_gpu) == (2, 8)
+    main = found["main"]
+    assert (main.min_nodes, main.cpus_per_gpu, main.memory_per_gpu_mb) == (2, 8, 30000)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +83,13 @@ def test_a_record_that_makes_no_sense_forbids_and_is_named() -> None:
 def test_what_is_no_list_is_garbled(text: str) -> None:
     with pytest.raises(SlurmGarbled):
         parse_partitions(text)
+
+
+def test_which_qos_preempts_which() -> None:
+    answer = "normal|scavenge\nscavenge|\nhigh|normal,scavenge\n"
+    assert parse_preemption(answer) == {
+        "normal": frozenset({"scavenge"}),
+        "high": frozenset({"normal", "scavenge"}),
+    }
+    with pytest.raises(SlurmGarbled, match="expected a QOS"):
+        parse_preemption("sacctmgr: error: x\n")

@@ -27,7 +27,8 @@ folder = {folder!r}
 with open(folder + "/calls", "a") as calls:
     print(json.dumps([[os.path.basename(sys.argv[0])] + sys.argv[1:], dict(os.environ)]), file=calls)
 form = os.environ.get("SQUEUE_FORMAT2", "")
-shown = "show" in sys.argv and sys.argv[-1] in ("node", "topology", "config", "partition", "reservation")
+asked = ("node", "topology", "config", "partition", "reservation", "format=name,preempt")
+shown = "show" in sys.argv and sys.argv[-1] in asked
 name = ("names" if ",Name:" in form else "squeue") if form else "show-" + sys.argv[-1] if shown else "other"
 answers = json.load(open(folder + "/answers"))
 answer = answers.get(name) or dict()
@@ -37,7 +38,7 @@ jobs = [job for job in answers["jobs"] if not one or job["JobID"] == one[0]]
 if one and not jobs:
     answer = dict(rc=1, err="slurm_load_jobs error: Invalid job id specified")
 if form and "rc" not in answer:
-    fields = [word.split(":", 1) for word in form.split(",")]
+    fields = [word.replace(":1<", ":<").split(":", 1) for word in form.split(",")]
     text = "".join("".join(job[n] + suffix for n, suffix in fields) + chr(10) for job in jobs)
     answer["out"] = text[: answer.get("cut")]
 sys.stdout.write(answer.get("out", ""))
@@ -53,11 +54,11 @@ def job(job_id: int, state: str = "PENDING", eligible: int = 5, **other: str) ->
 
 
 class Commands:
-    """Stand-ins for squeue, scontrol and scancel, first in PATH."""
+    """Stand-ins for Slurm's commands, first in PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("squeue", "scontrol", "scancel"):
+        for name in ("squeue", "scontrol", "scancel", "sacctmgr"):
             script = folder / name
             script.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
             script.chmod(0o755)
@@ -286,6 +287,22 @@ def test_whether_jobs_can_shrink_is_asked_for_now_and_then(commands: Commands) -
     now += TOPOLOGY_S
     commands.answer(show_config={"out": "AccountingStorageType   = accounting_storage/none\n"})
     assert not slurm.can_shrink()
+
+
+def test_which_qos_preempts_is_asked_for_where_that_matters(commands: Commands) -> None:
+    now = 1000.0
+    slurm = ScontrolClient(clock=lambda: now)
+    qos = "show-format=name,preempt"
+    commands.answer(**{"show_config": {"out": "PreemptType   = preempt/qos\n"}, qos: {"out": "a|b\n"}})
+    for _ in range(3):
+        assert slurm.observe().rules.preempts == {"a": frozenset({"b"})}
+    assert [call[0] for call, _ in commands.calls].count("sacctmgr") == 1
+    now += TOPOLOGY_S
+    commands.answer(**{"show_config": {"out": "PreemptType   = preempt/qos\n"}, qos: {"rc": 1, "err": "no"}})
+    assert slurm.observe().rules.preempts == {"a": frozenset({"b"})}, "as it was known before"
+    now += TOPOLOGY_S
+    commands.answer(show_config={"out": "PreemptType   = preempt/none\n"})
+    assert not slurm.observe().rules.preempts
 
 
 def test_what_disappears_from_an_answer_is_asked_for_once_more(commands: Commands) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polluxd.model import JobSpec, Node
 from polluxd.slurm.demands import Demands
+from polluxd.slurm.gpu_defaults import default_memory
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.rules import Partition
 from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory
-from tests.unit.slurm.squeue_stand_in import PENDING
-from tests.unit.slurm.test_node_records import queue
+from tests.unit.slurm.squeue_stand_in import PENDING, queue
 
 NODES = (Node("n1", 4, memory_mb=16001), Node("n2", 4, memory_mb=16001), Node("login", 0, memory_mb=4000))
 
@@ -70,3 +72,29 @@ def test_a_partition_can_give_its_nodes_to_one_job_at_a_time() -> None:
     assert (found.spec.gpu_counts, found.gpus_per_node_held) == ("whole-nodes", {"n2": 4})
     assert found.demands == Demands(exclusive=True)
     assert alone(job, whole=Partition("whole", "UP", frozenset({"n2"}))) == job
+
+
+@pytest.mark.parametrize("memory", ["16001M", "700M"])  # of a partition with DefMemPerNode=700
+def test_a_waiting_job_that_asks_for_no_memory_has_the_sites_default(memory: str) -> None:
+    (job,) = alone_on_nodes([pending(memory)], NODES, {}, {"main": 2000})
+    assert job == replace(pending(memory), mem_per_gpu_mb=2000)
+    requeued = pending(memory, RestartCnt="3", Reason="BeginTime")
+    assert alone_on_nodes([requeued], NODES, {}, {"main": 2000})[0].mem_per_gpu_mb == 2000
+    asks = pending(memory, admin_comment="pollux:v1 mem-asked=yes")
+    assert alone_on_nodes([asks], NODES, {}, {"main": 2000}) == (alone(asks),)
+    assert alone_on_nodes([asks], NODES, {}, {"main": 0}) == (alone(asks),)
+
+
+def test_of_a_running_job_slurm_shows_what_it_holds() -> None:
+    running = pending("4500M", State="RUNNING", NodeList="n2")
+    assert alone_on_nodes([running], NODES, {}, {"main": 2000}) == (running,)
+
+
+def test_the_default_of_a_partition_comes_before_that_of_slurm_conf() -> None:
+    everywhere = "ClusterName = x\nJobDefaults             = DefCpuPerGPU=6,DefMemPerGPU=900\nX = y\n"
+    partitions = {
+        "main": Partition("main", "UP", frozenset()),
+        "big": Partition("big", "UP", frozenset(), memory_per_gpu_mb=3000),
+    }
+    assert default_memory(partitions, everywhere) == {"main": 900, "big": 3000}
+    assert default_memory(partitions, "") == {"main": 0, "big": 3000}

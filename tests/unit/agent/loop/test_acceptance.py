@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from pollux import attach
 from pollux.errors import DataError, PolluxAgentError
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
 

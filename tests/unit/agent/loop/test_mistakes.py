@@ -17,17 +17,10 @@ from torch.nn.functional import mse_loss
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
 from pollux.loop.stepper import MIXED
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network, train_step
 
 SGD = torch.optim.SGD
-
-
-PAGE = " ".join((Path(__file__).parents[4] / "docs/user-guide/common-mistakes.md").read_text().split())
-
-
-def on_the_page(told: object) -> bool:
-    """Whether docs/user-guide/common-mistakes.md quotes the message."""
-    return " ".join(str(told).split()) in PAGE
 
 
 def started(m0: int = 32, m: int = 8, **options: Any) -> tuple[Job, Any, Any]:

@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.goodput import NoiseScale
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import EXAMPLES, data, network
 
 SGD = torch.optim.SGD

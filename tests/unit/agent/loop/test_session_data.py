@@ -25,7 +25,7 @@ from pollux import attach
 from pollux.data.stream import checksum
 from pollux.errors import BatchError, DataError
 from pollux.scheduler.orders import DrainOrder
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import network, train_step
 
 EXAMPLES = 50

@@ -19,7 +19,7 @@ from pollux.errors import LoopMistake
 from pollux.noise.noise_scale import SampleKind, unbiased
 from pollux.noise.samples import added, summed
 from pollux.noise.uneven import as_equal, step_weights
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import EXAMPLES, data, network
 
 pytestmark = pytest.mark.usefixtures("read_at_once")

@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
-from tests.unit.agent.noise.test_estimators_truth import (
+from tests.unit.agent.noise.known_noise import (
     M0,
     STEPS,
     Network,

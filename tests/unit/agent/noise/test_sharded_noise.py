@@ -25,7 +25,7 @@ from pollux.noise import sharded_noise
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import summed
 from pollux.noise.sharded_noise import ReduceScatterEstimator, _Unit
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 
 pytestmark = [
     pytest.mark.usefixtures("read_at_once"),

@@ -13,7 +13,7 @@ import torch
 from pollux.noise import uncompressed_norms
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.uncompressed_norms import UncompressedSums
-from tests.unit.agent.noise.test_bucket_norms import bucket, stepped
+from tests.unit.agent.noise.bucket import bucket, stepped
 from tests.unit.agent.workspace import assert_bounded
 
 

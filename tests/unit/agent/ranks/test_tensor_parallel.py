@@ -23,7 +23,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from pollux import attach
 from pollux.errors import DataError, PolluxAgentError
 from pollux.resize.capability import obstacle_in_place
-from tests.unit.agent.loop.test_mistakes import on_the_page
+from tests.unit.agent.loop.mistakes_page import on_the_page
 
 pytestmark = [
     pytest.mark.usefixtures("read_at_once"),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.apply.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
 from polluxd.cli.health import health
 from polluxd.explanation import Explanation
-from polluxd.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
 from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Node, Placement, Plan
 from polluxd.settings import CycleSettings, MoveSettings
 from polluxd.slurm.demands import Demands

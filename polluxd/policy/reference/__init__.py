@@ -1,1 +1,0 @@
-"""Solvers kept for comparison only; the daemon never runs them."""

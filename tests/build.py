@@ -1,0 +1,99 @@
+"""Nodes, jobs, reports, moves and snapshots for tests: every field has a plain value unless a test gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.model import (
+    NO_PLACEMENT,
+    JobSpec,
+    JobState,
+    Move,
+    Node,
+    Placement,
+    Report,
+    Snapshot,
+    SnapshotJob,
+    Step,
+)
+from polluxd.settings import PolicySettings
+from polluxd.slurm.protocol import SlurmJob
+
+THETAS = {
+    "scalable": ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0),
+    "middling": ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.08, 0.005, 1.6),
+    "stubborn": ThroughputParams(0.05, 0.0005, 0.2, 0.05, 0.9, 0.1, 1.0),
+}
+NOISE = NoiseScale(1.0, 30.0)
+
+
+def node(name: str, gpus: int = 4, **more: Any) -> Node:
+    return Node(name, gpus, **{"partitions": frozenset({"main"}), **more})
+
+
+def nodes(count: int, gpus: int = 4) -> tuple[Node, ...]:
+    return tuple(node(f"n{i:03d}", gpus) for i in range(count))
+
+
+def slurm_job(
+    job_id: int = 7, state: JobState = JobState.RUNNING, at: Placement = NO_PLACEMENT, **more: Any
+) -> SlurmJob:
+    """A job that opted in, as Slurm shows it; it holds `at`."""
+    known = {
+        **dict(name=f"job{job_id}", user="ann", uid=1000, account="lab", partition="main", qos="normal"),
+        **dict(raw_state=state.value, reason="None", restart_count=0, submit_time=0.0, spec=JobSpec()),
+        "gpus_per_node_held": dict.fromkeys(at.nodes, at.gpus_per_node),
+    }
+    return SlurmJob(job_id, state=state, **{**known, **more})
+
+
+def report(
+    kind: str | ThroughputParams | None = "scalable",
+    explored: int = 64,
+    noise: NoiseScale | None = NOISE,
+    **more: Any,
+) -> Report:
+    limits = more.pop("limits", BatchLimits(64, 64 * 256, 16, 512))
+    theta = THETAS[kind] if isinstance(kind, str) else kind
+    return Report(0, 0.0, limits, theta, noise, explored_gpus=explored, **more)
+
+
+def move(
+    path: str = "requeue",
+    source: Placement = NO_PLACEMENT,
+    target: Placement = NO_PLACEMENT,
+    step: Step = Step.PLANNED,
+    times: Mapping[Step, float] | None = None,
+    **more: Any,
+) -> Move:
+    """A move of job 7; without `times`, its step was reached at 0."""
+    known = {
+        "id": 1,
+        "job_id": 7,
+        "attempt": 0,
+        "reason": "",
+        "times": {step: 0.0} if times is None else times,
+    }
+    return Move(path=path, source=source, target=target, step=step, **{**known, **more})
+
+
+def job(number: int, spec: JobSpec | None = None, **more: Any) -> SnapshotJob:
+    """A job as the policy sees it: an hour old, without GPUs, never measured."""
+    known = {
+        **dict(name=f"job{number}", user="ada", account="lab", partition="main"),
+        **dict(spec=spec or JobSpec(), submitted_at=0.0, age=3600.0),
+    }
+    return SnapshotJob(number, **{**known, **more})
+
+
+def running(
+    number: int, on: Iterable[str], per_node: int, spec: JobSpec | None = None, **more: Any
+) -> SnapshotJob:
+    return job(number, spec, **{"placement": Placement(tuple(on), per_node), "started": True, **more})
+
+
+def snapshot(nodes: Iterable[Node], jobs: Iterable[SnapshotJob], **settings: Any) -> Snapshot:
+    chosen = PolicySettings(**{"objective": "fair-share", **settings})
+    return Snapshot("test", 1e9, tuple(nodes), tuple(jobs), chosen)
