@@ -72,7 +72,7 @@ typed: st.SearchStrategy[Message] = st.one_of(
     st.builds(Taken, counts),
     st.builds(Refused, counts, st.text(max_size=20)),
     st.builds(NodesLeft, names),
-    st.sampled_from([Alert(), AskForMove(), Left()]),
+    st.sampled_from([Alert(), Alert(True), AskForMove(), Left()]),
 )
 
 

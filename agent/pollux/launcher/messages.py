@@ -67,6 +67,9 @@ class AskForMove:
 class Alert:
     """A rank has failed: the others cannot go on."""
 
+    lost: bool = False
+    """To node 0: the rank was killed. From node 0: its place is taken at once, so all other ranks are killed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -93,47 +96,7 @@ class StartDecided:
     again: Again | None
 
 
-@dataclass(frozen=True, slots=True)
-class CanMend:
-    """Whether the ranks go on without a rank that is killed.
-
-    Rank 0 sends it to its launcher, and node 0 to the other launchers.
-    """
-
-    able: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Emptied:
-    """All workers of this node were lost; it waits for the other nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """Rank 0, and its node to node 0: the ranks have gone on, on these nodes."""
-
-    names: tuple[str, ...]
-    """Slurm's names; the ranks of other nodes are to end."""
-    without: tuple[int, ...] = ()
-    """Local ranks on the only node that are to end."""
-    lent: bool = False
-    """Ranks of companions are among those that have gone on."""
-
-
-LauncherMessage = (
-    Start
-    | MoveNotice
-    | StartGrace
-    | AskForMove
-    | Alert
-    | Stop
-    | Done
-    | Left
-    | StartDecided
-    | CanMend
-    | Emptied
-    | Mended
-)
+LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
@@ -179,7 +142,7 @@ class NodesLeft:
     names: tuple[str, ...]
 
 
-RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | CanMend | Mended
+RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft
 Message = LauncherMessage | RankMessage
 
 
@@ -225,8 +188,7 @@ def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
             "lent": bool(lent),
         }:
             nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
-            # 0: no move of polluxd's, but ranks that were lost.
-            if is_count(move_id) and nodes and len(leaving) <= MAX_NODES:
+            if is_count(move_id) and move_id and nodes and len(leaving) <= MAX_NODES:
                 return MoveNotice(move_id, frozenset(leaving), lent)
     return None
 
@@ -239,14 +201,6 @@ def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
             "lent": int(lent),
         } if _names(leaving) and is_count(move_id) and is_count(lent):
             return AnnounceMove(move_id, tuple(leaving), lent)
-    return None
-
-
-def _mended(raw: Mapping[str, Any]) -> Mended | None:
-    match raw:
-        case {"names": [*names], "without": [*without], "lent": bool(lent)}:
-            if _names(names) and all(is_count(rank) for rank in without):
-                return Mended(tuple(names), tuple(without), lent)
     return None
 
 
@@ -274,11 +228,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "MoveNotice": _move,
     "StartGrace": _of_move(StartGrace),
     "AskForMove": lambda _: AskForMove(),
-    "Alert": lambda _: Alert(),
-    "Emptied": lambda _: Emptied(),
+    "Alert": lambda raw: Alert(raw["lost"]) if isinstance(raw.get("lost"), bool) else None,
     "Stop": lambda _: Stop(),
-    "CanMend": lambda raw: CanMend(raw["able"]) if isinstance(raw.get("able"), bool) else None,
-    "Mended": _mended,
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
     "StartDecided": lambda raw: StartDecided(

@@ -2,8 +2,7 @@
 
 Each worker inherits one end of a socket pair. POLLUX_LAUNCHER_FD names this end as "DESCRIPTOR:PID". Rank 0 sends
 Announce and AwaitLeavers. The launcher of node 0 answers Taken or Refused, and sends NodesLeft as launchers end (see
-`messages`). If ranks are lost, any other rank may become rank 0, also on another node. The launcher of that node then
-passes on its messages about the loss.
+`messages`).
 
 Without an announcement, an exit status of 76 is an ordinary failure: scripts may use it, too.
 """
@@ -20,8 +19,6 @@ from pollux.launcher.channel import Channel
 from pollux.launcher.messages import (
     AnnounceMove,
     AwaitLeavers,
-    CanMend,
-    Mended,
     NodesLeft,
     Refused,
     Taken,
@@ -81,24 +78,6 @@ class LauncherLine:
         if why:
             raise LaunchError(f"the launcher does not take move {move}: {why}")
         self._announced = move
-
-    def can_mend(self, able: bool) -> None:
-        """Say whether the ranks go on without one that is killed.
-
-        If they do, wait until the launcher has read the message: a rank may be killed right afterwards.
-        """
-        self._channel.send(CanMend(able))
-        deadline = time.monotonic() + (ANSWER_TIMEOUT_S if able else 0.0)
-        while self._channel.unread and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def mended(self, names: Collection[str], without: Collection[int], *, lent: bool) -> None:
-        """Say that the ranks have gone on, on these nodes.
-
-        The launcher ends the ranks of other nodes, and the local ranks `without` on its own. `lent`: ranks of
-        companions are among those that have gone on.
-        """
-        self._channel.send(Mended(tuple(sorted(set(names))), tuple(sorted(without)), lent))
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """The nodes among `names` whose launchers have ended.

@@ -158,8 +158,6 @@ class MicroBatchContext:
         if error is not None:
             self._meter.abandon_pass()
             if lost_peer(error):
-                if stepper.mend():
-                    return True
                 raise RankLost(
                     "another rank ended in a pass that needs all of them; its own output says why. Every rank "
                     f"has to make the same number of passes: {error}"

@@ -41,6 +41,9 @@ def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> boo
     """
     if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return False
+    if environ.get("POLLUX_LOST"):
+        # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
+        return False
     return _bound(environ.get("POLLUX_RESIZE", "")) is ResizeCapability.IN_PLACE
 
 
@@ -74,14 +77,7 @@ def obstacle_in_place(training: Training) -> str | None:
     first = training.models[0]
     if under_fully_shard(first.module):
         return obstacle_to_resharding(first.module, first.optimizer) or _obstacle_in_script(training)
-    return obstacle_to_fewer_ranks(training)
-
-
-def obstacle_to_fewer_ranks(training: Training) -> str | None:
-    """Why the processes cannot outlive a lost rank; None where they can."""
-    if under_fully_shard(training.models[0].module):
-        return "a lost rank's shards are lost"
-    if not isinstance(training.models[0].model, DistributedDataParallel):
+    if not isinstance(first.model, DistributedDataParallel):
         return "its model is not wrapped in DistributedDataParallel"
     return _obstacle_in_script(training)
 
@@ -98,8 +94,6 @@ def _obstacle_in_script(training: Training) -> str | None:
         return "its process group is the script's own"
     if not training.step.managed:
         return "its epochs are not counted by job.epochs"
-    if _loaded(INTEGRATIONS) and training.on_ranks is None:
-        return "another library runs its loop, and does not hear of lost ranks"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
         return "the state of its communication hook may know of the present ranks"
     # The default one and the agent's own: beside a communication hook, and for checkpoints of all ranks.
@@ -107,10 +101,7 @@ def _obstacle_in_script(training: Training) -> str | None:
     if len(process_groups()) > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
-    # Lightning is told, and makes its own again.
-    if not _loaded(["lightning"]) and any(
-        issubclass(type(found), DistributedSampler) for found in gc.get_objects()
-    ):
+    if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
         return "its script divides data by a DistributedSampler"
     return None
 

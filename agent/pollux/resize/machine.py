@@ -114,7 +114,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Declined:
-    """There is an obstacle, at the agreed step or after a loss of ranks."""
+    """There is an obstacle, at the agreed step."""
 
     why: str
 

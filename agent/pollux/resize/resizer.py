@@ -81,7 +81,7 @@ class Resizer:
         self._stopped_at = at
 
     def watch_calls(self) -> None:
-        """Note what the model is called with; any rank may become rank 0."""
+        """Note what the model is called with."""
         first = self._training.models[0]
         self._newest = NewestCall(first.model, first.module)
 
@@ -243,16 +243,6 @@ class Resizer:
             if self._stopped_at:
                 self.cost = max(self._training.last_step_at - self._stopped_at, 0.0)
             self._advance(machine.Stepped())
-
-    def lost(self, own: int) -> None:
-        """On rank 0: the training goes on without ranks that were lost.
-
-        `own`: ranks of the job's own allocation among them.
-        """
-        self._advance(machine.Declined("ranks were lost"))
-        if own:
-            # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
-            self.capability = ResizeCapability.REQUEUE
 
     def close(self) -> None:
         """End the resizes: send joiners back, refuse the standing order."""

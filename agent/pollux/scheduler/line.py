@@ -79,10 +79,7 @@ class SchedulerLine:
         deliver: Callable[[Order], None],
         introduction: Introduction | None = None,
     ) -> None:
-        """Report from this rank, on rank 0 of a Pollux job.
-
-        A loss may make another rank rank 0.
-        """
+        """Report from this rank, on rank 0 of a Pollux job."""
         if self.ticket is not None:
             from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads the database driver
 

@@ -123,6 +123,24 @@ AGAIN: list[
         None,
     ),
     (
+        "a rank is lost",
+        lambda: (
+            s := replace(HUB, may_retry=True, recovers=True),
+            ended(s, 137, 137),
+            BOTH_DONE,
+        ),
+        ((0, 1, 2), Resized(), True),
+    ),
+    (
+        "a node is lost",
+        lambda: (
+            s := replace(HUB, may_retry=True, recovers=True),
+            run(s, fresh(s), NodeGone(2))[0],
+            [WorkerEnded(0, end(137)), WorkerEnded(1, end(137)), FromNode(1, Done(FAILURE))],
+        ),
+        ((0, 1), Resized(), True, 0, True),
+    ),
+    (
         "an abort where ranks are lent",
         lambda: (
             HUB,
@@ -242,7 +260,7 @@ events = st.one_of(
             st.builds(StartGrace, st.integers(0, 3)),
             st.builds(Done, failures),
             st.builds(StartDecided, failures, st.none()),
-            st.sampled_from([Alert(), AskForMove(), Left()]),
+            st.sampled_from([Alert(), Alert(True), AskForMove(), Left()]),
         ),
     ),
     st.builds(NodeGone, st.integers(0, 2)),
@@ -252,7 +270,7 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([HUB, NODE, replace(HUB, may_restart=True, may_retry=True)]),
+    st.sampled_from([HUB, NODE, replace(HUB, may_restart=True, may_retry=True, recovers=True)]),
     st.lists(st.tuples(st.floats(0, 30), events), max_size=12),
 )
 def test_every_start_comes_to_an_end(terms: StartTerms, happening: list[tuple[float, Event]]) -> None:

@@ -85,7 +85,9 @@ def test_a_training_goes_through_resizes_as_through_restarts(
     first = found["n1"]
     sizes = [size for _, size in first["worlds"]]
     assert sizes == [4, 2, 3, 1, 2]
-    assert [rank["lent"] for rank in (first, found["n6"])] == ["1", "0"], "a companion's loss is mended"
+    assert [rank["lent"] for rank in (first, found["n6"])] == ["1", "0"], (
+        "the launcher takes a companion's loss as one"
+    )
 
     # Whoever left said so before the scheduler heard of it, and of the newest move it hears what it cost.
     steps = [step for step, _ in first["worlds"][1:]]
@@ -239,8 +241,8 @@ def test_what_cannot_be_done_is_refused_and_the_training_goes_on(stage: Stage, t
         23: "the model has changed since this job began",
         24: "1 of 1 joiners were not ready after 0 s",
         25: "expected a resize, got relaunch",
-        18: "no space left",
         26: "not from compute nodes",
+        18: "no space left",
         27: "expected the nodes n1, n2 and more",
         28: "started after the companion job was submitted",
         29: "not an order that this agent knows",

@@ -29,7 +29,6 @@ from pollux.resize.capability import (
     ResizeCapability,
     capability_of,
     may_grow,
-    obstacle_to_fewer_ranks,
 )
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
@@ -95,7 +94,6 @@ def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued()
 def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.REQUEUE
-    assert obstacle_to_fewer_ranks(training()) is None, "a lost rank needs no companion"
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
@@ -130,17 +128,16 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
     assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
 
 
-def test_a_library_s_loop_goes_on_with_fewer_ranks_where_it_hears_of_them_and_with_more_where_it_can_begin_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_s_loop_is_resized_where_joiners_can_begin_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
     found = training()
-    assert "does not hear of lost ranks" in str(obstacle_to_fewer_ranks(found))
-    found.on_ranks = print
-    assert obstacle_to_fewer_ranks(found) is None
     assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE
     found.takes_joiners = True
     assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE
+
+
+def test_a_job_that_has_lost_a_node_is_requeued() -> None:
+    assert capability_of(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"}) is ResizeCapability.REQUEUE
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
