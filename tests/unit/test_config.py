@@ -87,7 +87,7 @@ def test_the_example_shows_every_key_with_its_default():
         (LEAST + '[moves]\npaths = ["teleport", "requeue"]', "moves.paths"),
         (
             LEAST + '[moves]\npaths = ["relaunch", "requeue"]',
-            'moves.paths: expected each of "resize", "requeue" at most once',
+            'moves.paths.0: expected each of "resize", "requeue" at most once',
         ),
         (LEAST.replace('"c"', '"a b"'), "slurm.cluster"),
         (
