@@ -133,6 +133,9 @@ bench-ablation: setup ## decisions without one part of the policy at a time; tes
 bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 
+bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (20 minutes); bench-out/honesty.json, tests/benchmarks/honesty.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.honesty --page
+
 bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py
 
@@ -142,9 +145,8 @@ bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (6
 bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.slurmctld_load --page tests/benchmarks/slurmctld_load.md
 
-schema: setup ## after a new migration: write its checksum, and the schema that a test compares with
+schema: ## after a new migration, which sql/schema.sql must equal: write its checksum
 	cd sql/migrations && sha256sum *.sql > SHA256SUMS
-	POLLUX_WRITE_SCHEMA=1 .venv/bin/python -m pytest -q tests/integration/store/test_migrations.py -k committed_one
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
@@ -163,6 +165,10 @@ bench-accuracy: setup ## accuracy under resizes against plain training, ten seed
 bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
+
+bench-mistakes: setup ## ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json
+	@mkdir -p bench-out
+	@$(PYTHON) tests/benchmarks/mistakes.py --json bench-out/mistakes.json
 
 bench-endings: setup ## what each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
 	@mkdir -p bench-out

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,11 @@ import typer.main
 from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
 
+from pollux.version import __version__
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
+from polluxd.gateway.app import ENDPOINTS
+from polluxd.gateway.openapi import ERRORS, document, summary
 from polluxd.metrics import CLUSTER_GAUGES, Metrics
 from polluxd.metrics.declared import (
     CYCLE_RESULTS,
@@ -30,17 +32,10 @@ from polluxd.metrics.declared import (
     SLURM_RESULTS,
 )
 from polluxd.sim.cluster import Scenario
-from polluxd.store.sqlfiles import migrations
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = Path(__file__).resolve().parent / "reference"
 EXAMPLES = ROOT / "contrib" / "examples"
-
-_FUNCTION = re.compile(
-    r"(?P<comment>(?:^-- .*\n)*)^CREATE (?:OR REPLACE )?FUNCTION pollux\.(?P<name>\w+)\((?P<arguments>[^)]*)\)\s+"
-    r"RETURNS\s+(?P<returns>\w+)",
-    re.MULTILINE,
-)
 
 
 def commands(app: typer.Typer, name: str) -> str:
@@ -50,35 +45,71 @@ def commands(app: typer.Typer, name: str) -> str:
     return get_docs_for_click(obj=command, ctx=context, name=name, title=f"`{name}`")  # type: ignore[arg-type]
 
 
-def sql_functions(texts: list[str]) -> str:
-    """Return the page of the SQL functions that agents may call.
-
-    A function without a comment of its own has the comment of the inner function of the same name.
-    """
-    found = {m["name"]: m for text in texts for m in _FUNCTION.finditer(text)}
+def messages() -> str:
+    """Return the page of the gateway's messages."""
+    described = document(__version__)
     lines = [
-        "# SQL functions",
+        "# Messages of the gateway",
         "",
-        "A job's agent may call these functions and nothing else. Each checks the ticket first: cluster, job, attempt, "
-        "uid and token. They never change a row: polluxd reads what they add.",
+        "Agents and `polluxctl` of ordinary users send these requests to `polluxd gateway`; nothing else of polluxd "
+        "answers users. The bodies are JSON. Members that are not listed are refused. The same as an OpenAPI "
+        "document: {download}`openapi.json`.",
+        "",
+        "| request | token of | reads | answers | |",
+        "|---|---|---|---|---|",
     ]
-    for name, function in sorted(found.items()):
-        if not name.endswith("_v1"):
-            continue
-        inner = found.get(name.removesuffix("_v1"))
-        comment = function["comment"] or (inner["comment"] if inner else "")
-        arguments = re.sub(r"\s+", " ", function["arguments"]).strip()
-        lines += [
-            "",
-            f"## `{name}`",
-            "",
-            " ".join(line.removeprefix("-- ") for line in comment.splitlines()),
-            "",
-            "```sql",
-            f"pollux.{name}({arguments}) RETURNS {function['returns']}",
-            "```",
-        ]
+    for each in ENDPOINTS:
+        reads = (
+            f"`{each.reads.__name__}`" if each.method == "POST" else _members(each.reads.model_json_schema())
+        )
+        answers = (
+            f"`{each.answers.__name__}`" if each.answers else "" if each.method == "POST" else "a document"
+        )
+        holder = {"anybody": "nobody", "attempt": "an attempt", "user": "a user"}[each.rights]
+        path = each.path.replace(":int", "")
+        lines.append(f"| `{each.method} {path}` | {holder} | {reads} | {answers} | {summary(each)} |")
+    lines += [
+        "",
+        "A refusal is `ErrorAnswer`, with one of these statuses:",
+        "",
+        "| status | meaning |",
+        "|---|---|",
+    ]
+    lines += [f"| {status} | {meaning} |" for status, meaning in ERRORS.items()]
+    for name, schema in sorted(described["components"]["schemas"].items()):
+        lines += ["", f"## `{name}`", "", " ".join(schema.get("description", "").split()), ""]
+        lines += ["| member | value | meaning |", "|---|---|---|"]
+        required = schema.get("required", ())
+        for member, kind in schema.get("properties", {}).items():
+            told = " ".join(kind.get("description", "").split())
+            lines.append(
+                f"| `{member}`{'' if member in required else ' (optional)'} | {_kind(kind)} | {told} |"
+            )
     return "\n".join(lines) + "\n"
+
+
+def _members(schema: dict[str, Any]) -> str:
+    return ", ".join(f"`?{name}=`" for name in schema.get("properties", {}))
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return the values that a schema allows, in words."""
+    if "$ref" in schema:
+        return f"`{schema['$ref'].rpartition('/')[2]}`"
+    if "anyOf" in schema:
+        return " or ".join(_kind(each) for each in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{json.dumps(each)}`" for each in schema.get("enum", [schema.get("const")]))
+    bounds = [
+        f"{word} {schema[key]:g}"
+        for key, word in (("minimum", "from"), ("maximum", "to"), ("exclusiveMaximum", "below"))
+        if key in schema
+    ]
+    bounds += [f"at most {schema['maxLength']} characters"] if "maxLength" in schema else []
+    bounds += [f"`{schema['pattern']}`"] if "pattern" in schema else []
+    if schema.get("type") == "array":
+        bounds.append(f"of {_kind(schema['items'])}")
+    return " ".join([schema.get("type", "any"), *bounds])
 
 
 def examples() -> str:
@@ -197,7 +228,8 @@ def _keys(properties: dict[str, dict[str, Any]]) -> list[str]:
 def _pages() -> Iterator[tuple[str, str]]:
     yield "polluxctl.md", commands(polluxctl, "polluxctl")
     yield "polluxd.md", commands(polluxd, "polluxd")
-    yield "sql-functions.md", sql_functions([migration.text for migration in migrations()])
+    yield "messages.md", messages()
+    yield "openapi.json", json.dumps(document(__version__), indent=1) + "\n"
     yield "metrics.md", metrics()
     yield "examples.md", examples()
     yield "scenario.md", scenario()

@@ -16,15 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 from sqlalchemy import make_url
 
-from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError
 from polluxd.model import DaemonMode
 from polluxd.setting_info import SettingInfo, declared, infos
 from polluxd.settings import (
     SECTIONS,
-    AnswersSettings,
     CycleSettings,
     DatabaseSettings,
+    GatewaySettings,
     LogSettings,
     MetricsSettings,
     MoveSettings,
@@ -32,6 +31,7 @@ from polluxd.settings import (
     SlurmSettings,
 )
 from polluxd.slurm.topology import racks_of
+from polluxd.store.transport import InsecureConnection, require_verified
 
 DEFAULT_PATH = Path("/etc/pollux/polluxd.toml")
 
@@ -52,7 +52,7 @@ class Config(BaseModel):
     moves: MoveSettings = MoveSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
-    answers: AnswersSettings = AnswersSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

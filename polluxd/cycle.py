@@ -23,6 +23,7 @@ from polluxd.apply.intents import Intent, intents
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
+from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config import Config
 from polluxd.encoding import to_json
 from polluxd.errors import LeaderLost
@@ -31,6 +32,7 @@ from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan,
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
+from polluxd.progress_rates import Place
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
@@ -106,7 +108,7 @@ class Controller:
         settings = self._store.settings(self._config.policy)
         acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
-        self._trusted.observe(reports, _places(state, self._reconciler.moving))
+        self._trusted.observe(reports, _places(state, self._reconciler.moving), _rigid(state))
 
         self._idle.observe(state)
 
@@ -116,7 +118,9 @@ class Controller:
             means = self._means(seen)
             times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)
             allowed = self._reconciler.refusals.lowered(allowances(state, targets(moves)))
-            believed, doubts = self._trusted.trust(reports, _held(state, moves, times), state.taken_at)
+            believed, doubts = self._trusted.trust(
+                reports, _held(state, moves, times, self._reconciler.undrained), state.taken_at
+            )
             snapshot = build_snapshot(
                 self._config.slurm.cluster,
                 state,
@@ -277,27 +281,43 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
     return "; ".join(filter(None, (stuck, "paused" if paused else "", senseless)))
 
 
-def _held(state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes]) -> dict[int, Held]:
+def _held(
+    state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes], undrained: Undrained
+) -> dict[int, Held]:
     """What polluxd's own records say of each job's GPUs."""
-    # By user: further jobs of one user take nothing from the share of the others.
-    users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
-    share = sum(node.gpus for node in state.nodes) / len(users) if len(users) > 1 else None
+    share = equal_share(state)
+    rigid = _rigid(state)
     records = {}
     for job_id, place in _places(state, {move.job_id for move in moves}).items():
         known = times.get(job_id)
         most = (known.most_gpus, known.most_nodes) if known else (0, 0)
-        records[job_id] = Held(*place, *most, share)
+        records[job_id] = Held(
+            place.gpus,
+            place.nodes,
+            *most,
+            share,
+            gpu_type=place.gpu_type,
+            adaptive=job_id not in rigid,
+            undrained=undrained.of(job_id),
+        )
     return records
 
 
-def _places(state: ClusterState, moving: Collection[int]) -> dict[int, tuple[int, int]]:
-    """Return the numbers of GPUs and nodes that each job trains on."""
-    held = {
-        job.job_id: {} if job.job_id in moving else job.gpus_per_node_held
-        for job in state.jobs
-        if job.spec is not None
-    }
-    return {job_id: (sum(here.values()), len(here)) for job_id, here in held.items()}
+def _places(state: ClusterState, moving: Collection[int]) -> dict[int, Place]:
+    """Return where each job trains, by Slurm's records."""
+    kind = {node.name: node.gpu_type for node in state.nodes}
+    places = {}
+    for job in state.jobs:
+        if job.spec is not None:
+            here = {} if job.job_id in moving else job.gpus_per_node_held
+            types = {kind.get(name, "") for name in here}
+            places[job.job_id] = Place(sum(here.values()), len(here), types.pop() if len(types) == 1 else "")
+    return places
+
+
+def _rigid(state: ClusterState) -> frozenset[int]:
+    """Return the jobs whose batch size is fixed, whatever their noise scale."""
+    return frozenset(job.job_id for job in state.jobs if job.spec is not None and not job.spec.adaptive)
 
 
 def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:

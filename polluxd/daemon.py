@@ -58,6 +58,7 @@ class Daemon:
         self.metrics = Metrics(version("polluxd"))
         self.endpoint = Endpoint(self.metrics.registry)
         self._deaf = ""
+        self._moving = False
         self._assemble(load())
 
     def _assemble(self, config: Config) -> None:
@@ -103,11 +104,9 @@ class Daemon:
 
     def wait(self, pause: float) -> None:
         try:
-            self.store.wait_for_notify(pause)
+            self.store.wait(pause, for_news=self._moving)
         except Exception:
-            log.exception(
-                "a fault in polluxd itself: it cannot wait for notifications of the database, and polls instead"
-            )
+            log.exception("a fault in polluxd itself: it cannot wait for news of moves, and polls instead")
             self._stopping.wait(pause)
 
     def turn(self) -> float:
@@ -132,6 +131,7 @@ class Daemon:
 
     def _turn(self) -> tuple[str, float]:
         """Return one of `CYCLE_RESULTS`, and the pause after the turn [s]."""
+        self._moving = False
         try:
             if not self._schema_known:
                 self.store.check_schema()
@@ -161,7 +161,8 @@ class Daemon:
             )
             self.notifier.notify("STATUS=a fault in polluxd itself; see the log")
             return "fault", _STANDBY_S
-        pause = self._config.cycle.busy_poll_s if result.open_moves else self._config.cycle.poll_s
+        self._moving = result.open_moves > 0
+        pause = self._config.cycle.busy_poll_s if self._moving else self._config.cycle.poll_s
         return "decided" if result.decided else "polled", pause
 
     def authorize(self) -> int:

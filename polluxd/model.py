@@ -217,6 +217,8 @@ class SnapshotJob:
     """Has run before: its next placement is a move, not a first start."""
     waiting: float | None = None
     """Seconds since it last held GPUs; None: since submission, where it holds none now."""
+    time_limit: float | None = None
+    """Seconds after which Slurm ends it for good; None: it has no limit, or goes on after it."""
     attempt: int = 0
     """Slurm's restart count."""
     qos: str = ""

@@ -33,7 +33,6 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from polluxd.errors import ConfigError
 from polluxd.gpu_counts import RULES, is_rule
 
 
@@ -95,6 +94,14 @@ def _listen_address(value: str) -> str:
     return value
 
 
+def _gateway_urls(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        parts = urlsplit(each)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "," in each:
+            raise ValueError("not the URL of a gateway")
+    return value
+
+
 def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
     if "requeue" not in value or len(set(value)) != len(value):
         raise ValueError("not a list of paths")
@@ -145,6 +152,12 @@ ListenAddress = Annotated[
     str,
     AfterValidator(_listen_address),
     expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
+]
+GatewayUrls = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    AfterValidator(_gateway_urls),
+    expected("a list of URLs such as https://head.example.org:9851", "URLS"),
 ]
 MovePaths = Annotated[
     tuple[Literal["resize", "requeue"], ...],
@@ -199,8 +212,6 @@ class DatabaseSettings(_Section):
     """Address of the database. Keep the password in `passfile`."""
     passfile: Annotated[FilePath | None, example("/etc/pollux/pgpass")] = None
     """libpq's password file, mode 0600, owned by polluxd's user."""
-    secret_file: Annotated[FilePath | None, example("/etc/pollux/ticket.secret")] = None
-    """File with the secret that signs job tickets. The prolog of every node reads the same secret."""
     connect_timeout_s: Seconds = 3.0
     """Longest wait for a connection."""
     statement_timeout_s: Seconds = 5.0
@@ -211,27 +222,18 @@ class DatabaseSettings(_Section):
     @property
     def url(self) -> str:
         """Return the SQLAlchemy URL. It may hold a secret: do not print it."""
-        if self.passfile is None:
-            return self.address
-        parts = urlsplit(self.address)
-        query = urlencode([*parse_qsl(parts.query), ("passfile", str(self.passfile))])
-        return urlunsplit(parts._replace(query=query))
+        return self._with(self.passfile)
 
-    def secret(self) -> bytes | None:
-        """Return the ticket secret; None without a file. Raises ConfigError."""
-        if self.secret_file is None:
-            return None
-        try:
-            # Stripped, as the prolog does: an editor's last newline is no part of the secret.
-            secret = self.secret_file.read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"database.secret_file {self.secret_file}: {error.strerror}") from None
-        if len(secret) < 16:
-            raise ConfigError(
-                f"database.secret_file {self.secret_file}: expected a secret of at least 16 bytes, "
-                f"got {len(secret)}; create one with `openssl rand -hex 32`"
-            )
-        return secret
+    def gateway_url(self, passfile: Path | None) -> str:
+        """Return the URL of role pollux_gateway, without polluxd's own password."""
+        parts = urlsplit(self.address)
+        place = parts.netloc.rpartition("@")[2]
+        return self._with(passfile, netloc=f"pollux_gateway@{place}")
+
+    def _with(self, passfile: Path | None, **changes: str) -> str:
+        parts = urlsplit(self.address)._replace(**changes)
+        query = parse_qsl(parts.query) + ([] if passfile is None else [("passfile", str(passfile))])
+        return urlunsplit(parts._replace(query=urlencode(query)))
 
 
 class CycleSettings(_Section):
@@ -305,6 +307,8 @@ class PolicySettings:
     """Numbers of GPUs that any job may be given."""
     starvation_bound: Annotated[Seconds | None, example(86400.0)] = None
     """A job that waits longer than this goes before all others."""
+    waiting_power: Exponent = 2.0
+    """Exponent of a waiting job's slowdown in its weight: its wait and its length over its length; 0 turns it off."""
     remaining_work_power: Exponent = -0.25
     """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
     start_gpus: StartGpus = 4
@@ -375,11 +379,41 @@ class MetricsSettings(_Section):
     """Where polluxd serves `/metrics`; empty: nowhere. Whoever reaches the address can read, so keep users off it."""
 
 
-class AnswersSettings(_Section):
-    """The answers of `polluxd answer` to ordinary users."""
+class GatewaySettings(_Section):
+    """The gateway, which jobs and `polluxctl` of ordinary users talk to."""
 
-    listen: ListenAddress = "0.0.0.0:9851"
-    """Where it listens. Whoever has no valid munge credential gets no answer."""
+    listen: ListenAddress = "127.0.0.1:9851"
+    """Where `polluxd gateway` listens. Any address but a loopback one needs a certificate."""
+    tls_certificate: Annotated[FilePath | None, example("/etc/pollux/gateway.crt")] = None
+    """PEM file of the certificate, with the chain to its authority."""
+    tls_key: Annotated[FilePath | None, example("/etc/pollux/gateway.key")] = None
+    """PEM file of the certificate's key, readable for the gateway's user alone."""
+    addresses: Annotated[GatewayUrls, example(["https://head.example.org:9851"])] = ()
+    """URLs that jobs and users reach the gateways at, in the order of preference. Without any: from `listen`."""
+    ca: Annotated[FilePath | None, example("/etc/pollux/ca.crt")] = None
+    """Path, on every node, of the certificates that vouch for the gateways. Without it: those of the system."""
+    publish_interval_s: Seconds = 30.0
+    """Time between two reports of a job."""
+    passfile: Annotated[FilePath | None, example("/etc/pollux/gateway.pgpass")] = None
+    """libpq's password file of role pollux_gateway, mode 0600, owned by the gateway's user."""
+
+    @model_validator(mode="after")
+    def _certified(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be given together")
+        host = self.listen.rpartition(":")[0].strip("[]")
+        if self.tls_certificate is None and not (host in ("localhost", "::1") or host.startswith("127.")):
+            raise ValueError(
+                f"listen ({self.listen}) is not a loopback address: tokens would cross the network in the clear; give "
+                "tls_certificate and tls_key"
+            )
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where jobs and users reach the gateways."""
+        scheme = "http" if self.tls_certificate is None else "https"
+        return self.addresses or (f"{scheme}://{self.listen}",)
 
 
 SECTIONS: Mapping[str, Any] = {
@@ -390,6 +424,6 @@ SECTIONS: Mapping[str, Any] = {
     "moves": MoveSettings,
     "log": LogSettings,
     "metrics": MetricsSettings,
-    "answers": AnswersSettings,
+    "gateway": GatewaySettings,
 }
 """The sections of polluxd.toml, by name."""

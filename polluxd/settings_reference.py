@@ -20,7 +20,7 @@ from polluxd.setting_info import (
 )
 from polluxd.settings import SECTIONS
 
-_UNCOMMENTED = {"mode", "slurm.heartbeat_file", "database.secret_file"}
+_UNCOMMENTED = {"mode", "slurm.heartbeat_file"}
 """Keys that the packaged file sets although they are not required."""
 
 _INTRODUCTION = """\

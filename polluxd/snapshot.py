@@ -61,7 +61,7 @@ def build_snapshot(
     A job's moves are expected to cost what its own have cost on average by requeue, and until one was measured
     `default_cost` [s]; where it can be resized in place (`paths.likely`, by `means`), what resizes have, and until then
     `default_resize_cost`.
-    `resting` gives the seconds for which a job is still to be left alone. `pins` has who pinned a job; `stay` gives,
+    `resting` gives the seconds for which a job is still to be left alone. `pins` has why a job stays; `stay` gives,
     by user, why no running job of the user may be restarted now; empty where one may. `orphans` are companions of no
     job; others are in their jobs.
     `standings` has the jobs that Slurm would not start everywhere: one that it would not start where the job is now
@@ -131,6 +131,7 @@ def build_snapshot(
                 pinned=bool(pin_reason),
                 pin_reason=pin_reason,
                 started=report is not None or job.state is not JobState.PENDING,
+                time_limit=None if job.spec.continues else job.time_limit_s,
                 attempt=job.restart_count,
                 qos=job.qos,
                 moves=total.count if total else 0,
@@ -215,7 +216,7 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
 
 
 def _pin_reason(
-    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pinned_by: str, stay: str
+    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pin: str, stay: str
 ) -> str:
     """Why the job must stay where it is in this plan; empty when it may move."""
     assert job.spec is not None
@@ -227,8 +228,8 @@ def _pin_reason(
         return f"left alone for {rest:.0f} s more after its last move"
     if job.state is not JobState.RUNNING:
         return ""
-    if pinned_by:
-        return f"pinned by {pinned_by}"
+    if pin:
+        return pin
     if stay:
         return stay
     if job.held_by_user:

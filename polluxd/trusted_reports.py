@@ -3,36 +3,41 @@
 polluxd checks the claims against its own records. The module does no I/O and reads no clock: the
 caller gives every time.
 
-An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held and when
-each report arrived. It compares:
+An agent runs as the job's user and may report anything. polluxd knows by itself which GPUs the job has held, their
+types, and when each report arrived. It compares:
 
 - explored GPUs and nodes with the most that the job has held;
-- the shape of the claimed goodput over GPUs with the progress that the ranks published at each number of GPUs, and with
-  the physical bound (twice the GPUs bring at most twice the progress);
+- the claimed goodput at each number of GPUs with the progress that the ranks published there. Each rate of progress is
+  compared with the goodput at the noise scale that was claimed at that time, since an honest job's noise scale grows:
+  its progress on 16 GPUs early says nothing of 4 GPUs late. Only what the job reaches of its claim counts, at one
+  number of GPUs against another;
+- progress with the physical bound (twice the GPUs bring at most twice the progress at one noise scale);
 - progress with time: a job that publishes none gains no GPUs;
 - the shape of the claims with nothing yet, while polluxd has not seen progress at the present size: such a job gains no
   GPUs beyond an equal share, since a job that leaps to its final size shows no second size to compare with;
+- claims about GPU types with Slurm's nodes: only types on which polluxd saw the job's progress count as measured;
 - remaining work with history: a target stays, and a job that should have ended by its own account has none.
 
 A claim that does not fit is replaced, and the replacement never asks for more than the records justify. The records
-cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`.
+cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`. What an honest job is
+believed through is in `tests/benchmarks/honesty.md`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pollux.goodput import Goodput, ThroughputParams
+from pollux.goodput import ThroughputParams
 from polluxd.model import Report
+from polluxd.progress_rates import Place, ProgressRates, claimed
 
-TOLERANCE = 1.3
-"""Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed."""
-WINDOW_S = 45.0
-"""Shortest time over which a rate of progress is taken: reports come every 30 s."""
+TOLERANCE = 1.4
+"""Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed. Step times that
+are off by 10 % make 1.2, and a noise scale that grows within a window makes more."""
 STALL_S = 150.0
 """Time without progress after which a job is given no further GPUs; evaluation may take as long."""
 PATIENCE = 2.0
@@ -52,28 +57,36 @@ class Held:
     most_nodes: int
     equal_share: float | None = None
     """GPUs of the cluster over users with Pollux jobs; None: there is one such user, and growth has no such limit."""
+    gpu_type: str = ""
+    """As in `Place`."""
+    adaptive: bool = True
+    """False: the job's batch size is fixed, whatever its noise scale (`adaptive=no`)."""
+    undrained: int = 0
+    """Orders to give up GPUs that the job's agent refused, or left unanswered."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.gpus, self.nodes, self.gpu_type)
 
 
 @dataclass(slots=True)
 class _ReportHistory:
     """What polluxd has seen of one job."""
 
-    place: tuple[int, int] = (0, 0)
-    """Numbers of GPUs and nodes."""
-    attempt: int = -1
-    since: float = 0.0
-    progress: float = 0.0
-    advanced_at: float = 0.0
-    """When progress was last seen to rise."""
-    rates: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Scale-invariant steps per second, by numbers of GPUs and nodes."""
+    progress: ProgressRates = field(default_factory=ProgressRates)
     target: float | None = None
     ends_by: float = math.inf
+    overdue: bool = False
     moved_target: bool = False
     doubted: int = 0
     """Reports with a claim that was not believed."""
     doubted_at: float = -math.inf
     """When the newest of these reports arrived."""
+
+    def observe(self, report: Report, place: Place, *, adaptive: bool) -> None:
+        if self.progress.observe(report, place, adaptive=adaptive):
+            # The time that the remaining work may take was reckoned at another speed.
+            self.ends_by = math.inf
 
 
 class TrustedReports:
@@ -98,7 +111,8 @@ class TrustedReports:
         """
         trusted: dict[int, Report] = {}
         doubts: dict[int, tuple[str, ...]] = {}
-        self.observe(reports, {job_id: (mine.gpus, mine.nodes) for job_id, mine in held.items()})
+        rigid = {job_id for job_id, mine in held.items() if not mine.adaptive}
+        self.observe(reports, {job_id: mine.place for job_id, mine in held.items()}, rigid)
         for job_id, report in reports.items():
             history, found = self._jobs[job_id], list[str]()
             trusted[job_id] = _trusted(history, report, held.get(job_id, Held(0, 0, 0, 0)), now, found)
@@ -112,21 +126,24 @@ class TrustedReports:
             del self._jobs[job_id]
         return trusted, doubts
 
-    def observe(self, reports: Mapping[int, Report], places: Mapping[int, tuple[int, int]]) -> None:
+    def observe(
+        self, reports: Mapping[int, Report], places: Mapping[int, Place], rigid: Collection[int] = ()
+    ) -> None:
         """Record the jobs' progress, between decisions too.
 
         Args:
             reports: the latest of each job.
-            places: numbers of GPUs and nodes of each job; a job that moves, or is not named, has none.
+            places: where each job trains; a job that moves, or is not named, trains nowhere.
+            rigid: jobs whose batch size is fixed, whatever their noise scale (`adaptive=no`).
         """
         for job_id, report in reports.items():
             history = self._jobs.setdefault(job_id, _ReportHistory())
-            _observe(history, report, places.get(job_id, (0, 0)))
+            history.observe(report, places.get(job_id, Place(0, 0)), adaptive=job_id not in rigid)
 
     def seen(self, job_id: int) -> bool:
         """Tell whether the job's progress at its present size was seen."""
         history = self._jobs.get(job_id)
-        return history is not None and history.place in history.rates
+        return history is not None and history.progress.place in history.progress.seen
 
     def doubted(self, job_id: int) -> int:
         """Count the job's reports with a claim that was not believed."""
@@ -134,42 +151,26 @@ class TrustedReports:
         return history.doubted if history else 0
 
 
-def _observe(history: _ReportHistory, report: Report, place: tuple[int, int]) -> None:
-    """Record a rate of progress for the job's present place.
-
-    The job must have trained in the same place for at least `WINDOW_S`.
-    """
-    if (history.attempt, history.place) != (report.attempt, place) or report.first_step_at is None:
-        # A rate across a move means nothing, so the rate and the stall clock start again.
-        history.attempt, history.place = report.attempt, place
-        history.since = history.advanced_at = report.at
-        history.progress = report.progress
-        return
-    if report.progress > history.progress:
-        history.advanced_at = report.at
-    seconds = report.at - history.since
-    if seconds < WINDOW_S or not place[0]:
-        return
-    rate = (report.progress - history.progress) / seconds
-    if rate > 0:
-        known = history.rates.get(place)
-        history.rates[place] = rate if known is None else 0.5 * (known + rate)
-    history.since, history.progress = report.at, report.progress
-
-
 def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
     kept = _limited(report, explored_gpus=held.most_gpus, explored_nodes=held.most_nodes)
     if kept.explored_gpus < report.explored_gpus:
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
-    kept = _believable_fit(history, kept, doubts)
-    if held.gpus and report.first_step_at is not None and now - history.advanced_at > STALL_S:
+    kept = _believable_fit(history, _of_known_types(history, kept), held, doubts)
+    if held.gpus and report.first_step_at is not None and now - history.progress.advanced_at > STALL_S:
         if 2 * max(kept.explored_gpus, kept.prior_gpus) > held.gpus:
-            doubts.append(f"no progress for {now - history.advanced_at:.0f} s: it gains no GPUs")
+            doubts.append(f"no progress for {now - history.progress.advanced_at:.0f} s: it gains no GPUs")
             kept = replace(kept, most_gpus=held.gpus)
-    elif held.equal_share and (not history.rates or (held.gpus and history.place not in history.rates)):
+    elif held.equal_share and (
+        not history.progress.seen or (held.gpus and history.progress.place not in history.progress.seen)
+    ):
         # A job that is moved at every decision would otherwise never show a second size to compare with.
         # No doubt is noted: each job passes through this at each new size.
         kept = replace(kept, most_gpus=max(math.ceil(held.equal_share), held.gpus))
+    if held.undrained and held.equal_share:
+        times = "once" if held.undrained == 1 else f"{held.undrained} times"
+        doubts.append(f"it did not give up GPUs, {times}: it has no more than its user's equal share")
+        most = math.ceil(held.equal_share)
+        kept = replace(kept, most_gpus=most if kept.most_gpus is None else min(kept.most_gpus, most))
     return _believable_target(history, kept, now, doubts)
 
 
@@ -179,41 +180,75 @@ def _limited(report: Report, **most: int) -> Report:
     return replace(report, **beyond) if beyond else report  # type: ignore[arg-type]
 
 
-def _believable_fit(history: _ReportHistory, report: Report, doubts: list[str]) -> Report:
+def _of_known_types(history: _ReportHistory, report: Report) -> Report:
+    """Drop fits for GPU types on which polluxd saw no progress of the job.
+
+    The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
+    (`polluxd.gpu_types`). No doubt is noted: what earlier runs measured is no lie.
+    """
+    if not report.params_by_type and not report.gpu_type:
+        return report
+    seen = {place.gpu_type for place in history.progress.seen}
+    here = history.progress.place.gpu_type
+    fits = {kind: fit for kind, fit in report.params_by_type.items() if kind in seen} if len(seen) > 1 else {}
+    own = report.gpu_type if report.gpu_type in seen else here
+    return replace(report, params_by_type=fits, gpu_type=own)
+
+
+def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
     The new fit comes from the observed progress.
     """
-    rates = _physical(history.rates)
-    if rates != history.rates:
-        doubts.append("its progress: a speedup beyond the number of GPUs")
-        history.rates.update(rates)
-    if report.params is None or len(rates) < 2:
+    rates = history.progress.newest()
+    if len(rates) < 2:
         return report
     places = sorted(rates)
-    gpus, nodes = (np.array(column) for column in zip(*places, strict=True))
-    claimed = Goodput(report.params, report.noise, report.limits, True).optimize(nodes, gpus).goodput
-    seen = np.array([rates[place] for place in places])
-    for small in range(len(places)):
-        for large in range(small + 1, len(places)):
-            said, was = claimed[large] / max(claimed[small], 1e-12), seen[large] / seen[small]
-            if said > TOLERANCE * was and gpus[large] > gpus[small]:
+    reached = np.array([rates[place].share for place in places])
+    # At one noise scale, the present one: a rate of an hour ago was at another.
+    if report.params is None:
+        now = np.array([rates[place].steps for place in places])
+    else:
+        claims = np.maximum(claimed(report, places, held.adaptive), 1e-12)
+        now = reached * claims
+    bounded = np.array(_physical(places, now.tolist()))
+    if np.any(bounded < now):
+        doubts.append("its progress: a speedup beyond the number of GPUs")
+        reached, now = reached * bounded / now, bounded
+    if report.params is None:
+        return report
+    for small, large in _pairs(places):
+        lost = reached[small] / reached[large]
+        if places[small].gpu_type != places[large].gpu_type:
+            if report.params_by_type and not 1 / TOLERANCE <= lost <= TOLERANCE:
                 doubts.append(
-                    f"its fit: {said:.1f} times the goodput on {gpus[large]} GPUs as on {gpus[small]}, "
-                    f"its progress was {was:.1f} times as fast"
+                    f"its fits for GPU types {places[small].gpu_type} and {places[large].gpu_type}: "
+                    f"its progress differs from them by a factor of {max(lost, 1 / lost):.1f}"
                 )
-                fit = fit_of(rates, report)
-                # A job that is wrong about its speed is not believed about the time that it needs either.
-                return replace(report, params=fit, noise=None, params_by_type={}, target=None)
+                report = replace(report, params_by_type={})
+        elif lost > TOLERANCE and places[large].gpus > places[small].gpus:
+            claim, was = claims[large] / claims[small], now[large] / now[small]
+            doubts.append(
+                f"its fit: {claim:.1f} times the goodput on {places[large].gpus} GPUs as on {places[small].gpus}, "
+                f"its progress was {was:.1f} times as fast"
+            )
+            fit = fit_of({place[:2]: rates[place].steps for place in places}, report)
+            # A job that is wrong about its speed is not believed about the time that it needs either.
+            return replace(report, params=fit, noise=None, params_by_type={}, target=None)
     return report
 
 
-def _physical(rates: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Limit the rates so that no speedup exceeds the number of GPUs."""
-    bounded: dict[tuple[int, int], float] = {}
-    for place in sorted(rates):
-        most = min((TOLERANCE * r * place[0] / p[0] for p, r in bounded.items()), default=math.inf)
-        bounded[place] = min(rates[place], most)
+def _pairs(places: Sequence[Place]) -> Iterable[tuple[int, int]]:
+    return ((small, large) for small in range(len(places)) for large in range(small + 1, len(places)))
+
+
+def _physical(places: Sequence[Place], rates: Sequence[float]) -> list[float]:
+    """Limit the rates: no speedup exceeds the number of GPUs of a type."""
+    bounded: list[float] = []
+    for place, rate in zip(places, rates, strict=True):
+        below = zip(places, bounded, strict=False)
+        most = (TOLERANCE * r * place.gpus / p.gpus for p, r in below if p.gpu_type == place.gpu_type)
+        bounded.append(min(rate, min(most, default=math.inf)))
     return bounded
 
 
@@ -241,14 +276,17 @@ def _believable_target(history: _ReportHistory, report: Report, now: float, doub
         history.target = report.target
     elif report.target > history.target * 1.001:
         history.moved_target = True
-    rate = history.rates.get(history.place)
+    found = history.progress.here()
+    rate = None if found is None else found.steps
     if rate is None and report.goodput > 0:
         rate = report.goodput / report.limits.initial
-    if rate:
+    if rate and history.progress.place.gpus:
         left = max(report.target - report.progress, 0.0) / rate
         history.ends_by = min(history.ends_by, now + PATIENCE * left + PATIENCE_S)
-    if history.moved_target or now > history.ends_by:
+    history.overdue |= now > history.ends_by and report.progress < report.target
+    if history.moved_target or history.overdue:
         why = "its target has grown" if history.moved_target else "by its own account it should have ended"
         doubts.append(f"remaining work: {why}")
         return replace(report, target=None)
-    return report
+    # A training that goes on beyond its target was longer than its user thought: its length is not known.
+    return replace(report, target=None) if report.progress >= report.target else report

@@ -52,8 +52,6 @@ function pollux_mark_companion(job, found, share, now, lease_s)
   job.admin_comment = table.concat(fields, " ")
   job.requeue = 0 -- it dies with its parent's attempt
   job.begin_time = now + lease_s
-  -- It reports nothing: no ticket is written for it, and its parent's is none of its own.
-  job.environment["POLLUX_TICKET_DIR"] = ""
 end
 
 -- True for the record of a companion, whose user must not make it one that Slurm starts again by itself.

@@ -5,14 +5,15 @@ Jobs opt in by a `#POLLUX` line in the batch script, by `sbatch --pollux=...` or
 every other job is left entirely alone.
 A site's own job_submit.lua sets the table `pollux_config` and then runs this file:
 
-    pollux_config = { ticket_dir = "/run/pollux/tickets", lease_s = 300, trusted_users = { "pollux" } }
+    pollux_config = { gateway = "https://head.example.org:9851", lease_s = 300, trusted_users = { "pollux" } }
     dofile("/etc/pollux/hooks/job_submit.lua")
 
 `polluxctl hooks install` writes these lines, and guards them: a missing, unreadable or broken file lets every job through.
 A site with functions of its own calls pollux_submit() and pollux_modify() from them instead (see README.md).
 
 pollux_config:
-    ticket_dir          folder of the job tickets that the prolog writes                        (required)
+    gateway             URLs of polluxd's gateways, separated by commas                         (required)
+    gateway_ca          file, on every node, of the certificates that vouch for them            (the system's)
     lease_s             seconds that a job is kept back for polluxd, which renews them          (300)
     cluster_gpus        GPUs of the cluster: a larger min-gpus is refused at once               (no check)
     heartbeat_file      file whose text is the time of polluxd's last sign of life [epoch s]    (no check)
@@ -208,6 +209,15 @@ local function pollux_option(job)
   end
 end
 
+-- A job that is submitted from within a Pollux job inherits its variables, which would make it look like one.
+local function disinherit(job)
+  for _, name in ipairs({ "POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN" }) do
+    if given((job.environment or {})[name]) then
+      job.environment[name] = ""
+    end
+  end
+end
+
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
 function pollux_submit(job, part_list, submit_uid)
   local hostile = pollux_hostile(job)
@@ -224,6 +234,7 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", fault)
     return slurm.ERROR
   end
+  disinherit(job)
   script = pollux_head(script)
   local companion
   companion, fault = pollux_companion(script)
@@ -343,7 +354,8 @@ function pollux_submit(job, part_list, submit_uid)
   if not (mode or config.log_appends) then
     log_user("note: add '#SBATCH --open-mode=append': without it each move empties the output file")
   end
-  job.environment["POLLUX_TICKET_DIR"] = config.ticket_dir or ""
+  job.environment["POLLUX_GATEWAY"] = config.gateway or ""
+  job.environment["POLLUX_GATEWAY_CA"] = config.gateway_ca or ""
   job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
   -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
   job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"

@@ -46,14 +46,6 @@ ON CONFLICT (cluster, name) DO UPDATE SET value = excluded.value;
 SELECT at, who, name, from_value, to_value FROM pollux.setting_audit
 WHERE cluster = :cluster ORDER BY id DESC LIMIT :newest;
 
--- name: install_secret
-INSERT INTO pollux.secret (cluster, key) VALUES (:cluster, :key) ON CONFLICT (cluster, key) DO NOTHING;
-
--- name: forget_old_secrets
--- The newest two stay: tokens of running attempts were made with either.
-DELETE FROM pollux.secret s WHERE s.cluster = :cluster AND s.id NOT IN (
-    SELECT id FROM pollux.secret WHERE cluster = :cluster ORDER BY id DESC LIMIT 2);
-
 -- name: newest_reports
 -- The latest report of each job that has not ended, by its id. An acknowledged drain says that a checkpoint exists. What
 -- earlier runs were measured on is polluxd's own record (known_gpus).
@@ -127,15 +119,6 @@ ON CONFLICT (cluster, uid, fingerprint, gpu_type) DO UPDATE SET
 WHERE excluded.at > p.at AND (
     excluded.refutes OR excluded.explored_gpus >= p.explored_gpus AND excluded.explored_nodes >= p.explored_nodes);
 
--- name: admit_users
-SELECT admitted, trouble FROM pollux.admit_users(:cluster);
-
--- name: dismiss_users
-SELECT pollux.dismiss_users(:cluster) AS role;
-
--- name: end_agent_sessions
-SELECT role, ended FROM pollux_roles.end_sessions(:seconds) WHERE ended > 0;
-
 -- name: fits_by_type
 -- What runs of the same training, of the same user, measured on each GPU type, for jobs that have not ended.
 SELECT j.job_id, p.gpu_type, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node,
@@ -171,6 +154,8 @@ WITH seen AS (
     DELETE FROM pollux.report_history r USING reused u WHERE r.cluster = :cluster AND r.job_id = u.job_id
 ), fingerprints AS (
     DELETE FROM pollux.fingerprint f USING reused u WHERE f.cluster = :cluster AND f.job_id = u.job_id
+), tokens AS (
+    DELETE FROM pollux.token t USING reused u WHERE t.cluster = :cluster AND t.job_id = u.job_id
 )
 SELECT job_id FROM reused;
 
@@ -348,8 +333,11 @@ WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'park
 UPDATE pollux.move SET cancelled_by = :cancelled_by WHERE cluster = :cluster AND id = :id;
 
 -- name: pins
-SELECT job_id, pinned_by FROM pollux.job
-WHERE cluster = :cluster AND ended_at IS NULL AND pinned_by IS NOT NULL;
+-- Jobs that stay as they are: who pinned them, or null for those that have run since polluxd 0.1, whose agents cannot
+-- report. A new agent in such a job has a token.
+SELECT j.job_id, j.pinned_by FROM pollux.job j
+WHERE j.cluster = :cluster AND j.ended_at IS NULL AND (j.pinned_by IS NOT NULL OR j.former_agent AND NOT EXISTS (
+    SELECT FROM pollux.token t WHERE t.cluster = j.cluster AND t.job_id = j.job_id));
 
 -- name: pin_of
 SELECT pinned_by FROM pollux.job WHERE cluster = :cluster AND job_id = :job_id AND ended_at IS NULL FOR UPDATE;
@@ -473,3 +461,137 @@ WITH gone AS (
 )
 DELETE FROM pollux.move m USING gone g WHERE m.cluster = :cluster AND m.job_id = g.job_id
   AND m.step IN ('training', 'parked', 'failed');
+
+-- name: prune_tokens
+-- Those that open nothing any more.
+DELETE FROM pollux.token t USING (
+    SELECT n.hash, row_number() OVER (PARTITION BY n.job_id, n.attempt, n.uid ORDER BY n.made_at DESC) AS age
+    FROM pollux.token n WHERE n.cluster = :cluster) k
+WHERE t.hash = k.hash AND (k.age > 8 OR t.expires_at < now() OR t.job_id IS NOT NULL AND NOT EXISTS (
+    SELECT FROM pollux.job j WHERE j.cluster = t.cluster AND j.job_id = t.job_id AND j.ended_at IS NULL
+      AND t.attempt >= j.attempt));
+
+-- The gateway's statements. A refusal is `over` (of this attempt, or of the job), `unknown` (polluxd has not seen it yet) or
+-- `too-often`; null: none. An attempt that polluxd has not seen yet is at most the next one.
+
+-- name: attempt_of
+-- What polluxd has seen of the job of a credential.
+SELECT j.uid, j.attempt, CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
+       WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown' END AS refusal
+FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id;
+
+-- name: issue_token
+-- The role may delete nothing: whoever may delete rows may also lock the table, for which polluxd would wait.
+INSERT INTO pollux.token (hash, cluster, job_id, attempt, uid, expires_at)
+VALUES (decode(:hash, 'hex'), :cluster, :job_id, :attempt, :uid,
+        clock_timestamp() + make_interval(secs => CAST(:expires_s AS double precision)));
+
+-- name: token_of
+-- The 8 newest of an attempt, or of a user, are good.
+SELECT t.job_id, t.attempt, t.uid,
+       CAST(extract(epoch FROM t.expires_at - clock_timestamp()) AS double precision) AS expires_s,
+       CASE WHEN t.job_id IS NULL THEN NULL WHEN j.job_id IS NULL THEN 'unknown'
+            WHEN j.uid <> t.uid OR t.attempt < j.attempt OR j.ended_at IS NOT NULL AND t.attempt = j.attempt THEN 'over'
+            WHEN j.ended_at IS NOT NULL THEN 'unknown' END AS refusal
+FROM pollux.token t LEFT JOIN pollux.job j ON j.cluster = t.cluster AND j.job_id = t.job_id
+WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
+  AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
+  AND NOT EXISTS (
+    SELECT FROM pollux.token n
+    WHERE n.cluster = t.cluster AND (n.job_id = t.job_id OR n.job_id IS NULL AND t.job_id IS NULL) AND n.attempt = t.attempt
+      AND n.uid = t.uid AND n.made_at > t.made_at OFFSET 7);
+
+-- name: store_reports
+-- Reports of several jobs, each decided on by itself. Where a job's former report is older than 5 s, nobody reports much
+-- oftener than this. A server that crashes within a second loses the reports: the next ones stand for them.
+WITH known AS MATERIALIZED (
+    SELECT s.place, s.job_id, s.attempt, s.uid, s.at, s.row,
+           CASE WHEN j.attempt IS NULL THEN 'unknown'
+                WHEN s.attempt < j.attempt OR j.ended_at IS NOT NULL AND s.attempt = j.attempt THEN 'over'
+                WHEN j.ended_at IS NOT NULL OR s.attempt > j.attempt + 1 THEN 'unknown'
+                WHEN h.received_at > clock_timestamp() - interval '5 seconds' AND (
+                    SELECT r.received_at FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
+                    ORDER BY r.attempt DESC, r.id DESC OFFSET 119 LIMIT 1) > clock_timestamp() - interval '1 minute'
+                THEN 'too-often' END AS refusal,
+           CASE WHEN h.attempt = s.attempt THEN h.news ELSE '[null, 0, null]' END AS news
+    FROM jsonb_to_recordset(CAST(:reports AS jsonb)) AS s(
+        place integer, job_id bigint, attempt integer, uid bigint, at double precision, "row" jsonb)
+    LEFT JOIN LATERAL (
+        SELECT r.attempt, r.ended_at FROM pollux.job r
+        WHERE r.cluster = :cluster AND r.job_id = s.job_id AND r.uid = s.uid LIMIT 1) j ON true
+    LEFT JOIN LATERAL (
+        SELECT r.attempt, r.received_at,
+               jsonb_build_array(r.times -> 'first_step_at', r.resized, r.resize_refused -> 'id') AS news
+        FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
+        ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h ON true
+), stored AS (
+    INSERT INTO pollux.report_history (cluster, job_id, attempt, uid, at, alpha_grad, beta_grad, alpha_local, beta_local,
+        alpha_node, beta_node, gamma, alpha_rack, beta_rack, noise_sqr, noise_var, batch_initial, batch_maximum, local_min,
+        local_max, explored_gpus, explored_nodes, measured_gpus, measured_nodes, prior_gpus, prior_nodes, prior_refuted,
+        gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress, target,
+        epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice, resize, resized,
+        resize_refused, resize_cost, wakes)
+    SELECT :cluster, k.job_id, k.attempt, k.uid, to_timestamp(k.at), s.alpha_grad, s.beta_grad, s.alpha_local, s.beta_local,
+        s.alpha_node, s.beta_node, s.gamma, s.alpha_rack, s.beta_rack, s.noise_sqr, s.noise_var, s.batch_initial,
+        s.batch_maximum, s.local_min, s.local_max, s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
+        s.prior_gpus, s.prior_nodes, s.prior_refuted, s.gpu_type, s.gpus, s.nodes, s.batch_size, s.local_batch,
+        s.accumulation, s.goodput, s.throughput, s.data_wait, s.progress, s.target, s.epoch, s.lr_factor, s.gain,
+        s.optimizer_steps, s.checkpointed, s.times, s.restart_cost, s.mode, s.advice, s.resize, s.resized,
+        s.resize_refused, s.resize_cost,
+        jsonb_build_array(s.times -> 'first_step_at', s.resized, s.resize_refused -> 'id') <> k.news
+    FROM known k, jsonb_populate_record(CAST(NULL AS pollux.report_history), k.row) s
+    WHERE k.refusal IS NULL ORDER BY k.place
+)
+SELECT k.refusal, set_config('synchronous_commit', 'off', true) FROM known k ORDER BY k.place;
+
+-- name: acknowledge
+-- Accepted where the move counts on the checkpoint, also when it is repeated because the first answer was lost.
+WITH known AS (
+    SELECT CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
+                WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown' END AS refusal
+    FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id AND j.uid = :uid
+), asked AS (
+    SELECT m.step, EXISTS (
+        SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id AND a.cluster = m.cluster AND a.job_id = m.job_id
+          AND a.attempt = m.attempt) AS repeated
+    FROM pollux.move m
+    WHERE m.id = :move_id AND m.cluster = :cluster AND m.job_id = :job_id AND m.attempt = :attempt
+), stored AS (
+    INSERT INTO pollux.acknowledgement (cluster, job_id, attempt, move_id, facts)
+    SELECT :cluster, :job_id, :attempt, :move_id, CAST(:facts AS jsonb) FROM known k, asked m
+    WHERE k.refusal IS NULL AND m.step = 'draining' AND NOT m.repeated
+)
+SELECT k.refusal, coalesce(CASE WHEN m.repeated THEN m.step <> 'failed' ELSE m.step = 'draining' END, false) AS accepted
+FROM known k LEFT JOIN asked m ON true;
+
+-- name: introduce
+-- Which training an attempt runs, and what the same user's earlier runs of it measured. An attempt says it 20 times at most.
+WITH known AS (
+    SELECT CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
+                WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown'
+                WHEN (SELECT count(*) FROM pollux.fingerprint f WHERE f.cluster = j.cluster AND f.job_id = j.job_id
+                      AND f.attempt = :attempt) >= 20 THEN 'too-often' END AS refusal
+    FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id AND j.uid = :uid
+), newest AS (
+    SELECT f.fingerprint, f.gpu_type FROM pollux.fingerprint f
+    WHERE f.cluster = :cluster AND f.job_id = :job_id AND f.attempt = :attempt ORDER BY f.id DESC LIMIT 1
+), stored AS (
+    INSERT INTO pollux.fingerprint (cluster, job_id, uid, attempt, fingerprint, gpu_type)
+    SELECT :cluster, :job_id, :uid, :attempt, :fingerprint, :gpu_type FROM known k
+    WHERE k.refusal IS NULL AND NOT EXISTS (
+        SELECT FROM newest n WHERE n.fingerprint = :fingerprint AND n.gpu_type = :gpu_type)
+)
+SELECT k.refusal, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node, p.gamma, p.alpha_rack,
+       p.beta_rack, p.explored_gpus, p.explored_nodes
+FROM known k LEFT JOIN pollux.prior p ON p.cluster = :cluster AND p.uid = :uid AND p.fingerprint = :fingerprint
+    AND p.gpu_type = :gpu_type;
+
+-- name: open_orders
+-- What the agents are to do now: a drain, or a resize within the allocation, of all jobs. A job has one open move at most.
+SELECT m.id, m.job_id, m.attempt, m.path, m.step, m.target, m.nonce, k.grows
+FROM pollux.move m, LATERAL (
+    SELECT m.path = 'resize'
+           AND jsonb_array_length(m.target -> 'nodes') > jsonb_array_length(m.source -> 'nodes') AS grows) k
+WHERE m.cluster = :cluster AND m.step NOT IN ('training', 'parked', 'failed')
+  AND CASE WHEN k.grows THEN m.step IN ('recruiting', 'configured', 'started')
+      ELSE m.step = 'draining' AND NOT EXISTS (SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id) END;

@@ -224,7 +224,7 @@ class Packed(NamedTuple):
     fixed: NDArray[np.bool_]
     """Only M0 is tried: the noise is unknown."""
     rigid: NDArray[np.bool_]
-    """Not adaptive: M0 to the nearest, M_max ignored."""
+    """Not adaptive: M0 rounded up, M_max ignored."""
 
 
 def pack(jobs: Sequence[Goodput]) -> Packed:
@@ -286,12 +286,12 @@ def candidates(
     passes = np.maximum(np.ceil(per_gpu / high - 1e-9), least + 1.0)
     exact, each = per_gpu / passes, K * passes
     m = np.maximum(np.ceil(exact - 1e-9), low)
-    # Beyond M_max: round down. M may then be below M0 by less than one example per GPU and pass.
-    m = np.where(each * m > top, np.floor(exact + 1e-9), m)
-    fits = each * m <= top
-    if rigid.any():
-        m, fits = np.where(rigid, np.rint(exact), m), fits | rigid
-    return m, passes - 1.0, (m >= low) & (m <= high) & fits
+    # Beyond M_max: round down, but not below M0. A schedule of M0 steps would run past its end. M may then be above
+    # M_max by less than one example per GPU and pass.
+    least_m = np.ceil(m0 / each - 1e-9)
+    m = np.where(each * m > top, np.maximum(np.floor(exact + 1e-9), least_m), m)
+    m = np.where(rigid, least_m, m)
+    return m, passes - 1.0, (m >= low) & (m <= high) & ((each * m <= top) | (m == least_m))
 
 
 def _optimize_chunk(

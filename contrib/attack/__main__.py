@@ -20,7 +20,7 @@ from contrib.attack.site import Site, site
 from polluxd.printable import printable
 
 THEMES = (
-    *("slurm_text", "database", "transactions", "tokens", "pretences", "ranks", "files", "companions"),
+    *("slurm_text", "database", "tokens", "gateway", "pretences", "ranks", "files", "companions"),
     *("reports", "shares", "output", "grows", "starts", "lengths"),
 )
 """Importing a theme adds its attacks to the list."""

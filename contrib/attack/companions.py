@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -69,22 +68,20 @@ def _ended(site: Site, job_id: int) -> bool:
 def _growing(site: Site) -> tuple[int, Move, str]:
     """Have polluxd grow a job of mallory's; return job, move and nonce."""
     parent = site.pollux_job("mallory", "max-gpus=2")
-    ticket = site.ticket_of(parent)
-    site.until(
-        lambda: site.publish("mallory", ticket=ticket, resize="in-place").ok, "the parent's first report"
-    )
+    site.reported("mallory", parent, resize="in-place")
     job = site.job(parent)
     assert job is not None
     (free,) = site.free_nodes()[:1]
     move = site.plan(parent, Placement(job.nodes, 1), Placement((*job.nodes, free), 1))
 
-    def order() -> dict[str, object]:
-        answer = site.sql("mallory", "SELECT pollux.instructions_v1({me})", ticket=ticket)[0]
-        said = ast.literal_eval(answer.text) if answer.ok else [({},)]
-        return dict(said[0][0].get("resize") or {})
+    def nonce() -> str:
+        (answer,) = site.ask(
+            "mallory", ("GET", "/v1/orders?seen=", None), token=site.token("mallory", parent)
+        )
+        return str((answer.document["resize"] or {}).get("nonce", "")) if answer.ok else ""
 
-    site.until(lambda: "nonce" in order(), "the order to grow", 40.0)
-    return parent, move, str(order()["nonce"])
+    site.until(nonce, "the order to grow", 40.0)
+    return parent, move, nonce()
 
 
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")

@@ -1,14 +1,17 @@
-"""Run polluxd in a separate process, also with a defence removed."""
+"""Run polluxd and its gateway, also with a defence removed."""
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from contrib.devcluster import DevCluster, write_configuration
 
@@ -16,7 +19,57 @@ _MAIN = "\nfrom polluxd.cli.daemon import main\nmain()\n"
 _CTL = "\nfrom polluxd.cli.ctl import main\nmain()\n"
 
 
-class Polluxd:
+class _Service:
+    """A command of polluxd that runs until it is stopped.
+
+    Args:
+        words: of the command.
+    """
+
+    def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
+        self.log = log
+        self._words, self._environment = words, environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, patch: str = "") -> None:
+        """Start the service.
+
+        Args:
+            patch: Python that runs before polluxd's own, and takes a defence away.
+        """
+        with self.log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", patch + _MAIN, *self._words],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                cwd="/",
+            )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(60)
+            self._process = None
+
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @contextmanager
+    def patched(self, patch: str) -> Iterator[None]:
+        """Run the service with a defence removed, and as it is afterwards."""
+        self.stop()
+        self.start(patch)
+        try:
+            yield
+        finally:
+            self.stop()
+            self.start()
+
+
+class Polluxd(_Service):
     """polluxd on a private cluster.
 
     Args:
@@ -27,9 +80,8 @@ class Polluxd:
     def __init__(self, cluster: DevCluster, folder: Path, interval_s: float) -> None:
         self.interval_s = interval_s
         self.config = folder / "polluxd.toml"
-        self.log = folder / "polluxd.log"
-        self._environment = {**os.environ, **cluster.client_environment, "POLLUXD_CONFIG": str(self.config)}
-        self._process: subprocess.Popen[bytes] | None = None
+        environment = {**os.environ, **cluster.client_environment, "POLLUXD_CONFIG": str(self.config)}
+        super().__init__(["run", "--config", str(self.config)], environment, folder / "polluxd.log")
         write_configuration(
             cluster,
             self.config,
@@ -87,39 +139,41 @@ class Polluxd:
             stderr=terminal,
         )
 
+
+class GatewayService(_Service):
+    """The gateway of a private cluster, in the place of the cluster's own one."""
+
+    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+        cluster.gateways.stop()
+        (self.url,) = cluster.gateways.addresses
+        self.config = cluster.directory / "polluxd" / "gateway-0.toml"
+        environment = {**os.environ, **cluster.client_environment}
+        super().__init__(["gateway", "--config", str(self.config)], environment, folder / "gateway.log")
+
     def start(self, patch: str = "") -> None:
-        """Start polluxd.
+        """Start the gateway; return when it answers.
 
-        Args:
-            patch: Python that runs before polluxd's own, and takes a defence away.
+        Floods come from other machines: here they take no CPU from it.
         """
-        with self.log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", patch + _MAIN, "run", "--config", str(self.config)],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                cwd="/",
-            )
+        super().start(patch)
+        assert self._process is not None
+        for thread in os.listdir(f"/proc/{self._process.pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), -15)
+        deadline = time.monotonic() + 60.0
+        while not self._answers():
+            if time.monotonic() > deadline or not self.runs:
+                raise RuntimeError(f"the gateway does not answer: {self.log.read_text()[-500:]}")
+            time.sleep(0.1)
 
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
-            self._process = None
+    def memory_mb(self) -> int:
+        """Return the largest memory that the process has had. proc(5)."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
 
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @contextmanager
-    def patched(self, patch: str) -> Iterator[None]:
-        """Run polluxd with a defence removed, and as it is afterwards."""
-        self.stop()
-        self.start(patch)
-        try:
-            yield
-        finally:
-            self.stop()
-            self.start()
+    def _answers(self) -> bool:
+        asked = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=5)
+        with suppress(OSError, http.client.HTTPException):
+            asked.request("GET", "/v1/health")
+            return asked.getresponse().status == 200
+        return False

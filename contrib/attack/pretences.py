@@ -1,21 +1,25 @@
-"""Attacks by jobs that pretend to be another task, or lie in variables."""
+"""Attacks by other tasks, false variables and false gateways."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 from contextlib import nullcontext
+from urllib.parse import urlsplit
 
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.report import report
-from contrib.attack.site import Site
-from contrib.attack.tokens import ANYBODY, AUTHORISE
+from contrib.attack.site import Answer, Site
+from contrib.attack.tokens import believes, reporting
 
-KEEPS_THEIRS = """
+NAMES = ("POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN", "POLLUX_MODE", "POLLUX_SUBMITTED")
+KEEPS_THEIRS = f"""
 do
   local ours = slurm_job_submit
   function slurm_job_submit(job, partitions, uid)
-    local theirs = {}
-    for _, name in ipairs({ "POLLUX_TICKET_DIR", "POLLUX_MODE", "POLLUX_SUBMITTED" }) do
+    local theirs = {{}}
+    for _, name in ipairs({{ "{'", "'.join(NAMES)}" }}) do
       theirs[name] = job.environment and job.environment[name]
     end
     local status = ours(job, partitions, uid)
@@ -28,7 +32,7 @@ end
 """
 
 
-@attack("mallory", "further: the ticket of a task of an array reports for tasks of alice's array")
+@attack("mallory", "further: a task of mallory's array asks for tokens of the tasks of alice's array")
 def other_task(site: Site, defended: bool) -> Outcome:
     """Every task has a job id of its own; the array's id is the last task's."""
 
@@ -43,39 +47,111 @@ def other_task(site: Site, defended: bool) -> Outcome:
             known[:] = [
                 job.job_id for job in site.slurm.observe().jobs if job.array and job.array[0] == array
             ]
-            return len(known) == 2 and all(site.ticket_of(job_id) is not None for job_id in known)
+            return len(known) == 2 and all(map(site.started, known))
 
         site.until(started, f"the tasks of {user}'s array", 60.0)
         return sorted(known)
 
     hers, his = tasks("alice"), tasks("mallory")
-    ticket = site.ticket_of(his[0])
-    site.until(lambda: site.publish("mallory", ticket=ticket).ok, "the report of his own task")
-    body = json.dumps(report())
-    targets = [(task, user) for task in hers for user in ("mallory", "alice")]
-    with nullcontext() if defended else site.rewritten(AUTHORISE, *ANYBODY):
-        statements = [
-            f"SELECT pollux.publish_v1({{cluster}}, {task}, 0, {site.uid(user)}, {{token}}, '{body}'::pg_catalog.jsonb)"
-            for task, user in targets
-        ]
-        answers = site.sql("mallory", *statements, ticket=ticket)
-    return Outcome(any(a.ok for a in answers), "; ".join(a.text[:120] for a in answers))
+    for job_id in his:
+        site.reported("mallory", job_id)
+    with nullcontext() if defended else site.gateway.patched(believes(site.uid("alice"))):
+        found = [site.ask("mallory", reporting(), payload=site.payload(task)) for task in hers]
+    answers = [answer for each in found for answer in each]
+    return Outcome(any(a.ok for a in answers), "; ".join(a.text for a in answers))
 
 
 @attack("mallory", "further: POLLUX_ variables of mallory's in the environment of a job")
 def environment(site: Site, defended: bool) -> Outcome:
-    """The submit hook sets every variable that a hook or the agent trusts."""
-    seen = site.home("mallory") / "environment"
-    seen.unlink(missing_ok=True)
-    script = site.script(
-        "environment.sh", "#POLLUX mode=observe", f"env > {seen}.new && mv {seen}.new {seen}"
-    )
-    given = {"POLLUX_TICKET_DIR": "/tmp/forged", "POLLUX_MODE": "enforce", "POLLUX_SUBMITTED": "1"}
+    """The submission hook sets every variable that a hook or the agent trusts.
+
+    A plain job gets none: one that is submitted from within a Pollux job inherits that one's.
+    """
+    given = {
+        "POLLUX_GATEWAY": "http://127.0.0.1:1",
+        "POLLUX_GATEWAY_CA": "/tmp/forged",
+        "POLLUX_TOKEN": "forged",
+        "POLLUX_MODE": "enforce",
+        "POLLUX_SUBMITTED": "1",
+    }
     export = ",".join(["--export=ALL", *(f"{name}={value}" for name, value in given.items())])
-    with nullcontext() if defended else site.hook(KEEPS_THEIRS):
-        job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", export)
-        assert job_id is not None, trouble
-    site.until(seen.exists, "the job's environment", 60.0)
-    lines = dict(line.partition("=")[::2] for line in seen.read_text(errors="replace").splitlines())
-    kept = {name: lines.get(name, "") for name in given}
-    return Outcome(any(kept[name] == value for name, value in given.items()), f"the job has {kept}")
+    found = {}
+    for kind, directive in (("pollux", "#POLLUX mode=observe"), ("plain", "# plain")):
+        seen = site.home("mallory") / f"environment-{kind}"
+        seen.unlink(missing_ok=True)
+        script = site.script(f"{kind}.sh", directive, f"env > {seen}.new && mv {seen}.new {seen}")
+        with nullcontext() if defended else site.hook(KEEPS_THEIRS):
+            job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", export)
+            assert job_id is not None, trouble
+        site.until(seen.exists, "the job's environment", 60.0)
+        lines = dict(line.partition("=")[::2] for line in seen.read_text(errors="replace").splitlines())
+        found[kind] = [name for name, value in given.items() if lines.get(name) == value]
+    # Without a gateway a job is no Pollux job: the other variables do nothing.
+    kept = found["pollux"] or "POLLUX_GATEWAY" in found["plain"] or "POLLUX_TOKEN" in found["plain"]
+    return Outcome(bool(kept), f"variables that the jobs have kept: {found}")
+
+
+def _credential(received: str) -> str:
+    """Return the munge credential that a false gateway got; empty: none."""
+    found = re.search(r"MUNGE:[^\"]*", received)
+    return found[0] if found else ""
+
+
+@attack("mallory", "row 19: a false gateway on the port of the real one, while that is down")
+def false_gateway(site: Site, defended: bool) -> Outcome:
+    """Its credential buys alice's token from the real one afterwards."""
+    hers, port = site.resident("alice"), str(urlsplit(site.gateway.url).port)
+    more = [] if defended else ["unchecked"]
+    site.gateway.stop()
+    try:
+        false = site.spawn("mallory", *site.command("false_gateway"), "serve", "127.0.0.1", port, "6")
+        assert false.stdout is not None
+        false.stdout.readline()
+        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, str(hers), *more)
+        received = json.loads(false.stdout.readline())
+        false.wait(20)
+    finally:
+        site.gateway.start()
+    credential = _credential(received)
+    answers: list[Answer] = []
+    if credential:
+        answers = site.ask("mallory", reporting(), credential=credential)
+    return Outcome(
+        bool(received) if defended else any(a.ok for a in answers),
+        f"mallory got {len(received)} bytes, {'with' if credential else 'without'} a credential; "
+        f"alice's agent: {said.strip()[:160]}; {'; '.join(a.text for a in answers)}",
+    )
+
+
+@attack("mallory", "row 19: a false gateway at another address, over HTTP and with a certificate of its own")
+def false_certificate(site: Site, defended: bool) -> Outcome:
+    hers = str(site.resident("alice"))
+    more = [] if defended else ["unchecked"]
+    address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
+    certificate, key = site.home("mallory") / "certificate.pem", site.home("mallory") / "key.pem"
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        f"/CN={address}",
+    ]
+    words += ["-addext", f"subjectAltName=IP:{address}", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(words, check=True, capture_output=True)
+    for path in (certificate, key):
+        os.chown(path, site.uid("mallory"), -1)
+    got, said = [], []
+    for scheme, tls in (("http", []), ("https", [str(certificate), str(key)])):
+        false = site.spawn("mallory", *site.command("false_gateway"), "serve", address, "0", "6", *tls)
+        assert false.stdout is not None
+        url = f"{scheme}://{address}:{false.stdout.readline().strip()}"
+        said.append(site.hands("alice", "false_gateway", "agent", url, hers, *more).strip()[:160])
+        got.append(bool(_credential(json.loads(false.stdout.readline()))))
+    return Outcome(
+        any(got) if defended else all(got), f"credentials by HTTP and HTTPS: {got}; alice's agent: {said}"
+    )

@@ -1,4 +1,4 @@
-"""Attacks by what agents say: lying reports, and wake-ups without end."""
+"""Attacks by reports: claims, costs, and floods."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ import time
 from contextlib import nullcontext
 
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Site
+from contrib.attack.report import report
+from contrib.attack.site import Request, Site
 from polluxd.model import Step
 
 BELIEVES = """
 from polluxd.trusted_reports import TrustedReports
 TrustedReports.trust = lambda self, reports, held, now: (dict(reports), {})
 """
-NO_FLOOR = """
-from polluxd.store import wakeups
-wakeups.FLOOR_S = 0.0
-made = wakeups.Wakeups.__init__
-wakeups.Wakeups.__init__ = lambda self, connector, news: made(self, connector, lambda: True)
+LOOKS_EVERY_8_S = """
+from polluxd.daemon import Daemon
+Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=self._moving)
+"""
+EACH_REPORT_IS_NEWS = """
+from polluxd.daemon import Daemon
+from polluxd.store import store
+store._NEWS_S = 0.02
+store.Store._news = lambda self: True
+Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=True)
 """
 
 
@@ -27,10 +33,9 @@ wakeups.Wakeups.__init__ = lambda self, connector, news: made(self, connector, l
 def explored_by_claim(site: Site, defended: bool) -> Outcome:
     """polluxd may at most double the explored GPUs in one move."""
     job_id = site.pollux_job("mallory")
-    ticket = site.ticket_of(job_id)
     with nullcontext() if defended else site.patched(BELIEVES):
         claim = {"explored_gpus": 987_654, "explored_nodes": 1000}
-        site.until(lambda: site.publish("mallory", ticket=ticket, **claim).ok, "the job's report")
+        site.reported("mallory", job_id, **claim)
         before = site.cycles()
         site.until(lambda: site.cycles() >= before + 2, "two decisions")
         snapshot = site.store.cycle_snapshot(site.cycles())
@@ -44,24 +49,9 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
 def cost_claimed(site: Site, defended: bool) -> Outcome:
     """Undefended: the cost counts from the claimed last step."""
     job_id = site.pollux_job("mallory")
-    ticket = site.ticket_of(job_id)
-    site.until(lambda: site.publish("mallory", ticket=ticket).ok, "the job's report")
-    job = site.job(job_id)
-    assert job is not None
-    move = site.plan(job_id, *site.places(job.nodes, site.free_nodes()[:1]), path="requeue")
-    stamps = '{"last_step_at": 0, "stopped_at": 0}'
-    said = f"SELECT pollux.acknowledge_v1({{me}}, {move.id}, '{stamps}')"
-    site.until(
-        lambda: "True" in site.sql("mallory", said, ticket=ticket)[0].text, "mallory's acknowledgement", 40.0
-    )
-
-    def again() -> bool:
-        found = site.ticket_of(job_id)
-        if found is None or json.loads(found.read_text())["attempt"] != 1:
-            return False
-        return site.publish("mallory", ticket=found).ok
-
-    site.until(again, "a report of the new attempt", 60.0)
+    site.reported("mallory", job_id)
+    move = site.drained("mallory", job_id, last_step_at=0.0, stopped_at=0.0)
+    site.reported("mallory", job_id, attempt=1)
     site.until(
         lambda: next(m for m in site.store.moves(job_id) if m.id == move.id).step is Step.TRAINING, "the move"
     )
@@ -83,18 +73,21 @@ def _questions(site: Site, seconds: float) -> int:
     return count() - before
 
 
-@attack("mallory", "row 13: NOTIFY without end makes polluxd ask Slurm without end")
-def notified(site: Site, defended: bool) -> Outcome:
-    ticket = str(site.ticket("mallory"))
-    quiet = _questions(site, 6.0)
-    with nullcontext() if defended else site.patched(NO_FLOOR):
-        order = {"ticket": ticket, "statements": ["NOTIFY pollux"], "times": 10**6}
+@attack("mallory", "row 13: reports without end make polluxd ask Slurm without end")
+def reports_without_end(site: Site, defended: bool) -> Outcome:
+    """Each report has a new first step, which a move would wait for."""
+    token = site.token("mallory")
+    now = time.time()
+    requests: list[Request] = [
+        ("POST", "/v1/report", report(times={"first_step_at": now - n})) for n in range(60)
+    ]
+    requests += [("GET", "/v1/orders?seen=1", None)] * 60
+    with site.patched(LOOKS_EVERY_8_S if defended else EACH_REPORT_IS_NEWS):
+        order = site.order(*requests, token=token, until_s=60.0)
         his = site.spawn(
-            "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("sql"), json.dumps(order)
+            "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order
         )
         time.sleep(4.0)
         flooded = _questions(site, 6.0)
         his.kill()
-    return Outcome(
-        flooded > 2 * quiet + 3, f"{flooded} questions in 6 s of NOTIFY, {quiet} in 6 quiet seconds"
-    )
+    return Outcome(flooded > 5, f"{flooded} questions in 6 s of reports; a look every 8 s is due")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pwd
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 
 import psycopg2
 
-from contrib.attack.daemon import Polluxd
+from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.report import report
 from contrib.attack.training import Training
 from contrib.devcluster import DevCluster
@@ -38,10 +39,36 @@ _WITHOUT_TEXT_GUARD = "pollux_hostile = function(_) return nil end\nPOLLUX_SCRIP
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a statement of a user came to."""
+    """The gateway's answer to one request of a user."""
+
+    status: int
+    """Of HTTP; 0: there was no answer."""
+    document: Any
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def text(self) -> str:
+        """The answer without any token."""
+        document = self.document
+        if isinstance(document, dict):
+            document = {name: value for name, value in document.items() if name != "token"}
+        return f"{self.status} {json.dumps(document)}"[:200]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a statement, or a login, in Postgres came to."""
 
     ok: bool
     text: str
+
+
+Request = tuple[str, str, Any]
+"""Method, path, document."""
 
 
 class Site:
@@ -52,16 +79,20 @@ class Site:
         gpus: of the whole cluster.
     """
 
-    def __init__(self, cluster: DevCluster, folder: Path, polluxd: Polluxd, gpus: int) -> None:
+    def __init__(
+        self, cluster: DevCluster, folder: Path, polluxd: Polluxd, gateway: GatewayService, gpus: int
+    ) -> None:
         self.cluster = cluster
         self.folder = folder
         self.polluxd = polluxd
+        self.gateway = gateway
         self.gpus = gpus
         self.slurm: SlurmClient = open_client("auto", conf=cluster.slurm_conf, timeout=20)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self._submitted: list[int] = []
         self._spawned: list[subprocess.Popen[str]] = []
         self._residents: dict[str, int] = {}
+        self._tokens: dict[tuple[str, int, int], str] = {}
         self._training: Training | None = None
 
     # --- what users do ---------------------------------------------------------------------------
@@ -112,11 +143,60 @@ class Site:
     def command(program: str) -> tuple[str, ...]:
         return (sys.executable, "-m", f"contrib.attack.hands.{program}")
 
-    def sql(self, user: str, *statements: str, ticket: Path | None = None, **options: Any) -> list[Answer]:
-        """Run statements in Postgres with the user's own ticket."""
-        order = {"ticket": str(ticket or self.ticket(user)), "statements": statements, **options}
+    def sql(self, user: str, logins: Sequence[str], *statements: str, **options: Any) -> list[Result]:
+        """Log in to Postgres, and run statements there.
+
+        Each login has a result, too.
+        """
+        order = {"logins": list(logins), "statements": statements, **options}
         said = self.hands(user, "sql", json.dumps(order))
-        return [Answer(**json.loads(line)) for line in said.splitlines() if line.startswith('{"ok"')]
+        return [Result(**json.loads(line)) for line in said.splitlines()]
+
+    def order(self, *requests: Request, **words: Any) -> str:
+        """Return an order for the hand that asks the gateway."""
+        return json.dumps({"url": self.gateway.url, "requests": requests, **words})
+
+    def ask(self, user: str, *requests: Request, **words: Any) -> list[Answer]:
+        """Ask the gateway; `words` as in `contrib.attack.hands.gateway`."""
+        said = self.hands(user, "gateway", self.order(*requests, **words), timeout_s=120.0)
+        return answers(said.splitlines())
+
+    @staticmethod
+    def payload(job_id: int, attempt: int = 0) -> dict[str, Any]:
+        """Return what a job's process puts into a munge credential."""
+        nonce = secrets.token_hex(16)
+        return {"purpose": "attempt", "cluster": "", "job": job_id, "attempt": attempt, "nonce": nonce}
+
+    @staticmethod
+    def question() -> dict[str, Any]:
+        """Return what polluxctl puts into a munge credential."""
+        return {"purpose": "user", "nonce": secrets.token_hex(16)}
+
+    def token(self, user: str, job_id: int | None = None, attempt: int = 0) -> str:
+        """Return the token of a job of the user's; without one, of the resident's."""
+        job_id = self.resident(user) if job_id is None else job_id
+        key = (user, job_id, attempt)
+        if key not in self._tokens:
+            (answer,) = self.ask(user, payload=self.payload(job_id, attempt))
+            if not answer.ok:
+                raise RuntimeError(f"no token for {user}'s job {job_id}: {answer.text}")
+            self._tokens[key] = answer.document["token"]
+        return self._tokens[key]
+
+    def publish(self, user: str, job_id: int | None = None, attempt: int = 0, **changes: Any) -> Answer:
+        """Publish a report as the user's agent does."""
+        token = self.token(user, job_id, attempt)
+        return self.ask(user, ("POST", "/v1/report", report(**changes)), token=token)[0]
+
+    def reported(self, user: str, job_id: int, attempt: int = 0, **changes: Any) -> None:
+        """Wait until a report of the job is accepted."""
+
+        def accepted() -> bool:
+            with contextlib.suppress(RuntimeError):
+                return self.publish(user, job_id, attempt, **changes).ok
+            return False
+
+        self.until(accepted, f"a report of {user}'s job {job_id}, attempt {attempt}", 90.0)
 
     def uid(self, user: str) -> int:
         return pwd.getpwnam(f"pollux-{user}").pw_uid
@@ -156,33 +236,23 @@ class Site:
         job_id, trouble = self.sbatch(user, script, "--gres=gpu:1", "--open-mode=append", *options)
         if job_id is None:
             raise RuntimeError(trouble)
-        self.until(lambda: self.ticket_of(job_id) is not None, f"the ticket of job {job_id}", 60.0)
+        self.until(lambda: self.started(job_id), f"the start of job {job_id}", 60.0)
         return job_id
+
+    def started(self, job_id: int, attempt: int = 0) -> bool:
+        """Say whether polluxd has recorded the start of an attempt."""
+        asked = (
+            "SELECT 1 FROM pollux.job WHERE job_id = %s AND attempt = %s AND gpus > 0 AND ended_at IS NULL"
+        )
+        return bool(self.query(asked, job_id, attempt))
 
     def resident(self, user: str) -> int:
         """Return the user's Pollux job that runs during the whole suite."""
         if user not in self._residents:
             self._residents[user] = self.pollux_job(user)
             self._submitted.remove(self._residents[user])
-            # polluxd makes the user's database role within some seconds of the job's submission.
-            self.until(lambda: self.publish(user).ok, f"the first report of {user}'s job", 60.0)
+            self.reported(user, self._residents[user])
         return self._residents[user]
-
-    def ticket(self, user: str) -> Path:
-        found = self.ticket_of(self.resident(user))
-        assert found is not None
-        return found
-
-    def ticket_of(self, job_id: int) -> Path | None:
-        """Return a ticket of the job; None before it has started."""
-        return next(iter(self.cluster.hooks.ticket_dir.glob(f"{job_id}.*[0-9].json")), None)
-
-    def publish(self, user: str, *, ticket: Path | None = None, **changes: Any) -> Answer:
-        """Publish a report as the user's agent does."""
-        body = json.dumps(report(**changes)).replace("'", "''")
-        return self.sql(user, f"SELECT pollux.publish_v1({{me}}, '{body}'::pg_catalog.jsonb)", ticket=ticket)[
-            0
-        ]
 
     def job(self, job_id: int) -> SlurmJob | None:
         """Return the job as polluxd reads it."""
@@ -214,6 +284,30 @@ class Site:
 
         self.until(planning, "a resize to be planned", 60.0)
         return planned[0]
+
+    def drained(self, user: str, job_id: int, **facts: float) -> Move:
+        """Have polluxd move a job in its first attempt to another node.
+
+        Acknowledges as its agent does. Raises RuntimeError, TimeoutError: the move did not go on.
+
+        Args:
+            facts: of the acknowledgement.
+        """
+        job = self.job(job_id)
+        assert job is not None
+        move = self.plan(job_id, *self.places(job.nodes, self.free_nodes()[:1]), path="requeue")
+        token = self.token(user, job_id)
+
+        def ordered() -> bool:
+            (answer,) = self.ask(user, ("GET", "/v1/orders?seen=", None), token=token)
+            return bool(answer.ok and answer.document["drain"] == move.id)
+
+        self.until(ordered, "the order to drain", 40.0)
+        (answer,) = self.ask(user, ("POST", "/v1/acknowledgements", {"move": move.id, **facts}), token=token)
+        if not answer.ok or not answer.document["accepted"]:
+            raise RuntimeError(f"the acknowledgement: {answer.text}")
+        self.until(lambda: self.started(job_id, 1), "the job's next attempt", 90.0)
+        return move
 
     def free_nodes(self) -> list[str]:
         """Return the nodes that no job holds."""
@@ -272,39 +366,14 @@ class Site:
                 cursor.execute(statement, words or None)
                 return list(cursor.fetchall()) if cursor.description else []
 
-    def role(self, user: str) -> str:
-        """Return the user's database role, quoted."""
-        self.resident(user)
-        return (
-            '"'
-            + str(self.query("SELECT role FROM pollux.agent_role WHERE uid = %s", self.uid(user))[0][0])
-            + '"'
-        )
-
     @contextmanager
     def undone(self, off: str, on: str) -> Iterator[None]:
-        """Switch a defence of the database off; {mallory} is his role."""
-        mallory = self.role("mallory")
-        self.query(off.replace("{mallory}", mallory))
+        """Switch a defence of the database off."""
+        self.query(off)
         try:
             yield
         finally:
-            self.query(on.replace("{mallory}", mallory))
-
-    @contextmanager
-    def rewritten(self, function: str, *changes: tuple[str, str]) -> Iterator[None]:
-        """Replace parts of a database function, which must be there."""
-        (before,) = self.query("SELECT pg_get_functiondef(%s::regprocedure)", function)[0]
-        text = before
-        for old, new in changes:
-            if old not in text:
-                raise AssertionError(f"{function} has no {old!r}")
-            text = text.replace(old, new)
-        self.query(text)
-        try:
-            yield
-        finally:
-            self.query(before)
+            self.query(on)
 
     @contextmanager
     def patched(self, patch: str) -> Iterator[None]:
@@ -343,6 +412,11 @@ class Site:
         os.utime(hook, (newer, newer))
 
 
+def answers(lines: Sequence[str]) -> list[Answer]:
+    """Read what the hand that asks the gateway has printed."""
+    return [Answer(**json.loads(line)) for line in lines]
+
+
 @contextmanager
 def users() -> Iterator[None]:
     """Create the three users; remove those that did not exist before."""
@@ -376,12 +450,15 @@ def site(nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0) -> Ite
             folder / "cluster", nodes=nodes, gpus_per_node=gpus_per_node, lease_s=60, publish_interval_s=1.0
         ) as cluster:
             polluxd = Polluxd(cluster, folder, interval_s)
-            place = Site(cluster, scripts, polluxd, nodes * gpus_per_node)
+            gateway = GatewayService(cluster, folder)
+            place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
             try:
+                gateway.start()
                 polluxd.start()
                 place.until(place.cycles, "the first cycle of polluxd", 120.0)
                 yield place
                 place.clear()
             finally:
                 polluxd.stop()
+                gateway.stop()
                 place.store.close()

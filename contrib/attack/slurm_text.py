@@ -149,8 +149,8 @@ def companion_of_another(site: Site, defended: bool) -> Outcome:
     return Outcome(job.uid == uid, f"the companion is uid {job.uid}'s, its parent {uid}'s; the hook: {said}")
 
 
-@attack("mallory", "row 6: a ticket for a plain job by a name that looks like AdminComment")
-def ticket_for_a_plain_job(site: Site, defended: bool) -> Outcome:
+@attack("mallory", "row 6: a token for a plain job by a name that looks like AdminComment")
+def token_for_a_plain_job(site: Site, defended: bool) -> Outcome:
     job_id, said = _submitted(site, "x AdminComment=pollux:v1 ", gpus=1)
     site.until(
         lambda: (found := site.job(job_id)) is not None and bool(found.gpus_per_node_held), "its start"
@@ -158,10 +158,12 @@ def ticket_for_a_plain_job(site: Site, defended: bool) -> Outcome:
     if not defended:
         shown = site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
         fooled = re.search(r"(?:^|\s)AdminComment=pollux:v1(?!\s+companion-of=)(?:\s|$)", shown)
-        return Outcome(fooled is not None, "the prolog of before took the name for the mark")
-    time.sleep(1.0)
-    tickets = [p.name for p in site.cluster.hooks.ticket_dir.iterdir() if p.name.startswith(f"{job_id}.")]
-    return Outcome(bool(tickets), f"tickets of the job: {tickets}; the hook: {said}")
+        return Outcome(fooled is not None, "a reader of `scontrol show job` took the name for the mark")
+    seen = site.query("SELECT 1 FROM pollux.job WHERE job_id = %s", job_id)
+    (answer,) = site.ask("mallory", payload=site.payload(job_id))
+    return Outcome(
+        bool(seen) or answer.ok, f"polluxd knows the job: {bool(seen)}; {answer.text}; the hook: {said}"
+    )
 
 
 @attack("mallory", "row 20: terminal escapes in a name")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
 from contrib.attack.site import Site
-from polluxd.model import JobState
 
 EACH_STARTS_ON_A_NODE = """
 from polluxd.policy import exploration
@@ -79,13 +76,12 @@ def always_new(site: Site, defended: bool) -> Outcome:
 
 def _reported(site: Site, job_id: int) -> None:
     """Publish a sound report of a job of mallory's."""
-    gpus, ticket = _gpus(site, [job_id]), site.ticket_of(job_id)
-    said = {"gpus": gpus, "explored_gpus": gpus}
-    site.until(lambda: site.publish("mallory", ticket=ticket, **said).ok, "the job's report")
+    gpus = _gpus(site, [job_id])
+    site.reported("mallory", job_id, gpus=gpus, explored_gpus=gpus)
 
 
 @contextmanager
-def _contradictory(site: Site, ticket: Path) -> Iterator[None]:
+def _contradictory(site: Site, token: str) -> Iterator[None]:
     """Report without end, each report unlike the one before."""
     said: tuple[dict[str, Any], ...] = (
         {"noise": None},
@@ -95,17 +91,9 @@ def _contradictory(site: Site, ticket: Path) -> Iterator[None]:
         {"times": {}},
         {"resized": 10**6},
     )
-    statements = []
-    for changes in said:
-        body = json.dumps(report(**_SLOW | changes)).replace("'", "''")
-        statements += [
-            f"SELECT pollux.publish_v1({{me}}, '{body}'::pg_catalog.jsonb)",
-            "SELECT pg_sleep(0.6)",
-        ]
-    order = {"ticket": str(ticket), "statements": statements, "times": 100}
-    his = site.spawn(
-        "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("sql"), json.dumps(order)
-    )
+    requests = [("POST", "/v1/report", report(**_SLOW | changes)) for changes in said]
+    order = site.order(*requests, token=token, times=100, pause_s=0.6)
+    his = site.spawn("mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order)
     try:
         yield
     finally:
@@ -128,14 +116,15 @@ def decisions_provoked(site: Site, defended: bool) -> Outcome:
     """polluxd decides early when a job is first measured at its GPUs."""
     hers = site.pollux_job("alice", "adaptive=no")
     his = site.pollux_job("mallory", "adaptive=no")
-    site.until(lambda: site.publish("alice", ticket=site.ticket_of(hers), **_SLOW).ok, "alice's report")
+    site.reported("alice", hers, **_SLOW)
     seconds, counts = 20.0, list[int]()
     with nullcontext() if defended else site.patched(EVERY_REPORT_COUNTS):
         moved = len(site.store.moves(hers))
         for attempt in (0, 1):
             if attempt:
                 site.run("mallory", "scontrol", "requeue", str(his))
-            with _contradictory(site, _ticket(site, his, attempt)):
+            site.reported("mallory", his, attempt, **_SLOW)
+            with _contradictory(site, site.token("mallory", his, attempt)):
                 time.sleep(2.0)
                 before = site.cycles()
                 time.sleep(seconds)
@@ -148,21 +137,3 @@ def decisions_provoked(site: Site, defended: bool) -> Outcome:
         f"{' and '.join(map(str, counts))} decisions in {seconds:g} s each, at most {most:g} are due; "
         f"{moves} moves of alice's job",
     )
-
-
-def _ticket(site: Site, job_id: int, attempt: int) -> Path:
-    """Wait until an attempt runs and can report; return its ticket.
-
-    slurmd runs no prolog if a job returns to its node within 2 s. Then the epilog of the attempt before has left the
-    ticket.
-    """
-
-    def runs() -> bool:
-        job = site.job(job_id)
-        return job is not None and job.state is JobState.RUNNING and job.restart_count == attempt
-
-    site.until(runs, f"attempt {attempt}", 90.0)
-    time.sleep(3.0)  # its prolog, if it has one, replaces what the epilog left
-    found = sorted(site.cluster.hooks.ticket_dir.glob(f"{job_id}.*.json"), key=lambda path: len(path.name))
-    site.until(lambda: site.publish("mallory", ticket=found[0], **_SLOW).ok, f"a report of attempt {attempt}")
-    return found[0]

@@ -1,235 +1,278 @@
-"""Attacks on tokens, on the agents' functions and on the inbox."""
+"""Attacks on tokens, and by what a token allows."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import time
-from contextlib import ExitStack, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
-from contrib.attack.site import Answer, Site
+from contrib.attack.site import Answer, Request, Site
 
-AUTHORISE = "pollux.authorise(text, bigint, integer, bigint, text)"
-_NO_TOKEN = ("known.matched IS NOT TRUE OR", "false OR")
-_NO_ROLE = ("IF known.role IS NULL", "IF false")
-_NO_OWNER = ("known.uid <> p_uid", "false")
-ANYBODY = (_NO_TOKEN, _NO_ROLE, _NO_OWNER)
-_NO_END = ("known.ended_at IS NOT NULL AND", "false AND")
-_NO_AGE = (
-    "IF to_timestamp(made_at::double precision) <",
-    "IF false AND to_timestamp(made_at::double precision) <",
-)
+SECRET = "a" * 43
+CONSTANT_SECRET = f"""
+import secrets
+secrets.token_urlsafe = lambda size: {SECRET!r}
+"""
+REPLAYS_ALLOWED = """
+from pollux.scheduler import munge
+checked = munge._check
+munge._check = lambda error: None if error == 17 else checked(error)
+"""
+"""17: EMUNGE_CRED_REPLAYED of munge.h."""
+STORED_IN_CLEAR = """
+import types
+from polluxd.gateway import tokens
+tokens.hashlib = types.SimpleNamespace(sha256=lambda text: types.SimpleNamespace(digest=lambda: text))
+"""
+ONE_KIND_OF_TOKEN = """
+from dataclasses import replace
+from polluxd.gateway import app
+app.ENDPOINTS = tuple(replace(e, rights="attempt") if e.path == "/v1/jobs" else e for e in app.ENDPOINTS)
+"""
+ANY_NAMES = """
+from polluxd.gateway import messages
+messages.Times.model_config = messages.Times.model_config | {"extra": "allow"}
+for model in (messages.Times, messages.Report):
+    model.model_rebuild(force=True)
+"""
+ANY_TIME = "\nfrom polluxd.gateway import messages\nmessages._AHEAD_S = 1e12\n"
+ANYBODYS_JOBS = """
+from polluxd.cli.answering import Answering
+own = Answering._own
+Answering._own = lambda self, job, uid: own(self, job, 0)
+"""
+_NO_END = ("j.ended_at IS NOT NULL", "false")
+_NO_LATER = ((":attempt < j.attempt", "false"), ("t.attempt < j.attempt", "false"))
+_NO_BOUND = ((":attempt > j.attempt + 1", "false"), _NO_END)
+_NO_OWNER = (("j.uid <> t.uid", "false"), ("AND j.uid = :uid", "AND j.uid <> -CAST(:uid AS bigint)"))
 
 
-def _instructions(site: Site, credentials: str, **options: str) -> Answer:
-    return site.sql("mallory", f"SELECT pollux.instructions_v1({credentials})", **options)[0]
+def believes(uid: int) -> str:
+    """Return a patch by which munge says that it is this user."""
+    return f"""
+from pollux.scheduler.munge import Munge
+decode = Munge.decode
+Munge.decode = lambda self, credential: (decode(self, credential)[0], {uid})
+"""
 
 
-@attack("mallory", "further: a report for alice's job with mallory's own token")
+def without(*changes: tuple[str, str]) -> str:
+    """Return a patch that replaces parts of the gateway's statements.
+
+    They must be there.
+    """
+    return f"""
+from polluxd.store import gateway, sqlfiles
+made = dict(sqlfiles.queries())
+for old, new in {changes!r}:
+    assert any(old in text for text in made.values()), old
+    made = {{name: text.replace(old, new) for name, text in made.items()}}
+gateway.queries = lambda: made
+"""
+
+
+def reporting(**changes: object) -> Request:
+    return ("POST", "/v1/report", report(**changes))
+
+
+def _shown(answers: list[Answer]) -> str:
+    return "; ".join(answer.text for answer in answers)
+
+
+@attack("mallory", "row 11: a token for alice's job, by a credential that names the job")
 def for_another(site: Site, defended: bool) -> Outcome:
     hers = site.resident("alice")
-    body = "pollux.publish_v1({cluster}, %d, 0, %d, {token}, '%s'::pg_catalog.jsonb)"
-    with nullcontext() if defended else site.rewritten(AUTHORISE, *ANYBODY):
-        answers = [
-            site.sql("mallory", "SELECT " + body % (hers, site.uid(user), json.dumps(report())))[0]
-            for user in ("mallory", "alice")
-        ]
-    return Outcome(any(a.ok for a in answers), "; ".join(a.text[:140] for a in answers))
+    with nullcontext() if defended else site.gateway.patched(believes(site.uid("alice"))):
+        answers = site.ask("mallory", reporting(), payload=site.payload(hers))
+    return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
-def _ended_job(site: Site) -> tuple[int, Path]:
-    """Cancel a job of mallory's that has reported.
+@attack("mallory", "row 11: a credential of alice's that was sent already")
+def credential_replayed(site: Site, defended: bool) -> Outcome:
+    """Whoever reads the traffic to a gateway has seen it."""
+    payload = json.dumps(site.payload(site.resident("alice")))
+    credential = site.hands("alice", "gateway", "encode", payload).strip()
+    with nullcontext() if defended else site.gateway.patched(REPLAYS_ALLOWED):
+        hers = site.ask("alice", credential=credential)
+        his = site.ask("mallory", reporting(), credential=credential)
+    assert hers[0].ok
+    return Outcome(any(a.ok for a in his), _shown(his))
 
-    Returns its id, and her copy of its ticket.
+
+@attack("third", "row 11: tokens read from the database")
+def tokens_read(site: Site, defended: bool) -> Outcome:
+    """Undefended: the database has the tokens themselves.
+
+    In both cases a site has let its dashboards read the table.
     """
+    assert site.cluster.postgres is not None
+    grant = "GRANT SELECT ON pollux.token TO pollux_read"
+    with (
+        nullcontext() if defended else site.gateway.patched(STORED_IN_CLEAR),
+        site.undone(grant, grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")),
+    ):
+        site.ask("alice", payload=site.payload(site.resident("alice")))
+        newest = "SELECT encode(hash, 'hex') FROM pollux.token ORDER BY made_at DESC LIMIT 1"
+        read = site.sql("third", [site.cluster.postgres.read_dsn], newest)[-1]
+        secret = bytes.fromhex(read.text.strip("[](),'"))
+        token = (
+            secret.decode("ascii") if not defended else f"J.{site.resident('alice')}.0.{secret.hex()[:43]}"
+        )
+        answers = site.ask("third", reporting(), token=token)
+    return Outcome(answers[0].ok, f"read {len(secret)} bytes; {_shown(answers)}")
+
+
+def _ended_job(site: Site, attempt: int = 0) -> tuple[int, str]:
+    """Cancel a job of mallory's; return its id and the token of an attempt."""
     job_id = site.pollux_job("mallory")
-    found = site.ticket_of(job_id)
-    assert found is not None
-    kept = site.home("mallory") / "stolen.json"
-    subprocess.run(["cp", "-p", str(found), str(kept)], check=True)
-    site.until(lambda: _instructions(site, "{me}", ticket=kept).ok, "the job's first answer")
+    token = site.token("mallory", job_id, attempt)
     site.cluster.command("scancel", str(job_id))
     site.until(
         lambda: site.query("SELECT 1 FROM pollux.job WHERE job_id = %s AND ended_at IS NOT NULL", job_id),
         "polluxd to see the job's end",
     )
-    return job_id, kept
+    return job_id, token
+
+
+EVERYTHING: tuple[Request, ...] = (
+    reporting(),
+    ("GET", "/v1/orders?seen=", None),
+    ("POST", "/v1/acknowledgements", {"move": 1}),
+    ("POST", "/v1/training", {"fingerprint": "ab" * 16, "gpu_type": ""}),
+)
+"""What a job's token opens."""
 
 
 @attack("mallory", "row 21: a token after scancel")
 def token_after_scancel(site: Site, defended: bool) -> Outcome:
-    _, kept = _ended_job(site)
-    with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_END):
-        answer = _instructions(site, "{me}", ticket=kept)
-    return Outcome(answer.ok, answer.text)
+    """The gateway remembers a token for a minute: a new one has not seen it."""
+    _, token = _ended_job(site)
+    remembered = site.ask("mallory", reporting(), token=token)
+    with site.gateway.patched("" if defended else without(_NO_END)):
+        answers = remembered + site.ask("mallory", *EVERYTHING, token=token)
+    return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
-@attack("mallory", "row 21: a token replayed after its job's id is used again, by alice")
+@attack("mallory", "row 21: a token of an earlier attempt")
+def token_of_an_earlier_attempt(site: Site, defended: bool) -> Outcome:
+    job_id = site.pollux_job("mallory")
+    token = site.token("mallory", job_id)
+    site.run("mallory", "scontrol", "requeue", str(job_id))
+    site.until(lambda: site.started(job_id, 1), "attempt 1", 90.0)
+    with site.gateway.patched("" if defended else without(*_NO_LATER)):
+        answers = site.ask("mallory", *EVERYTHING, token=token)
+    return Outcome(any(a.ok for a in answers), _shown(answers))
+
+
+@attack("mallory", "row 21: a token after its job's id is used again, by alice")
 def replayed(site: Site, defended: bool) -> Outcome:
     """Slurm counts from 1 again: the id is now of a job of alice's."""
-    job_id, kept = _ended_job(site)
-    again = (
-        "UPDATE pollux.job SET uid = %s, ended_at = NULL, submitted_at = now() + interval '10 min'"
-        " WHERE job_id = %s"
-    )
+    job_id, token = _ended_job(site)
+    again = "UPDATE pollux.job SET uid = %s, ended_at = NULL WHERE job_id = %s"
     site.polluxd.stop()  # it would write down that Slurm does not show the job
     try:
         site.query(again, site.uid("alice"), job_id)
-        with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_OWNER, _NO_AGE):
-            as_himself = _instructions(site, "{me}", ticket=kept)
-        # An old token is also useless for his own next job with the same id.
-        site.query(again, site.uid("mallory"), job_id)
-        with nullcontext() if defended else site.rewritten(AUTHORISE, _NO_AGE):
-            his_own = _instructions(site, "{me}", ticket=kept)
+        with site.gateway.patched("" if defended else without(*_NO_OWNER)):
+            answers = site.ask("mallory", *EVERYTHING, token=token)
     finally:
         site.query("DELETE FROM pollux.job WHERE job_id = %s", job_id)
         site.polluxd.start()
-    either = as_himself.ok or his_own.ok if defended else as_himself.ok and his_own.ok
-    return Outcome(either, f"on alice's job: {as_himself.text[:140]}; on his own: {his_own.text[:140]}")
+    return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
-@attack("mallory", "row 11: objects in schema public that stand before ours read alice's token")
-def shadowed_type(site: Site, defended: bool) -> Outcome:
-    """Undefended: PUBLIC may create in `public`; agents name no schema."""
-    token = json.loads(site.ticket("alice").read_text())["token"]
-    trap = (
-        "CREATE TABLE public.stolen (x text)",
-        "GRANT INSERT ON public.stolen TO PUBLIC",
-        "CREATE FUNCTION public.steal(text) RETURNS boolean LANGUAGE sql AS"
-        " 'INSERT INTO public.stolen VALUES (current_query()); SELECT true'",
-        "CREATE DOMAIN public.jsonb AS text CHECK (public.steal(VALUE))",
-    )
-    on = "DROP DOMAIN IF EXISTS public.jsonb; DROP FUNCTION IF EXISTS public.steal; DROP TABLE IF EXISTS public.stolen"
-    if defended:
-        denied = site.sql("mallory", *trap)
-        return Outcome(any(a.ok for a in denied), "; ".join(a.text[:60] for a in denied))
-    revoke = f"{on}; REVOKE ALL ON SCHEMA public FROM PUBLIC"
-    with site.undone("GRANT CREATE, USAGE ON SCHEMA public TO PUBLIC", revoke):
-        site.sql("mallory", *trap)
-        body = json.dumps(report()).replace("'", "''")
-        site.sql(
-            "alice",
-            "SET search_path = public, pg_catalog",
-            f"SELECT pollux.publish_v1({{me}}, '{body}'::jsonb::pg_catalog.jsonb)",
-        )
-        seen = site.sql("mallory", "SELECT x FROM public.stolen")[0]
-    return Outcome(
-        token in seen.text, "alice's token is in mallory's table" if token in seen.text else seen.text
-    )
+@attack("mallory", "row 21: tokens for attempts far above the known one outlive their job")
+def attempts_ahead(site: Site, defended: bool) -> Outcome:
+    """The next attempt is accepted while the job runs."""
+    with nullcontext() if defended else site.gateway.patched(without(*_NO_BOUND)):
+        _, token = _ended_job(site, attempt=1)
+        job_id = site.pollux_job("mallory")
+        ahead = [site.ask("mallory", payload=site.payload(job_id, n))[0] for n in (2, 2_000_000_000)]
+        answers = ahead + site.ask("mallory", *EVERYTHING, token=token)
+    return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
-@attack("mallory", "row 11: the same trap where a site lets PUBLIC create in schema public")
-def shadowed_on_a_lax_site(site: Site, defended: bool) -> Outcome:
-    """Agents name their types' schema; their search path has no `public`."""
-    token = json.loads(site.ticket("alice").read_text())["token"]
-    on = "DROP DOMAIN IF EXISTS public.jsonb; DROP FUNCTION IF EXISTS public.steal; DROP TABLE IF EXISTS public.stolen"
-    with site.undone(
-        "GRANT CREATE, USAGE ON SCHEMA public TO PUBLIC", f"{on}; REVOKE ALL ON SCHEMA public FROM PUBLIC"
-    ):
-        site.sql(
-            "mallory",
-            "CREATE TABLE public.stolen (x text)",
-            "GRANT INSERT ON public.stolen TO PUBLIC",
-            "CREATE FUNCTION public.steal(text) RETURNS boolean LANGUAGE sql AS"
-            " 'INSERT INTO public.stolen VALUES (current_query()); SELECT true'",
-            "CREATE DOMAIN public.jsonb AS text CHECK (public.steal(VALUE))",
-        )
-        body = json.dumps(report()).replace("'", "''")
-        if defended:
-            said = site.publish("alice")
-        else:
-            unqualified = f"SELECT pollux.publish_v1({{me}}, '{body}'::jsonb::pg_catalog.jsonb)"
-            said = site.sql("alice", "SET search_path = public, pg_catalog", unqualified)[-1]
-        seen = site.sql("mallory", "SELECT count(*), string_agg(x, ' ') FROM public.stolen")[0]
-    return Outcome(token in seen.text, f"alice reported: {said.ok}; in mallory's table: {seen.text[:40]}")
+@attack("mallory", "further: guessed tokens of alice's job")
+def guessed(site: Site, defended: bool) -> Outcome:
+    """Undefended: the secret is no random number."""
+    hers = site.resident("alice")
+    with nullcontext() if defended else site.gateway.patched(CONSTANT_SECRET):
+        site.ask("alice", payload=site.payload(hers))
+        guesses = [SECRET, "", "0" * 43, SECRET[:42] + "b", SECRET + "a", "%", f"{SECRET}' OR '1'='1"]
+        texts = [f"J.{hers}.{attempt}.{guess}" for guess in guesses for attempt in (0, 1)]
+        answers = [site.ask("mallory", reporting(), token=text)[0] for text in texts]
+    site.query("DELETE FROM pollux.token WHERE hash = sha256(%s)", f"J.{hers}.0.{SECRET}".encode())
+    return Outcome(any(a.ok for a in answers), f"{len(answers)} guesses; {_shown(answers[:3])}")
 
 
-@attack("mallory", "further: a function that stands before authorise, by the caller's search path")
-def shadowed_function(site: Site, defended: bool) -> Outcome:
-    hers, uid = site.resident("alice"), site.uid("alice")
-    trap = (
-        "CREATE FUNCTION public.authorise(text, bigint, integer, bigint, text) RETURNS pollux.standing"
-        " LANGUAGE sql AS 'SELECT NULL::pollux.standing'",
-        "GRANT EXECUTE ON FUNCTION public.authorise TO PUBLIC",
-        "SET search_path = public, pollux, pg_catalog",
-        f"SELECT pollux.instructions_v1({{cluster}}, {hers}, 0, {uid}, 'x')",
-    )
-    lax = (
-        "GRANT CREATE, USAGE ON SCHEMA public TO PUBLIC",
-        "DROP FUNCTION IF EXISTS public.authorise;REVOKE ALL ON SCHEMA public FROM PUBLIC",
-    )
-    function = "pollux.instructions_v1(text, bigint, integer, bigint, text)"
-    pinned = "SET search_path = pg_catalog, pollux, pg_temp"
-    with ExitStack() as stack:
-        stack.enter_context(site.undone(*lax))
-        if not defended:
-            stack.enter_context(
-                site.undone(f"ALTER FUNCTION {function} RESET ALL", f"ALTER FUNCTION {function} {pinned}")
-            )
-        answers = site.sql("mallory", *trap)
-    return Outcome(answers[-1].ok, "; ".join(a.text[:120] for a in answers))
+@attack("mallory", "further: a job's token asks polluxctl's questions, polluxctl's token reports")
+def kinds_of_tokens(site: Site, defended: bool) -> Outcome:
+    """Ranks and containers have a job's token.
+
+    It tells nothing of the user's other jobs.
+    """
+    token = site.token("mallory")
+    with nullcontext() if defended else site.gateway.patched(ONE_KIND_OF_TOKEN):
+        asked = site.ask("mallory", ("GET", "/v1/jobs", None), token=token)
+        (_, *said) = site.ask("mallory", *EVERYTHING, payload=site.question())
+    return Outcome(any(a.ok for a in asked + said), _shown(asked + said))
+
+
+@attack("third", "further: alice's jobs explained, and their reports, to another user")
+def questions_of_others(site: Site, defended: bool) -> Outcome:
+    hers = site.resident("alice")
+    asked: list[Request] = [("GET", f"/v1/jobs/{hers}/{what}", None) for what in ("explain", "history")]
+    with nullcontext() if defended else site.gateway.patched(ANYBODYS_JOBS):
+        (_, *answers) = site.ask("third", *asked, ("GET", "/v1/jobs", None), payload=site.question())
+    *closed, listed = answers
+    rows = [row for row in listed.document if row["job_id"] == hers]
+    assert rows, listed.text  # as squeue shows it
+    shown = [row["goodput"] for row in rows if row.get("goodput") is not None]
+    return Outcome(any(a.ok for a in closed) or bool(shown), f"{_shown(closed)}; in the list: {shown}")
 
 
 @attack("mallory", "further: 200 reports in a minute fill the inbox")
 def inbox_flooded(site: Site, defended: bool) -> Outcome:
     job_id = site.pollux_job("mallory")
-    found = site.ticket_of(job_id)
-    site.until(lambda: site.publish("mallory", ticket=found).ok, "the job's first report")
-    function = "pollux.publish_v1(text, bigint, integer, bigint, text, jsonb)"
-    body = json.dumps(report()).replace("'", "''")
-    statement = f"SELECT pollux.publish_v1({{me}}, '{body}'::pg_catalog.jsonb)"
-    with (
-        nullcontext()
-        if defended
-        else site.rewritten(
-            function, ("a_minute constant integer := 120", "a_minute constant integer := 1000000")
-        )
-    ):
-        answers = site.sql("mallory", statement, ticket=found, times=200)
+    token = site.token("mallory", job_id)
+    with nullcontext() if defended else site.gateway.patched(without(("OFFSET 119", "OFFSET 1000000"))):
+        answers = site.ask("mallory", reporting(), token=token, times=200)
     ((rows,),) = site.query("SELECT count(*) FROM pollux.report_history WHERE job_id = %s", job_id)
-    return Outcome(rows > 125, f"{rows} rows; the last answer: {answers[-1].text[:120]}")
+    return Outcome(rows > 125, f"{rows} rows; the last answer: {answers[-1].text}")
 
 
 @attack("mallory", "further: time stamps in the future")
 def future(site: Site, defended: bool) -> Outcome:
     later = time.time() + 1e7
-    function = "pollux.report_of(jsonb)"
-    clock = (
-        "required_number(p_payload, 'at', 0, extract(epoch FROM clock_timestamp()) + 300)",
-        "required_number(p_payload, 'at', 0, 1e15)",
-    )
-    stamps = (
-        "number_of(stamps, member, 0, extract(epoch FROM clock_timestamp()) + 300)",
-        "number_of(stamps, member, 0, 1e15)",
-    )
-    with ExitStack() as stack:
-        if not defended:
-            stack.enter_context(site.rewritten(function, clock))
-            stack.enter_context(site.rewritten("pollux.stamps_of(jsonb, text)", stamps))
-        answers = [site.publish("mallory", at=later), site.publish("mallory", times={"first_step_at": later})]
-    return Outcome(any(a.ok for a in answers), "; ".join(a.text[:120] for a in answers))
+    token = site.token("mallory")
+    requests = (reporting(at=later), reporting(times={"first_step_at": later}))
+    with nullcontext() if defended else site.gateway.patched(ANY_TIME):
+        answers = site.ask("mallory", *requests, token=token)
+    site.query("DELETE FROM pollux.report_history WHERE at > now() + interval '1 day'")
+    return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
-@attack("third", "further: a user without jobs, and without a ticket, logs in")
-def without_a_ticket(site: Site, defended: bool) -> Outcome:
-    """The user knows how roles are named, and guesses passwords."""
-    ticket = json.loads(site.ticket("alice").read_text())
-    words = {"cluster": ticket["cluster"], "job_id": 1, "attempt": 0, "uid": site.uid("third"), "token": ""}
-    known = site.folder / "guess.json"
-    answers = []
-    role = site.role("alice").strip('"')
-    grant = (
-        "CREATE ROLE pollux_guess LOGIN PASSWORD 'pollux' IN ROLE pollux_agent",
-        "DROP ROLE pollux_guess",
+@attack("mallory", "further: reports of 17 kB: 15 times with names of 1,000 characters, long texts")
+def long_reports(site: Site, defended: bool) -> Outcome:
+    """A report that is stored takes less than 2 kB."""
+    job_id = site.pollux_job("mallory")
+    token = site.token("mallory", job_id)
+    names = {chr(97 + n) * 1000: float(n) for n in range(15)}
+    why = "w" * 4000
+    requests = (
+        reporting(times=names, gpu_type="a" * 64),
+        reporting(times={"name" * 100: 1.0}),
+        reporting(**{"m" * 1000: 1}),
+        reporting(gpu_type="a" * 65),
+        reporting(mode="x" * 9000),
+        reporting(noise={"sqr": 10**300, "var": 1}),
+        reporting(resize_refused={"id": 1, "why": why}),
+        reporting(resize_refused={"id": 1, "why": why + why}),
     )
-    with nullcontext() if defended else site.undone(*grant):
-        for user in (role, "pollux_agent", "pollux_daemon", "postgres", "pollux_read", "pollux_guess"):
-            for password in ("pollux", role, "''"):
-                dsn = f"{site.cluster.agent_dsn} user={user} password={password}"
-                known.write_text(json.dumps({**words, "dsn": dsn}))
-                answers += site.sql("third", "SELECT session_user", ticket=known)
-    won = [a.text for a in answers if a.ok]
-    return Outcome(bool(won), f"{len(answers)} logins, let in: {won}; {answers[-1].text[-90:]}")
+    with nullcontext() if defended else site.gateway.patched(ANY_NAMES):
+        answers = site.ask("mallory", *requests, token=token)
+    asked = "SELECT coalesce(max(octet_length(r::text)), 0) FROM pollux.report_history r WHERE job_id = %s"
+    ((longest,),) = site.query(asked, job_id)
+    statuses = [answer.status for answer in answers]
+    return Outcome(longest > 2048, f"the longest stored report has {longest} bytes; {statuses}")

@@ -43,6 +43,7 @@ KINDS: dict[str, Kind] = {
     "slurmctld-restart": Kind(240, (1.0, 4.0), "slurmctld stopped in order, started again"),
     "slurmctld-kill": Kind(600, (1.0, 4.0), "kill -9 of slurmctld: what changed in the last seconds is lost"),
     "slurmctld-stop": Kind(120, (2.0, 6.0), "SIGSTOP of slurmctld: every call times out"),
+    "gateway-kill": Kind(90, (1.0, 15.0), "kill -9 of the gateway, started again"),
     "postgres-crash": Kind(180, (1.0, 6.0), "Postgres ended without a checkpoint, started again"),
 }
 
@@ -203,6 +204,10 @@ class Chaos:
 
     def _controller_busy(self) -> bool:
         return any(name.startswith("slurmctld") for _, _, name, _ in self._ends)
+
+    def _gateway_kill(self) -> tuple[str, Callable[[], None]] | None:
+        self._cluster.gateways.stop(kill=True)
+        return "", self._cluster.gateways.start
 
     def _postgres_crash(self) -> tuple[str, Callable[[], None]] | None:
         self._cluster.stop_postgres(immediate=True)

@@ -19,6 +19,7 @@ from typing import Self
 
 from .accounting import DevAccounting
 from .errors import DevClusterError
+from .gateways import Gateways
 from .hooks import Hooks
 from .postgres import DevPostgres
 from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
@@ -30,16 +31,17 @@ _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
 class DevCluster:
     """A private Slurm cluster on this machine, with a Postgres.
 
-    It runs munged, slurmctld, Postgres and `nodes` slurmd with `gpus_per_node` stand-in GPUs each. A job runs as the
-    user who submits it. The Python interpreter of this process comes first in the job's PATH.
+    It runs munged, slurmctld, Postgres, gateways, and `nodes` slurmd with `gpus_per_node` stand-in GPUs each. A job
+    runs as the user who submits it. The Python interpreter of this process comes first in the job's PATH.
 
     Args:
         directory: all data and logs; must be reachable by user `postgres` (so not below root's home).
         lease_s: how long the submission hook keeps an opted-in job back for polluxd [s].
         heartbeat_stale_s: age of `hooks.heartbeat_file` [s] from which the hook takes polluxd for dead and lets
             opted-in jobs start as plain ones; None: the hook does not look.
-        publish_interval_s: the interval that the tickets give to the agents [s].
-        postgres: False leaves the database out.
+        publish_interval_s: time between two reports of a job [s].
+        gateways: number of gateways.
+        postgres: False leaves the database and the gateways out.
         accounting: True adds slurmdbd and MariaDB, and with them users and rights: `daemon_user` becomes an Operator,
             which the submission hook trusts. Needed to run polluxd unprivileged and to shrink a running job.
         daemon_user: polluxd's account, where it is not root; must exist.
@@ -58,6 +60,7 @@ class DevCluster:
         lease_s: float = 120,
         heartbeat_stale_s: float | None = None,
         publish_interval_s: float = 2.0,
+        gateways: int = 1,
         cluster_name: str = "dev",
         postgres: bool = True,
         accounting: bool = False,
@@ -67,7 +70,7 @@ class DevCluster:
         self.directory = Path(directory).absolute()
         self.cluster_name = cluster_name
         self.postgres: DevPostgres | None = DevPostgres(self.directory / "postgres") if postgres else None
-        ports = free_ports(nodes + 1)
+        ports = free_ports(nodes + 1 + gateways)
         self._layout = Layout(
             directory=self.directory,
             cluster_name=cluster_name,
@@ -78,17 +81,20 @@ class DevCluster:
             memory_mb=memory_mb,
             gpu_type=gpu_type,
             slurmctld_port=ports[0],
-            slurmd_ports=tuple(ports[1:]),
+            slurmd_ports=tuple(ports[1 : nodes + 1]),
             site=site or SiteLines(),
         )
         self._accounting = DevAccounting(self._layout) if accounting else None
         self.daemon_user = pwd.getpwnam(daemon_user)
+        self.gateways = Gateways(
+            self._layout, ports[nodes + 1 :], self.daemon_user, publish_interval_s=publish_interval_s
+        )
         self.hooks = Hooks(
             self._layout,
             self.daemon_user,
+            self.gateways.addresses,
             lease_s=lease_s,
             heartbeat_stale_s=heartbeat_stale_s,
-            publish_interval_s=publish_interval_s,
         )
         self.munged: Daemon | None = None
         self._slurmctld: Daemon | None = None
@@ -134,11 +140,6 @@ class DevCluster:
         """SQLAlchemy URL of `pollux_daemon`."""
         return self._postgres().url
 
-    @property
-    def agent_dsn(self) -> str:
-        """libpq connection string of hooks.json, without a role."""
-        return self._postgres().agent_dsn
-
     # --- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -157,6 +158,8 @@ class DevCluster:
         self._start_munged()
         self._start_accounting()
         self.start_slurmctld()
+        if self.postgres is not None:
+            self.gateways.start_all(self.postgres, self._daemon_environment())
         for name in self._layout.nodes:
             self.start_slurmd(name)
         wait_until(self._all_idle, 90, f"all nodes to be idle; logs are in {self.logs}")
@@ -173,6 +176,7 @@ class DevCluster:
         self.stop_slurmctld()
         for daemon in self._slurmd.values():
             daemon.stop()
+        self.gateways.stop_all()
         self._kill_left_overs(below)
         if self._accounting is not None:
             self._accounting.stop()
@@ -291,7 +295,7 @@ class DevCluster:
 
     def _lay_out(self) -> None:
         layout = self._layout
-        for old in (layout.etc, layout.logs, layout.state, layout.devices, self.hooks.ticket_dir):
+        for old in (layout.etc, layout.logs, layout.state, layout.devices):
             shutil.rmtree(old, ignore_errors=True)
         if self.postgres is not None:
             shutil.rmtree(self.postgres.directory, ignore_errors=True)
@@ -302,7 +306,7 @@ class DevCluster:
             layout.devices,
             layout.munge_socket.parent,
         )
-        for folder in (self.directory, self.hooks.ticket_dir, self.hooks.daemon_folder, *folders):
+        for folder in (self.directory, self.hooks.daemon_folder, *folders):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
         os.chown(self.hooks.daemon_folder, self.daemon_user.pw_uid, self.daemon_user.pw_gid)
@@ -322,7 +326,7 @@ class DevCluster:
         if slurm_version() >= (23,):
             (layout.etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
-        self.hooks.write(self.postgres.agent_dsn if self.postgres is not None else "")
+        self.hooks.write()
 
     def _start_munged(self) -> None:
         folder = self._layout.munge_socket.parent

@@ -33,7 +33,7 @@ def write_configuration(
         DevClusterError: the cluster has no Postgres.
     """
     sections: Mapping[str, Mapping[str, object]] = {
-        "database": {"url": cluster.database_url, "secret_file": str(cluster.hooks.secret_file)},
+        "database": {"url": cluster.database_url},
         "slurm": {
             "cluster": cluster.cluster_name,
             "conf": str(cluster.slurm_conf),
@@ -43,6 +43,7 @@ def write_configuration(
         "cycle": cycle,
         "moves": moves,
         "policy": policy or {},
+        "gateway": cluster.gateways.settings(),
         "metrics": {"listen": ""},  # several clusters share a machine
     }
     lines = [

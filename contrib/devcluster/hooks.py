@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from polluxd.site.blocks import LuaValue, job_submit_block, with_block
@@ -16,40 +17,29 @@ from .slurmconf import Layout
 
 
 class Hooks:
-    """The files that submission, prolog and epilog read.
+    """The files that submission reads.
 
     Args:
-        daemon_user: polluxd's account: it may read the tickets' secret, and the submission hook trusts it.
-        lease_s, heartbeat_stale_s, publish_interval_s: as in `DevCluster`.
+        daemon_user: polluxd's account, which the submission hook trusts.
+        gateways: addresses of the gateways.
+        lease_s, heartbeat_stale_s: as in `DevCluster`.
     """
 
     def __init__(
         self,
         layout: Layout,
         daemon_user: pwd.struct_passwd,
+        gateways: Sequence[str],
         *,
         lease_s: float,
         heartbeat_stale_s: float | None,
-        publish_interval_s: float,
     ) -> None:
         self._layout = layout
         self._daemon_user = daemon_user
         self._lease_s = lease_s
         self._heartbeat_stale_s = heartbeat_stale_s
-        self._publish_interval_s = publish_interval_s
+        self._gateways = tuple(gateways)
         self._submit_hook_time = 0.0
-
-    @property
-    def ticket_dir(self) -> Path:
-        return self._layout.directory / "tickets"
-
-    @property
-    def secret_file(self) -> Path:
-        """The file of the tickets' HMAC secret, as hexadecimal text.
-
-        It belongs to root, and polluxd may read it.
-        """
-        return self._layout.etc / "ticket.secret"
 
     @property
     def daemon_folder(self) -> Path:
@@ -64,23 +54,18 @@ class Hooks:
         """
         return self.daemon_folder / "heartbeat"
 
-    def write(self, dsn: str) -> None:
-        """Install all hooks again, with a new secret.
+    def write(self) -> None:
+        """Install all hooks again.
 
         `polluxctl hooks install` does the same at a site.
-
-        Args:
-            dsn: the agents' connection string to Postgres; "" for none.
         """
-        for path in (self.secret_file, self._layout.etc / "hooks.json"):
-            path.unlink(missing_ok=True)
-        states, problems = wanted(self.site(dsn), (Role.CONTROLLER, Role.NODE))
+        states, problems = wanted(self.site(), (Role.CONTROLLER, Role.NODE))
         if problems:
             raise DevClusterError("; ".join(problems))
         apply(differences(states))
         self.write_submit_hook()
 
-    def site(self, dsn: str) -> Site:
+    def site(self) -> Site:
         """Describe this cluster as `polluxctl hooks` sees it."""
         layout = self._layout
         return Site(
@@ -88,20 +73,12 @@ class Hooks:
             pollux=layout.etc,
             user=self._daemon_user.pw_name,
             submit=self._submit_settings(),
-            node={
-                "cluster": layout.cluster_name,
-                "ticket_dir": str(self.ticket_dir),
-                "secret_file": str(self.secret_file),
-                "dsn": dsn,
-                "publish_interval_s": self._publish_interval_s,
-            },
-            secret_file=self.secret_file,
         )
 
     def _submit_settings(self) -> dict[str, LuaValue]:
         layout = self._layout
         settings: dict[str, LuaValue] = {
-            "ticket_dir": str(self.ticket_dir),
+            "gateway": ",".join(self._gateways),
             "lease_s": self._lease_s,
             "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
         }

@@ -16,7 +16,7 @@ python=${PYTHON:-/usr/bin/python3}
 venv=$repository/.venv
 stamp=$venv/.installed
 log=$(mktemp /tmp/pollux-install.XXXXXX.log)
-packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql pgbouncer python3-venv lua5.1)
+packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql python3-venv lua5.1)
 # The SPANK plugin is built against the headers of Slurm.
 packages+=(gcc libc6-dev libslurm-dev make)
 # slurmdbd and its MariaDB: users and rights, for the tests of polluxd without root.

@@ -15,6 +15,8 @@ from typing import Self
 from .errors import DevClusterError
 from .processes import Daemon, free_ports, wait_until
 
+_ROLES = ("pollux_daemon", "pollux_gateway", "pollux_read")
+
 
 class DevPostgres:
     """A throw-away Postgres with Pollux' roles and an empty database.
@@ -28,9 +30,7 @@ class DevPostgres:
         self.directory = Path(directory).absolute()
         self.port = port or 0
         self.database = "pollux"
-        self._passwords = {
-            role: secrets.token_hex(12) for role in ("postgres", "pollux_daemon", "pollux_read")
-        }
+        self._passwords = {role: secrets.token_hex(12) for role in ("postgres", *_ROLES)}
         self._daemon: Daemon | None = None
 
     @property
@@ -56,12 +56,17 @@ class DevPostgres:
         return self._url("postgres", self.database)
 
     @property
-    def agent_dsn(self) -> str:
-        """The libpq connection string of hooks.json.
+    def gateway_url(self) -> str:
+        """The SQLAlchemy URL of `pollux_gateway`."""
+        return self._url("pollux_gateway", self.database)
 
-        The prolog adds the user's role and password.
-        """
-        return f"host=127.0.0.1 port={self.port} dbname={self.database}"
+    @property
+    def gateway_passfile(self) -> Path:
+        """libpq's password file of `pollux_gateway`; readable for root alone."""
+        path = self.directory / "gateway.pgpass"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(f"*:*:*:pollux_gateway:{self._passwords['pollux_gateway']}\n")
+        return path
 
     @property
     def read_dsn(self) -> str:
@@ -174,7 +179,7 @@ class DevPostgres:
             )
 
     def _bootstrap(self) -> None:
-        for role in ("pollux_daemon", "pollux_read"):
+        for role in _ROLES:
             self.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{self._passwords[role]}'", database="postgres")
         self.create_database(self.database)
 

@@ -113,12 +113,6 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
         "MinJobAge=7200",
         "JobSubmitPlugins=lua",
         "CliFilterPlugins=lua",
-        # Alloc: the prolog has run on every node before the batch script starts, so the ticket is there.
-        "PrologFlags=Alloc",
-        f"Prolog={layout.etc}/hooks/prolog",
-        f"Epilog={layout.etc}/hooks/epilog",
-        f"TaskProlog={layout.etc}/hooks/task_prolog",
-        "PrologEpilogTimeout=30",
     ]
     lines += [
         f"NodeName={name} NodeHostname={layout.hostname} NodeAddr=127.0.0.1 Port={port} "

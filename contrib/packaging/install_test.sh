@@ -18,10 +18,10 @@ follow
 job=$(inside squeue -h -o %i)
 until_true 120 "polluxd does not start the job" inside sh -c "squeue -h -o %T -j $job | grep -qx RUNNING"
 until_true 30 "no move is recorded" inside sh -c "polluxctl moves $job --json | grep -q to"
-until_true 30 "the job has no ticket" inside grep -q "ticket: $job.one.json" /tmp/first.log
+gives_token
 inside scontrol -o show job "$job" >>"$log"
 inside polluxctl moves >>"$log"
 inside sh -c "scontrol show job $job | grep -q AdminComment=pollux:v1" || fail "the job is none of Pollux"
 say "polluxd started job $job; $count commands, $((SECONDS - page_began)) s; from nothing $((SECONDS - began)) s"
 inside polluxctl status >>"$log" 2>&1 || fail "polluxctl status"
-as_written polluxd polluxd-answers
+as_written polluxd polluxd-gateway

@@ -6,6 +6,7 @@
 #   inside COMMAND...    runs a command there, as root
 #   follow [PAGE [HEADING]]   runs the commands of a page there, in /packages; `count` is their number
 #   until_true SECONDS WHAT COMMAND...   waits until a command there succeeds
+#   gives_token          submits a Pollux job as an ordinary user; fails unless the gateway gives it a token
 #   as_written UNIT...   fails unless Pollux' services run with the variables and the hardening of contrib/systemd
 #   say, fail TEXT       a line with the seconds so far; fail shows the end of the log and of the journal, and exits
 #
@@ -69,6 +70,21 @@ until_true() { # until_true SECONDS WHAT command...
     [ $SECONDS -lt $end ] || fail "$what"
     sleep 1
   done
+}
+
+gives_token() {
+  local end=$((SECONDS + 90))
+  inside sh -c 'id -u eve >/dev/null 2>&1 || useradd -m eve'
+  cp "$repository/contrib/packaging/token_job.py" "$root/srv/token_job.py"
+  inside runuser -u eve -- sh -c "cd && printf '#!/bin/bash\n#POLLUX max-gpus=1\nexec /usr/lib/pollux/bin/python3 /srv/token_job.py\n' >job.sh &&
+    sbatch --gres=gpu:1 --output=/tmp/token.log job.sh" >>"$log" 2>&1 || fail "sbatch of an ordinary user"
+  until inside grep -q token /tmp/token.log 2>/dev/null; do
+    [ $SECONDS -lt $end ] || fail "the job of an ordinary user does not ask the gateway"
+    sleep 1
+  done
+  inside cat /tmp/token.log >>"$log"
+  inside grep -qx "the gateway gave a token" /tmp/token.log || fail "$(inside cat /tmp/token.log)"
+  say "an ordinary user's job has a token of the gateway"
 }
 
 as_written() {

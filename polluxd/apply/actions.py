@@ -12,7 +12,7 @@ from polluxd.model import Step
 ACKNOWLEDGED_S = 90.0
 """Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
 REPEAT_S = 3.0
-"""A signal or requeue that shows no effect is sent again after this time."""
+"""A requeue that shows no effect is sent again after this time."""
 REFUSED_S = 4.0
 """Configured, and Slurm's reason is a refusal: its scheduler has looked at the job by then."""
 
@@ -24,12 +24,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Write `draining`, then tell the agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remind:
-    """Tell the agent again."""
+    """Write `draining`, which is the order to the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,8 @@ class Fail:
     reason: str
     keep_back: bool = False
     rest: bool = True
+    undrained: bool = False
+    """The job's agent refused a drain, or left it unanswered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +104,6 @@ class GiveBack:
     """
 
 
-Action = (
-    Wait
-    | Drain
-    | Remind
-    | Requeue
-    | Configure
-    | Reach
-    | Fail
-    | Withdraw
-    | RunAgain
-    | Recruit
-    | Place
-    | GiveBack
-)
+Action = Wait | Drain | Requeue | Configure | Reach | Fail | Withdraw | RunAgain | Recruit | Place | GiveBack
 
 PAUSED = "paused by an administrator before the move began"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,22 +19,26 @@ from polluxd.apply.neighbours import rank, waiting_plain_jobs, waits
 from polluxd.apply.placed import geometry
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Placement, Plan, Snapshot
+from polluxd.policy.owners import beyond_share
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 
 log = logging.getLogger(__name__)
+
+CALLS = 50
+"""Most jobs that one step releases into Slurm's queue: each takes a call of some 12 ms, and the next step goes on."""
 
 
 def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     """Return the jobs without GPUs for which the plan finds none.
 
-    They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out: only polluxd
-    enforces these, and Slurm does not.
+    They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out, and jobs that
+    would take their user or account beyond its share: only polluxd enforces these, and Slurm does not.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
         return frozenset()
     placed = {allocation.job_id for allocation in plan.allocations if allocation.placement}
-    return frozenset(
+    found = frozenset(
         job.job_id
         for job in snapshot.jobs
         if not job.placement
@@ -44,6 +48,7 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
         and job.account not in settings.account_ceilings
         and job.user not in settings.user_ceilings
     )
+    return found - beyond_share(snapshot, plan, found)
 
 
 class Contender(NamedTuple):
@@ -97,7 +102,7 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[Contend
             )
             if size:
                 found.append(Contender(job, size, before))
-    return found
+    return _as_many_as_come_free(state, found)
 
 
 def with_contenders(plan: Plan, contenders: Collection[Contender]) -> Plan:
@@ -126,6 +131,22 @@ def least_size(gpus: int, names: list[str], capacity: dict[str, int]) -> Placeme
     return Placement()
 
 
+def _as_many_as_come_free(state: ClusterState, found: Sequence[Contender]) -> list[Contender]:
+    """Return the first jobs in Slurm's order, as many as GPUs may come free.
+
+    These are the free GPUs, all that plain jobs hold, and those of the largest Pollux job.
+    """
+    ours = [sum(job.gpus_per_node_held.values()) for job in state.jobs if job.spec is not None]
+    room = sum(node.gpus for node in state.nodes if node.schedulable) - sum(ours) + max(ours, default=0)
+    chosen = []
+    for one in sorted(found, key=lambda f: (rank(f.job, state), -f.job.submit_time), reverse=True):
+        if one.size.gpus > room:
+            break
+        room -= one.size.gpus
+        chosen.append(one)
+    return chosen
+
+
 def _reach(job: SlurmJob, state: ClusterState) -> frozenset[str]:
     rules = state.rules.partitions
     known = [rules[name].nodes for name in job.partition.split(",") if name in rules]
@@ -150,9 +171,8 @@ class Contenders:
         Every other waiting job is kept back at the next renewal.
         """
         self.jobs = frozenset(contender.job.job_id for contender in chosen)
-        for job, size, _ in chosen:
-            if (job.eligible_time or 0.0) <= now:
-                continue
+        kept_back = [(job, size) for job, size, _ in chosen if (job.eligible_time or 0.0) > now]
+        for job, size in kept_back[:CALLS]:
             self._authorize()
             try:
                 self._slurm.configure(job.job_id, geometry(job, size, anywhere=True), start=True)

@@ -21,7 +21,6 @@ from polluxd.apply.actions import (
     Drain,
     Fail,
     Reach,
-    Remind,
     Requeue,
     RunAgain,
     Wait,
@@ -65,14 +64,16 @@ def next_action(
     paused: bool = False,
     companion: SlurmJob | None = None,
     forbidden: str = "",
+    insist: bool = False,
 ) -> Action:
     """Return the next action of `move`.
 
     Args:
         now: POSIX time [s].
         waited: how long the move has been at its step [s], by a clock that does not step.
-        since_try: how long ago polluxd sent the last signal, requeue or shrink [s], by a clock that does not step.
+        since_try: how long ago polluxd sent the last requeue or shrink [s], by a clock that does not step.
         companion: the job that was submitted for the move, where the move grows a job in place.
+        insist: requeue the job even if its agent does not drain it (`undrained`).
         forbidden: the rule by which Slurm would not start the job at the move's target (`startable.forbids`).
     """
     if job is None:
@@ -95,7 +96,7 @@ def next_action(
         case Step.PLANNED:
             return _planned(move, job, room, waited, limits, paused=paused)
         case Step.DRAINING:
-            return _draining(move, job, report, waited, since_try, limits)
+            return _draining(move, job, report, waited, limits, insist=insist)
         case Step.CHECKPOINTED:
             return _checkpointed(move, job, now, waited, since_try, limits)
         case Step.REQUEUED:
@@ -173,17 +174,22 @@ def _taken(move: Move) -> str:
 
 
 def _draining(
-    move: Move, job: SlurmJob, report: Report | None, waited: float, since_try: float, limits: MoveSettings
+    move: Move,
+    job: SlurmJob,
+    report: Report | None,
+    waited: float,
+    limits: MoveSettings,
+    *,
+    insist: bool,
 ) -> Action:
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by another hand while draining")
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
     if report is not None and report.attempt == job.restart_count and report.refused == move.id:
+        why = f"the job's agent could not drain: {report.refused_why or 'no reason given'}"
         # A return to its older checkpoint would lose the training since then.
-        return Fail(
-            f"the job's agent could not drain: {report.refused_why or 'no reason given'}; left running"
-        )
+        return _insisted(why) if insist else Fail(f"{why}; left running", undrained=True)
     if waited > limits.drain_timeout_s + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if waited > limits.drain_timeout_s:
@@ -192,10 +198,16 @@ def _draining(
                 Step.CHECKPOINTED,
                 f"no acknowledgement in {limits.drain_timeout_s:.0f} s: the previous checkpoint stands",
             )
-        return Fail(
-            f"no acknowledgement in {limits.drain_timeout_s:.0f} s and no checkpoint to go back to: left running"
-        )
-    return Remind() if since_try > REPEAT_S else Wait()
+        why = f"no acknowledgement in {limits.drain_timeout_s:.0f} s and no checkpoint to go back to"
+        return _insisted(why) if insist else Fail(f"{why}: left running", undrained=True)
+    return Wait()
+
+
+def _insisted(why: str) -> Action:
+    return Reach(
+        Step.CHECKPOINTED,
+        f"{why}, not for the first time, and its user holds more than an equal share: requeued all the same",
+    )
 
 
 def _checkpointed(

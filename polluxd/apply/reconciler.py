@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from polluxd.apply.actions import (
     REPEAT_S,
@@ -20,7 +19,6 @@ from polluxd.apply.actions import (
     Place,
     Reach,
     Recruit,
-    Remind,
     Requeue,
     RunAgain,
     Wait,
@@ -41,6 +39,7 @@ from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
+from polluxd.apply.undrained import Undrained
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
@@ -92,6 +91,7 @@ class Reconciler:
         self._stopwatch = Stopwatch(clock, monotonic)
         self.refusals = Refusals(clock, monotonic)
         self.cooldowns = Cooldowns(limits.cooldown_s, monotonic)
+        self.undrained = Undrained()
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
@@ -189,6 +189,7 @@ class Reconciler:
         self.ids.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.cooldowns.keep(jobs)
+        self.undrained.keep(jobs)
         self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
@@ -205,6 +206,7 @@ class Reconciler:
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         may_start = self.standings(seen.state, allowed)
+        insisted_on = self.undrained.insisted_on(seen.state)
         still_open = 0
         waiting: list[Move] = []
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
@@ -222,6 +224,7 @@ class Reconciler:
                 paused=paused,
                 companion=companion,
                 forbidden=forbids(may_start.get(move.job_id), move),
+                insist=move.job_id in insisted_on,
             )
             self.refusals.look(move, job, action)
             stuck = stuck and isinstance(action, Wait)
@@ -254,8 +257,6 @@ class Reconciler:
                 return True
             case Drain():
                 self._drain(move, job, room)
-            case Remind():
-                self._tell(move)
             case Requeue():
                 return self._requeue(move, job)
             case Recruit() | Place() | GiveBack():
@@ -296,19 +297,11 @@ class Reconciler:
         if job is not None and end is not None and job.restart_count:
             end = limit_reached_at(job, self._store.moves(job.job_id))
         self._reach(move, Step.DRAINING, ends_at=end)
-        self._tell(replace(move, step=Step.DRAINING))
-
-    def _tell(self, move: Move) -> None:
-        self._authorize()
-        self._stopwatch.try_now(move)
-        try:
-            self._slurm.signal(move.job_id)
-        except SlurmRefused as error:
-            # No step is running (yet): the agent reads its instructions from the database as well.
-            log.info("job %d: signal refused (%s); the agent polls for it", move.job_id, error)
 
     def _give_up(self, move: Move, job: SlurmJob | None, action: Withdraw | Fail) -> None:
         if isinstance(action, Fail):
+            if action.undrained:
+                self.undrained.add(move)
             self._fail(move, job, action.reason, keep_back=action.keep_back, rest=action.rest)
         else:
             self._withdraw(move, action.reason, rest=action.rest)
@@ -330,7 +323,6 @@ class Reconciler:
             case Recruit():
                 room.take(move.added, move.job_id)
                 self._reach(move, Step.RECRUITING)
-                self._tell(replace(move, step=Step.RECRUITING))
             case Place() if job is not None and companion is not None:
                 why = self._resizer.place(move, job, companion)
                 if not why:

@@ -26,7 +26,6 @@ from polluxd.apply.actions import (
     Place,
     Reach,
     Recruit,
-    Remind,
     Wait,
     Withdraw,
 )
@@ -59,7 +58,9 @@ def next_action(
         )
     said = report if report is not None and report.attempt == job.restart_count else None
     if said is not None and said.refused == move.id and (move.grows or move.step is Step.DRAINING):
-        return Fail(f"the job's agent could not: {said.refused_why or 'no reason given'}")
+        return Fail(
+            f"the job's agent could not: {said.refused_why or 'no reason given'}", undrained=not move.grows
+        )
     waiting = companion is None or companion.state is JobState.PENDING
     if move.cancelled_by and move.revocable and waiting:
         return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
@@ -68,7 +69,7 @@ def next_action(
     if move.step is Step.PLANNED:
         return _planned(move, job, room, waited, limits)
     if move.grows:
-        return _grow(move, said, companion, room, waited, since_try, limits)
+        return _grow(move, said, companion, room, waited, limits)
     return _shrink(move, job, said, waited, since_try, limits)
 
 
@@ -109,8 +110,10 @@ def _shrink(
     match move.step:
         case Step.DRAINING:
             if waited > limits.drain_timeout_s:
-                return Fail(f"the job's agent did not shrink it within {limits.drain_timeout_s:.0f} s")
-            return Remind() if since_try > REPEAT_S else Wait()
+                return Fail(
+                    f"the job's agent did not shrink it within {limits.drain_timeout_s:.0f} s", undrained=True
+                )
+            return Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):
                 return Reach(Step.CONFIGURED)
@@ -129,7 +132,6 @@ def _grow(
     companion: SlurmJob | None,
     room: Capacity,
     waited: float,
-    since_try: float,
     limits: MoveSettings,
 ) -> Action:
     if companion is None:
@@ -137,7 +139,7 @@ def _grow(
             return Fail("its companion job is gone")
         if waited > limits.recruit_timeout_s:
             return Fail(f"no companion job was submitted within {limits.recruit_timeout_s:.0f} s")
-        return Remind() if since_try > REPEAT_S else Wait()
+        return Wait()
     if companion.state is JobState.PENDING and companion.held_by_user:
         return Fail(f"its companion, job {companion.job_id}, was held (scontrol hold)")
     if companion.state is JobState.PENDING:

@@ -1,4 +1,4 @@
-"""`polluxd answer`: what ordinary users may know.
+"""`polluxd gateway`: what ordinary users may know.
 
 A user sees the own jobs in full, and of other users' jobs what squeue shows: nothing, where PrivateData of slurm.conf
 names jobs.
@@ -6,24 +6,15 @@ names jobs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polluxd.answers.controllers import munge_socket
-from polluxd.answers.munge import Munge
-from polluxd.answers.server import AnswerServer
-from polluxd.answers.wire import Explain, History, Jobs, Question, Top
-from polluxd.config import Config
-from polluxd.daemon import open_store
-from polluxd.errors import ConfigError, PolluxError, SlurmError
+from polluxd.errors import PolluxError, SlurmError
 from polluxd.settings import PolicySettings
-from polluxd.site.slurm_checks import Slurm
 from polluxd.store import JobView, Store
 
 from .answers import history_document
@@ -75,29 +66,23 @@ class Answering:
         self._views: tuple[float, list[JobView], Mapping[int, float]] = (float("-inf"), [], {})
         self._private, self._private_at = True, float("-inf")
 
-    def __call__(self, question: Question, uid: int) -> Any:
-        """Return the document of the answer.
+    def jobs(self, uid: int, *, ended: bool) -> Any:
+        return jsonable(self._jobs(uid, ended=ended))
 
-        Raises PolluxError: the job is another user's, or unknown.
-        """
-        with self._lock:
-            match question:
-                case Jobs():
-                    document: Any = self._jobs(uid, ended=question.ended)
-                case Top():
-                    whole = status_row(self._store)
-                    status = {key: whole[key] for key in _STATUS}
-                    document = {"status": status, "jobs": self._jobs(uid, ended=False)}
-                case Explain():
-                    self._own(question.job, uid)
-                    document = explained(
-                        self._store, question.job, self._defaults, to_owner=uid != 0, most_jobs=_MOST_JOBS
-                    )
-                case History():
-                    name = self._own(question.job, uid).name
-                    points = self._store.report_history(question.job, since=question.since)
-                    document = history_document(name, points)
-        return jsonable(document)
+    def top(self, uid: int) -> Any:
+        whole = status_row(self._store)
+        status = {key: whole[key] for key in _STATUS}
+        return jsonable({"status": status, "jobs": self._jobs(uid, ended=False)})
+
+    def explain(self, uid: int, job: int) -> Any:
+        """Raises PolluxError: the job is another user's, or unknown."""
+        self._own(job, uid)
+        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=_MOST_JOBS))
+
+    def history(self, uid: int, job: int, since: float) -> Any:
+        """Raises PolluxError: the job is another user's, or unknown."""
+        name = self._own(job, uid).name
+        return jsonable(history_document(name, self._store.report_history(job, since=since)))
 
     def _own(self, job: int, uid: int) -> JobView:
         """Return the asking user's job. Raises PolluxError."""
@@ -125,6 +110,10 @@ class Answering:
         return sorted(rows, key=lambda row: (row["ended_at"] is not None, row["job_id"]))
 
     def _read(self) -> tuple[list[JobView], Mapping[int, float]]:
+        with self._lock:
+            return self._reread()
+
+    def _reread(self) -> tuple[list[JobView], Mapping[int, float]]:
         at, views, lost = self._views
         if time.monotonic() - at > _FRESH_S:
             views, lost = self._store.jobs_view(), {}
@@ -154,30 +143,3 @@ def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:
     return {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()} | {
         "reason": f"Slurm: {view.slurm_reason}" if waits else ""
     }
-
-
-def serve(config: Config) -> None:
-    """Answer until SIGTERM or SIGINT. Raises ConfigError, SlurmError."""
-    slurm = Slurm(config.slurm.conf, timeout_s=config.slurm.timeout_s)
-
-    def show_config() -> str:
-        return slurm.ask("scontrol", "show", "config")
-
-    store = open_store(config)
-    server = AnswerServer(Munge(munge_socket(show_config())), Answering(store, config.policy, show_config))
-    asyncio.run(_listen(server, config.answers.listen))
-
-
-async def _listen(server: AnswerServer, address: str) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    try:
-        listening = await server.listen(address)
-    except OSError as error:
-        raise ConfigError(
-            f"answers.listen {address}: {error.strerror or error}: name another address"
-        ) from None
-    async with listening:
-        log.info("polluxd answers users at %s", address)
-        await stopped.wait()

@@ -1,6 +1,6 @@
-"""Where `polluxctl` reads from: the database, or polluxd's answers.
+"""Where `polluxctl` reads from: the database, or polluxd's gateway.
 
-Who may read polluxd.toml reads the database. Everybody else asks `polluxd answer`, with a munge credential.
+Who may read polluxd.toml reads the database. Everybody else asks the gateway, with a munge credential.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from polluxd.answers.client import AnswersClient
-from polluxd.answers.controllers import answers_client
-from polluxd.answers.wire import Explain, History, Jobs, Top
 from polluxd.config import DEFAULT_PATH
+from polluxd.gateway.client import UserClient, user_client
 from polluxd.settings import PolicySettings
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import HistoryPoint, Store
@@ -66,26 +64,26 @@ class Database:
 
 
 class Answers:
-    """Asks `polluxd answer`."""
+    """Asks the gateway."""
 
-    def __init__(self, client: AnswersClient) -> None:
+    def __init__(self, client: UserClient) -> None:
         self._client = client
 
     def jobs(self, *, ended: bool) -> list[JobRow]:
-        rows: list[JobRow] = self._client.ask(Jobs(ended=ended))
+        rows: list[JobRow] = self._client.ask("/v1/jobs", ended=ended)
         return rows
 
     def top(self) -> tuple[dict[str, Any], list[JobRow]]:
-        told = self._client.ask(Top())
-        return told["status"], told["jobs"]
+        found = self._client.ask("/v1/top")
+        return found["status"], found["jobs"]
 
     def explain(self, job: int) -> dict[str, Any]:
-        told: dict[str, Any] = self._client.ask(Explain(job=job))
-        return told
+        found: dict[str, Any] = self._client.ask(f"/v1/jobs/{job}/explain")
+        return found
 
     def history(self, job: int, since: float) -> tuple[str, list[HistoryPoint]]:
-        told = self._client.ask(History(job=job, since=since))
-        return told["name"], [HistoryPoint(**point) for point in told["points"]]
+        found = self._client.ask(f"/v1/jobs/{job}/history", since=since)
+        return found["name"], [HistoryPoint(**point) for point in found["points"]]
 
 
 def history_document(name: str, points: list[HistoryPoint]) -> dict[str, Any]:
@@ -97,7 +95,7 @@ def source(config: Path | None) -> Source:
     if may_read_database(config):
         return Database(*access.open_store(config))
     conf = os.environ.get("SLURM_CONF")
-    return Answers(answers_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config")))
+    return Answers(user_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config")))
 
 
 def may_read_database(config: Path | None) -> bool:

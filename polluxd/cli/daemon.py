@@ -20,7 +20,7 @@ from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
 
 from . import database
-from .answering import serve
+from .serving import serve
 
 app = typer.Typer(
     help="The Pollux scheduling daemon for Slurm.",
@@ -52,18 +52,16 @@ def run(
 
 @app.command()
 def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Create or upgrade the database and install the ticket secret.
-
-    It is safe to repeat.
-    """
+    """Create or upgrade the database. It is safe to repeat."""
     database.migrate(load_config(config))
 
 
 @app.command()
-def answer(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Answer `polluxctl` of ordinary users, on any host with munge.
+def gateway(config: ConfigOption = DEFAULT_PATH) -> None:
+    """Take in what jobs report and users ask, on any host with munge.
 
-    Reads the database and changes nothing. systemd runs it beside the daemon, as a service of its own.
+    Jobs and users reach the database through it alone. systemd runs it beside the daemon, as a service of its own;
+    several may run.
     """
     logs.begin(logging.INFO)
     loaded = load_config(config)

@@ -23,7 +23,7 @@ from polluxd.printable import printable
 from polluxd.site.database_checks import as_daemon
 from polluxd.site.findings import Level
 from polluxd.store.connection import our_errors
-from polluxd.store.migrations import OWNER, apply_migrations
+from polluxd.store.migrations import GATEWAY, OWNER, ROLES, apply_migrations
 
 from . import access
 from .access import ConfigOption
@@ -32,6 +32,7 @@ from .doctor import print_finding
 app = typer.Typer(help="Create, upgrade, check and back up the database.", no_args_is_help=True)
 
 PASSFILE = DEFAULT_PATH.with_name("pgpass")
+GATEWAY_PASSFILE = DEFAULT_PATH.with_name("gateway.pgpass")
 
 
 @app.command()
@@ -42,6 +43,12 @@ def init(
     user: Annotated[
         str, typer.Option("--user", help="polluxd's user, who owns the password file")
     ] = "pollux",
+    gateway_passfile: Annotated[
+        Path, typer.Option(help="where the gateway's password goes")
+    ] = GATEWAY_PASSFILE,
+    gateway_user: Annotated[
+        str, typer.Option(help="the gateway's user, who owns its password file")
+    ] = "pollux-gateway",
 ) -> None:
     """Create database, roles and schema. Safe to repeat.
 
@@ -49,22 +56,26 @@ def init(
     """
     place = "PostgreSQL"
     with our_errors(place), _superuser(url) as connection:
-        known = _ask(connection, "SELECT rolpassword IS NOT NULL FROM pg_authid WHERE rolname = %s", OWNER)
-        if not known:
-            _run(connection, sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(OWNER)))
+        for role in ROLES:
+            if not _ask(connection, "SELECT 1 FROM pg_roles WHERE rolname = %s", role):
+                _run(connection, sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
         if not _ask(connection, "SELECT 1 FROM pg_database WHERE datname = %s", database):
             names = sql.Identifier(database), sql.Identifier(OWNER)
             _run(connection, sql.SQL("CREATE DATABASE {} OWNER {}").format(*names))
-        if not (known and known[0][0]) or not passfile.exists():
-            _new_password(connection, database, passfile, user)
-            typer.echo(f"{OWNER} has a new password, in {passfile}")
+        for role, file, owner in ((OWNER, passfile, user), (GATEWAY, gateway_passfile, gateway_user)):
+            ((known,),) = _ask(
+                connection, "SELECT rolpassword IS NOT NULL FROM pg_authid WHERE rolname = %s", role
+            )
+            if not known or not file.exists():
+                _new_password(connection, database, role, file, owner)
+                typer.echo(f"{role} has a new password, in {file}")
     with our_errors(place), _superuser(url, database) as connection:
         applied = apply_migrations(connection)
     typer.echo(f"database {database}: " + (f"applied {', '.join(applied)}" if applied else "up to date"))
 
 
-def _new_password(connection: Any, database: str, passfile: Path, user: str) -> None:
-    """Give polluxd's role a password, and write it to its password file."""
+def _new_password(connection: Any, database: str, role: str, passfile: Path, user: str) -> None:
+    """Give a role a password, and write it to the password file of its user."""
     password = secrets.token_urlsafe(24)
     try:
         account = pwd.getpwnam(user)
@@ -73,16 +84,16 @@ def _new_password(connection: Any, database: str, passfile: Path, user: str) -> 
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "w") as file:
             os.fchown(file.fileno(), account.pw_uid, account.pw_gid)
-            file.write(f"*:*:{database}:{OWNER}:{password}\n")
+            file.write(f"*:*:{database}:{role}:{password}\n")
     except KeyError:
-        raise ConfigError(f"polluxd's user {user} does not exist: name it with --user") from None
+        raise ConfigError(
+            f"user {user} does not exist: name polluxd's with --user, the gateway's with --gateway-user"
+        ) from None
     except OSError as error:
         raise PolluxError(f"{passfile}: {error.strerror}: run the command as root") from None
     # The verifier is made here: the server's log never sees the password.
-    verifier = psycopg2.extensions.encrypt_password(password, OWNER, connection, "scram-sha-256")
-    _run(
-        connection, sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(OWNER), sql.Literal(verifier))
-    )
+    verifier = psycopg2.extensions.encrypt_password(password, role, connection, "scram-sha-256")
+    _run(connection, sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(role), sql.Literal(verifier)))
     temporary.replace(passfile)
 
 
@@ -128,27 +139,24 @@ def _run(connection: Any, statement: sql.Composable) -> None:
 
 @app.command()
 def upgrade(config: ConfigOption = None) -> None:
-    """Bring the schema to this version; install the ticket secret.
+    """Bring the schema to this version.
 
-    Running jobs and agents of the version before go on. Safe to repeat.
+    Running jobs go on; those with an agent of polluxd 0.1 train plainly to their end. Safe to repeat.
     """
     migrate(access.configuration(config))
 
 
 def migrate(loaded: Config) -> None:
-    """Apply missing migrations and install the secret of `loaded`."""
+    """Apply missing migrations."""
     store = open_store(loaded)
     applied = store.migrate()
-    secret = loaded.database.secret()
-    if secret is not None:
-        store.install_secret(secret)
     store.close()
     typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")
 
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check the database: connection, TLS, roles, schema, secret.
+    """Check the database: connection, TLS, roles, schema.
 
     Exit status 1: a fault.
     """
@@ -166,12 +174,12 @@ def backup_hints(config: ConfigOption = None) -> None:
     where = f"--host={url.host} " if url.host else ""
     where += f"--port={url.port} " if url.port else ""
     name = url.database
-    files = [config or DEFAULT_PATH, loaded.database.secret_file, loaded.database.passfile]
+    files = [config or DEFAULT_PATH, loaded.database.passfile, loaded.gateway.passfile]
     for line in (
         "# Back up, as a superuser of PostgreSQL; polluxd and jobs go on during the backup:",
         f"pg_dump {where}--username=postgres --format=custom --file=pollux.dump {name}",
         f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
-        "# Restore, with polluxd stopped. Jobs that run keep their tickets:",
+        "# Restore, with polluxd and the gateway stopped. Jobs that run ask for new tokens:",
         f"polluxctl db init --database={name}",
         f"pg_restore {where}--username=postgres --clean --if-exists --dbname={name} pollux.dump",
         "polluxctl db upgrade",

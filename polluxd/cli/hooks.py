@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from sqlalchemy import make_url
 
 from polluxd.config import DEFAULT_PATH, Config, load_config
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 from polluxd.site import hooks
 from polluxd.site.files import Difference, apply, differences
-from polluxd.site.hooks import PUBLISH_INTERVAL_S, TICKET_DIR, Role, Site
+from polluxd.site.hooks import Role, Site
 
 from .access import ConfigOption
 
@@ -130,9 +128,7 @@ def site_of(loaded: Config | None, slurm_conf: Path | None, folder: Path, user: 
         slurm_conf=slurm_conf or _slurm_conf(loaded),
         pollux=folder,
         user=user,
-        submit=_ticket_dir(folder) | ({} if loaded is None else _submit_settings(loaded)),
-        node=None if loaded is None else _node_settings(loaded),
-        secret_file=(loaded.database.secret_file if loaded else None) or folder / "ticket.secret",
+        submit={} if loaded is None else _submit_settings(loaded),
     )
 
 
@@ -142,35 +138,16 @@ def _slurm_conf(loaded: Config | None) -> Path:
     return Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
 
 
-def _ticket_dir(folder: Path) -> dict[str, str | float]:
-    """The folder of the tickets: that of hooks.json, where there is one."""
-    try:
-        return {"ticket_dir": str(json.loads((folder / "hooks.json").read_text())["ticket_dir"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"ticket_dir": TICKET_DIR}
-
-
 def _submit_settings(loaded: Config) -> dict[str, str | float]:
-    found: dict[str, str | float] = {"lease_s": loaded.slurm.lease_s}
+    found: dict[str, str | float] = {
+        "gateway": ",".join(loaded.gateway.urls),
+        "lease_s": loaded.slurm.lease_s,
+    }
+    if loaded.gateway.ca is not None:
+        found["gateway_ca"] = str(loaded.gateway.ca)
     if loaded.slurm.heartbeat_file is not None:
         found["heartbeat_file"] = str(loaded.slurm.heartbeat_file)
     return found
-
-
-def _node_settings(loaded: Config) -> dict[str, str | float]:
-    """Return the content of hooks.json.
-
-    It names polluxd's database, without polluxd's role.
-    """
-    url = make_url(loaded.database.address)
-    words = {"host": url.host, "port": url.port, "dbname": url.database, **url.query}
-    return {
-        "cluster": loaded.slurm.cluster,
-        "ticket_dir": TICKET_DIR,
-        "secret_file": str(loaded.database.secret_file or FOLDER / "ticket.secret"),
-        "dsn": " ".join(f"{key}={value}" for key, value in words.items() if value is not None),
-        "publish_interval_s": PUBLISH_INTERVAL_S,
-    }
 
 
 def _roles(given: list[Role] | None) -> tuple[Role, ...]:

@@ -33,7 +33,6 @@ MOVE_RESULTS = ("completed", "failed", "withdrawn")
 SLURM_CALLS = (
     "observe",
     "jobs",
-    "signal",
     "requeue",
     "run_again",
     "configure",

@@ -50,10 +50,6 @@ class TimedSlurm:
         with self._timed("jobs"):
             return self._client.jobs(job_ids)
 
-    def signal(self, job_id: int, name: str = "USR1") -> None:
-        with self._timed("signal"):
-            self._client.signal(job_id, name)
-
     def requeue(self, job_id: int) -> None:
         with self._timed("requeue"):
             self._client.requeue(job_id)

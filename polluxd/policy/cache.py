@@ -80,7 +80,10 @@ class Cache:
         sound = self._sound
         jobs = snapshot.jobs
         doubtful = tuple(j for j in jobs if sound.get(j.job_id) is not j.report)
-        times = [j.weight + j.age + j.lost_seconds + j.move_cost + (j.waiting or 0.0) for j in jobs]
+        times = [
+            j.weight + j.age + j.lost_seconds + j.move_cost + (j.waiting or 0.0) + (j.time_limit or 0.0)
+            for j in jobs
+        ]
         if not isfinite(sum(times)):
             doubtful = jobs
         if not doubtful:

@@ -111,8 +111,9 @@ class _Tables:
         for _, group, table, assign in inner:
             # The least capacity with which the group reaches its largest value. More capacity need not be tried.
             most = int(np.argmax(table))
-            # Reserved for the group: its guarantee, as far as it can use that and the guarantees of other groups allow.
-            reserved = min(group.floor, most, unreserved)
+            # Reserved for the group: the largest size within its guarantee that it can use. A job that needs more GPUs
+            # than that keeps nobody else from them. The guarantees of other groups come first in their turn.
+            reserved = int(np.argmax(table[: min(group.floor, unreserved) + 1]))
             unreserved -= reserved
             sizes = np.arange(reserved, min(most, capacity) + 1)
             best, picked = _stage(best, sizes, table[sizes])

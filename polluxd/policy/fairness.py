@@ -130,6 +130,30 @@ def promptness(
     return np.where(np.isfinite(inverse), inverse, 0.0), seconds
 
 
+MOST_SLOWDOWN = 10.0
+"""A job that waits is slowed down by no more: beyond it, the jobs that wait are alike."""
+SHORTEST = 300.0
+"""Seconds that a job is taken to need at least: a time limit of a minute is no reason to come first."""
+
+
+def slowdowns(jobs: Sequence[SnapshotJob], fair: Floats) -> Floats:
+    """Return how much each job's wait prolongs its time to the end [J].
+
+    It is the wait and the length over the length, where the job starts now; 1 for a job that holds GPUs. The length is
+    that of the training at the fair share, whose goodput is `fair` [J]; nan where it is not known. The length is then
+    the job's time limit, and `market.UNKNOWN` at most.
+    """
+    left, done = np.array([market.work(job) for job in jobs], dtype=np.float64).reshape(-1, 2).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        length = (left + done) / fair
+    limit = np.array(
+        [market.UNKNOWN if job.time_limit is None else job.time_limit for job in jobs], np.float64
+    )
+    length = np.where(np.isfinite(length) & (length > 0), length, np.minimum(limit, market.UNKNOWN))
+    waited = np.array([waiting(job) for job in jobs], dtype=np.float64)
+    return np.minimum(1.0 + waited / np.maximum(length, SHORTEST), MOST_SLOWDOWN)
+
+
 def waiting(job: SnapshotJob) -> float:
     """Seconds that the job has been without GPUs; 0 where it holds some."""
     if job.placement:

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 import numpy as np
@@ -204,11 +206,19 @@ class _Program:
         for group in self._groups:
             inside = np.isin(self._owner, np.array(group.members, dtype=np.int64))
             rows.append(np.where(inside, self._size, 0.0))
-            low.append(float(group.floor if floors else 0))
+            low.append(float(self._usable(group) if floors else 0))
             high.append(float(group.ceiling) if group.ceiling < NO_CEILING else np.inf)
         limits = csr_array(np.stack(rows)) if rows else csr_array((0, count))
         found = [LinearConstraint(one, 1, 1), LinearConstraint(limits, low, high)]
         return found if self._pools.racks is None else self._over_racks(found, self._pools.racks)
+
+    def _usable(self, group: Group) -> int:
+        """Return the most GPUs within the guarantee that the jobs can hold."""
+        sums, within = 1, (1 << (group.floor + 1)) - 1
+        for job in group.members if group.floor else ():
+            sizes = set(self._size[self._owner == job].astype(np.int64).tolist())
+            sums = reduce(or_, (sums << size for size in sizes), sums) & within
+        return sums.bit_length() - 1
 
     def _over_racks(self, found: list[LinearConstraint], racks: Racks) -> list[LinearConstraint]:
         """Widen the rows by a column per option and rack; add the racks' rows."""

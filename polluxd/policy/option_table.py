@@ -24,7 +24,7 @@ from polluxd.policy.exploration import Caps
 from polluxd.policy.feasible import is_pinned, why_no_batch
 from polluxd.policy.layout import Layout
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
-from polluxd.policy.owners import with_shares
+from polluxd.policy.owners import with_shares, within_owner
 from polluxd.policy.shapes import OVER_RACKS, Shape
 from polluxd.policy.worth import Rated, by_price, by_share, overdue
 from polluxd.settings import PolicySettings
@@ -168,6 +168,9 @@ def build(
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
     weight = fairness.weights(jobs, settings) / mean_weight
+    if settings.waiting_power:
+        slower = fairness.slowdowns(jobs, fair[~gone]) ** settings.waiting_power
+        weight = within_owner(weight, slower, jobs, settings.fairness_per)
     within = with_shares(jobs, settings, domain.capacity)
     limited = groups(jobs, within, domain.capacity, domain.limits)
     rated = Rated(

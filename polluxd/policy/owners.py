@@ -7,14 +7,14 @@ Weights alone do not give equal shares: under the objective of completion times 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.model import Snapshot, SnapshotJob
+from polluxd.model import Plan, Snapshot, SnapshotJob
 from polluxd.policy.fairness import weights
 from polluxd.settings import PolicySettings
 
@@ -63,6 +63,31 @@ def with_shares(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity:
         if of_users
         else replace(settings, account_guarantees=shares)
     )
+
+
+def beyond_share(snapshot: Snapshot, plan: Plan, waiting: Collection[int]) -> frozenset[int]:
+    """Return the waiting jobs that would take their owner beyond its share.
+
+    A job counts with its min-gpus, after what the plan gives to the owner, in order of submission. Empty with fairness
+    per job.
+    """
+    owner = _OWNER.get(snapshot.settings.fairness_per)
+    if owner is None:
+        return frozenset()
+    shares = with_shares(snapshot.jobs, snapshot.settings, sum(node.capacity for node in snapshot.nodes))
+    of_users = snapshot.settings.fairness_per == "user"
+    left = Counter(shares.user_guarantees if of_users else shares.account_guarantees)
+    held = {a.job_id: a.placement.gpus for a in plan.allocations}
+    for job in snapshot.jobs:
+        left[owner(job)] -= held.get(job.job_id, 0)
+    beyond = set()
+    for job in sorted(snapshot.jobs, key=lambda job: (job.submitted_at, job.job_id)):
+        if job.job_id in waiting:
+            if job.spec.min_gpus > left[owner(job)]:
+                beyond.add(job.job_id)
+            else:
+                left[owner(job)] -= job.spec.min_gpus
+    return frozenset(beyond)
 
 
 def within_owner(weight: Floats, factor: Floats, jobs: Sequence[SnapshotJob], fairness_per: str) -> Floats:

@@ -175,7 +175,11 @@ def _take_within(ranked: _Increments, jobs: int, capacity: int, groups: Sequence
     for guarantees in (True, False) if any(owed) else (False,):
         stopped: set[int] = set()
         for i, (j, run) in enumerate(zip(ranked.job.tolist(), ranked.run.tolist(), strict=True)):
-            if done[i] or j in stopped or (guarantees and not any(owed[g] > 0 for g in belongs[j])):
+            if done[i] or j in stopped:
+                continue
+            if guarantees and not any(owed[g] >= run for g in belongs[j]):
+                # A step beyond the guarantee is not owed, and the steps after it stand on it.
+                stopped.add(j)
                 continue
             full = [g for g in belongs[j] if room[g] < run]
             if full or run > left:

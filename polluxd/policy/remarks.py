@@ -5,18 +5,62 @@ A remark tells which racks a job spans, what one rack would bring, and which spe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from pollux.goodput import Goodput
+from polluxd.explanation import Explanation
 from polluxd.model import Allocation, Snapshot, SnapshotJob
+from polluxd.policy import fairness, market
 from polluxd.policy.domains import racks, tells_racks
-from polluxd.policy.reasons import percent
+from polluxd.policy.reasons import count, percent
 
 
 def add(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
     """The allocations with remarks where there is something to say."""
-    return _of_doubts(snapshot, _of_types(snapshot, _of_racks(snapshot, allocations)))
+    return _of_doubts(snapshot, _of_waits(snapshot, _of_types(snapshot, _of_racks(snapshot, allocations))))
+
+
+_IN_LINE = ("contention", "fragmentation")
+"""What keeps a job from GPUs where it is a matter of time."""
+TOLD_S = 60.0
+"""A shorter wait is no news."""
+
+
+def _of_waits(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
+    """Tell how long the jobs without GPUs have waited, and their order."""
+    told = {a.job_id: a.explanation for a in allocations if not a.placement}
+    in_line = {job_id for job_id, why in told.items() if why is not None and why.limit in _IN_LINE}
+    jobs = [job for job in snapshot.jobs if job.job_id in in_line and not job.placement]
+    if not jobs or not snapshot.settings.waiting_power:
+        return list(allocations)
+    fair = np.array([_at_fair_share(job, told[job.job_id]) for job in jobs])
+    slower = dict(zip((job.job_id for job in jobs), fairness.slowdowns(jobs, fair).tolist(), strict=True))
+    line = sorted(jobs, key=lambda job: (-slower[job.job_id], job.submitted_at, job.job_id))
+    words = {}
+    for place, job in enumerate(line, start=1):
+        waited = fairness.waiting(job)
+        if waited < TOLD_S:
+            continue
+        minutes = f"{waited / 60:.0f} min" if waited < 7200 else f"{waited / 3600:.1f} h"
+        known = job.time_limit is not None or math.isfinite(market.work(job)[0])
+        times = slower[job.job_id] - 1.0
+        length = f", {times:.1f} times its length" if known and times < fairness.MOST_SLOWDOWN - 1.0 else ""
+        where = "next in line" if place == 1 else f"number {place} in line"
+        words[job.job_id] = f"; has waited {minutes}{length}; {where} for {count(max(job.spec.min_gpus, 1))}"
+    return [replace(a, reason=a.reason + words[a.job_id]) if a.job_id in words else a for a in allocations]
+
+
+def _at_fair_share(job: SnapshotJob, told: Explanation | None) -> float:
+    """Return the job's goodput on its fair share; nan where it is not known."""
+    report = job.report
+    if report is None or report.params is None or told is None:
+        return math.nan
+    function = Goodput(report.params, report.noise, report.limits, job.spec.adaptive)
+    return float(function.optimize(told.fair_nodes, told.fair_gpus).goodput)
 
 
 def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:

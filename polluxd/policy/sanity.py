@@ -38,15 +38,15 @@ def _job(job: SnapshotJob) -> tuple[SnapshotJob, list[str]]:
     doubts: list[str] = []
     report = None if job.report is None else _report(job.report, doubts)
     sound = math.isfinite(job.weight + job.age + job.lost_seconds + job.move_cost)
-    if sound and (job.waiting is None or math.isfinite(job.waiting)):
+    if sound and all(value is None or math.isfinite(value) for value in (job.waiting, job.time_limit)):
         return (replace(job, report=report) if doubts else job), doubts
     # An unknown age must neither forbid a move nor make it free.
-    fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "move_cost": 30.0, "waiting": None}
-    values = {name: getattr(job, name) for name in fallback}
+    fallback = {"weight": 1.0, "age": 3600.0, "lost_seconds": 0.0, "move_cost": 30.0}
+    values = {name: getattr(job, name) for name in (*fallback, "waiting", "time_limit")}
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
             doubts.append(f"{name}={value}")
-            values[name] = fallback[name]
+            values[name] = fallback.get(name)
     return replace(job, report=report, **values), doubts
 
 

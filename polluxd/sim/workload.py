@@ -26,6 +26,8 @@ class Submission:
     """The user's own total batch size (tuned for `gpus` in the evaluation's traces)."""
     work: float = 1.0
     """Length of its training, in trainings of the application: traces that know only durations scale it."""
+    rigid: bool = False
+    """It runs on `gpus` GPUs and on no other number (`min-gpus` and `max-gpus`)."""
 
 
 def read_workload(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 LuaValue = str | float | int | Sequence[str] | Sequence[int]
 
@@ -121,68 +120,30 @@ def _lua(value: LuaValue) -> str:
     return f"{{ {', '.join(json.dumps(each) for each in value)} }}"
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A line that slurm.conf needs."""
+def merged_slurm_conf(text: str, plugins: Mapping[str, str], included: str = "") -> tuple[str, list[str]]:
+    """Return slurm.conf with these plugins, and what people must do.
 
-    key: str
-    value: str
-    is_list: bool = False
-    """Whether the value is added to a comma-separated list that may have others."""
-
-
-def merged_slurm_conf(
-    text: str,
-    wishes: Sequence[Wish],
-    included: str = "",
-    calls: Callable[[str, str], bool] = lambda _present, _value: False,
-) -> tuple[str, list[str]]:
-    """Return slurm.conf with all that is wished, and what it could not have.
-
-    A list is completed on its own line. A key that is missing is added in a block at the end. A key with another value
-    stays as it is, and a message says what to do.
+    A list is completed on its own line. A key that is missing is added in a block at the end.
 
     Args:
         text: slurm.conf as it is.
+        plugins: what has to be in the list of each key.
         included: the text of the files that slurm.conf includes; they are read, and not changed.
-        calls: whether the site's own script, or folder of scripts, calls Pollux' script already.
     """
     text = without_block(text, "#")
     missing, problems = [], []
-    for wish in wishes:
-        line = re.compile(rf"^[ \t]*{wish.key}[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
+    for key, plugin in plugins.items():
+        line = re.compile(rf"^[ \t]*{key}[ \t]*=[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
         found, elsewhere = line.search(text), line.search(included)
         if found is None and elsewhere is None:
-            missing.append(f"{wish.key}={wish.value}\n")
-            continue
-        present = (found or elsewhere)[1]  # type: ignore[index] # one of the two was found
-        if _grants(present, wish):
-            continue
-        if wish.is_list and found is not None:
-            text = text[: found.end(1)] + f",{wish.value}" + text[found.end(1) :]
-        elif wish.is_list:
-            problems.append(f"an included file has {wish.key}={present}: add {wish.value} to the list there")
-        elif not calls(present, wish.value):
-            remedies = _OF_FOLDERS if present.endswith("*") else _REMEDIES
-            problems.append(
-                remedies.get(wish.key, "{key}={present}: Pollux needs {key}={value}").format(
-                    key=wish.key, present=present, value=wish.value
-                )
-            )
+            missing.append(f"{key}={plugin}\n")
+        elif found is not None and not _lists(found[1], plugin):
+            text = text[: found.end(1)] + f",{plugin}" + text[found.end(1) :]
+        elif found is None and elsewhere is not None and not _lists(elsewhere[1], plugin):
+            problems.append(f"an included file has {key}={elsewhere[1]}: add {plugin} to the list there")
     return (with_block(text, "".join(missing), "#") if missing else text), problems
 
 
-_OWN_SCRIPT = "{key}={present} is the site's own script: call {value} from it; its last line is `exit 0`"
-_FOLDER = "{key}={present} is a folder of scripts: link {value} into it (ln -s)"
-_OF_FOLDERS = {"Prolog": _FOLDER, "Epilog": _FOLDER}
-_REMEDIES = {
-    "Prolog": _OWN_SCRIPT,
-    "Epilog": _OWN_SCRIPT,
-    "TaskProlog": "TaskProlog={present} is the site's own script: call {value} from it, and pass its output on",
-}
-
-
-def _grants(present: str, wish: Wish) -> bool:
-    values = present.lower().split(",") if wish.is_list else [present.lower()]
+def _lists(present: str, plugin: str) -> bool:
     # `job_submit/lua` and `lua` name the same plugin.
-    return wish.value.lower() in [value.rpartition("/")[2] if wish.is_list else value for value in values]
+    return plugin.lower() in [value.rpartition("/")[2] for value in present.lower().split(",")]

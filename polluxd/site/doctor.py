@@ -22,7 +22,6 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
         yield from file_checks.configuration_files(config, config_path, site.user)
     if not findings or config is not None:  # what the hooks should say is known
         yield from file_checks.hook_files(site, roles)
-    yield from file_checks.node_settings(site, config)
     if Role.NODE in roles:
         yield from file_checks.gpu_devices(site)
     slurm = Slurm(site.slurm_conf if site.slurm_conf.exists() else None)
@@ -31,12 +30,9 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
     except SlurmError:
         yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
     yield from slurm_checks.cluster(slurm, site, config, roles)
-    if Role.CONTROLLER in roles or Role.LOGIN in roles:
-        yield from slurm_checks.answers(slurm)
+    yield from slurm_checks.gateway(slurm, config)
     if config is not None:
         yield from database_checks.as_daemon(config)
-    if Role.NODE in roles or Role.CONTROLLER in roles:
-        yield from database_checks.as_agent(site)
 
 
 def _configuration(path: Path, required: bool) -> tuple[Config | None, list[Finding]]:

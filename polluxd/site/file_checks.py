@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import grp
-import json
 import os
 import pwd
 import socket
@@ -11,9 +10,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import psycopg2.extensions
-
-from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.config import Config
 from polluxd.errors import ConfigError
 
@@ -21,51 +17,46 @@ from .files import differences, read_text
 from .findings import Finding, fault, ok, warning
 from .hooks import Role, Site, text_of_includes, wanted
 
-_HOOK_KEYS = {
-    "cluster": str,
-    "ticket_dir": str,
-    "secret_file": str,
-    "dsn": str,
-    "publish_interval_s": int | float,
-}
+GATEWAY_USER = "pollux-gateway"
+"""Who runs `polluxd gateway`, where the packages made this user."""
 
 
 def configuration_files(config: Config, path: Path, user: str) -> Iterator[Finding]:
     """Check the files that polluxd.toml is and names, for polluxd's user."""
     database = config.database
-    for name, file in (
-        ("configuration", path),
-        ("secret", database.secret_file),
-        ("passfile", database.passfile),
+    gateway = config.gateway
+    theirs = GATEWAY_USER if _exists(GATEWAY_USER) else user
+    for name, file, reader in (
+        ("configuration", path, user),
+        ("configuration", path, theirs),
+        ("passfile", database.passfile, user),
+        ("passfile", gateway.passfile, theirs),
+        ("tls", gateway.tls_certificate, theirs),
+        ("tls", gateway.tls_key, theirs),
     ):
         if file is not None:
-            yield _readable(name, file, user)
-    if database.secret_file is None:
-        yield fault(
-            "secret",
-            f"{path} names no database.secret_file: agents can send no reports",
-            'set secret_file = "/etc/pollux/ticket.secret"; `polluxctl hooks install` makes the file',
-        )
-    elif database.secret_file.exists():
-        yield from _private(
-            "secret", database.secret_file, "0640 root:GROUP (GROUP: polluxd's), 0600 root on nodes"
-        )
-        try:
-            database.secret()
-        except ConfigError as error:
+            yield _readable(name, file, reader)
+    for passfile in (database.passfile, gateway.passfile):
+        if passfile is not None and passfile.exists() and passfile.stat().st_mode & 0o077:
             yield fault(
-                "secret", str(error), f"openssl rand -hex 32 >{database.secret_file}; then `polluxd migrate`"
+                "passfile",
+                f"{passfile} has mode {_mode(passfile)}: libpq ignores such a file",
+                f"chmod 600 {passfile}",
             )
-    if (
-        database.passfile is not None
-        and database.passfile.exists()
-        and database.passfile.stat().st_mode & 0o077
-    ):
+    if gateway.tls_key is not None and gateway.tls_key.exists() and gateway.tls_key.stat().st_mode & 0o007:
         yield fault(
-            "passfile",
-            f"{database.passfile} has mode {_mode(database.passfile)}: libpq ignores such a file",
-            f"chmod 600 {database.passfile}",
+            "tls",
+            f"{gateway.tls_key} has mode {_mode(gateway.tls_key)}: any user could pose as the gateway",
+            f"chmod o= {gateway.tls_key}",
         )
+
+
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
 
 
 def _readable(name: str, path: Path, user: str) -> Finding:
@@ -88,16 +79,6 @@ def _readable(name: str, path: Path, user: str) -> Finding:
         f"{user} cannot read {path} (mode {_mode(path)}, owner {found.st_uid}:{found.st_gid})",
         f"chown root:{grp.getgrgid(account.pw_gid).gr_name} {path} && chmod 640 {path}",
     )
-
-
-def _private(name: str, path: Path, wanted_words: str) -> Iterator[Finding]:
-    found = path.stat()
-    if found.st_mode & 0o027 or found.st_uid:
-        yield fault(
-            name,
-            f"{path} has mode {_mode(path)} and owner {found.st_uid}:{found.st_gid}: others could read it",
-            f"run `polluxctl hooks install` (wanted: {wanted_words})",
-        )
 
 
 def hook_files(site: Site, roles: Sequence[Role]) -> Iterator[Finding]:
@@ -128,45 +109,6 @@ def hook_files(site: Site, roles: Sequence[Role]) -> Iterator[Finding]:
                 f"{folder} belongs to user {folder.stat().st_uid} with mode {_mode(folder)}; root runs its files",
                 f"chown root:root {folder} && chmod 755 {folder}",
             )
-
-
-def node_settings(site: Site, config: Config | None) -> Iterator[Finding]:
-    """Check hooks.json, which prolog and epilog read."""
-    path = site.hooks_json
-    text = read_text(path)
-    if text is None:
-        return  # `hook_files` says so
-    try:
-        settings = json.loads(text)
-        wrong = [key for key, kind in _HOOK_KEYS.items() if not isinstance(settings[key], kind)]
-    except (ValueError, KeyError, TypeError) as error:
-        yield fault(
-            "hooks.json",
-            f"{path} makes no sense: {error!r}",
-            "copy the controller's, or remove it there and run `polluxctl hooks install`",
-        )
-        return
-    if wrong:
-        yield fault(
-            "hooks.json", f"{path}: {', '.join(wrong)} of the wrong type", "see hooks.md for the content"
-        )
-        return
-    if config is not None and settings["cluster"] != config.slurm.cluster:
-        yield fault(
-            "hooks.json",
-            f"{path} says cluster {settings['cluster']!r}, polluxd.toml {config.slurm.cluster!r}: tickets are refused",
-            f'write "cluster": "{config.slurm.cluster}" in {path} on every node',
-        )
-    try:
-        require_verified(psycopg2.extensions.parse_dsn(settings["dsn"]))
-    except InsecureConnection as error:
-        yield fault("tls", f"{path}: {error}", 'add "sslmode=verify-full sslrootcert=..." to "dsn"')
-    except psycopg2.Error:
-        yield fault(
-            "hooks.json",
-            f'{path}: "dsn" is no libpq connection string',
-            "host=... dbname=pollux, for example",
-        )
 
 
 def gpu_devices(site: Site, names: Sequence[str] = ()) -> Iterator[Finding]:

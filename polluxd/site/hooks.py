@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import json
 import pwd
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from polluxd.errors import ConfigError
 
 from .blocks import (
     LuaValue,
-    Wish,
     cli_filter_block,
     job_submit_block,
     merged_slurm_conf,
@@ -28,8 +25,6 @@ from .blocks import (
 )
 from .files import FileState, read_text
 
-SCRIPTS = ("prolog", "epilog", "task_prolog", "ticket")
-"""What Slurm runs on nodes."""
 LUA_FILES = (
     "job_submit.lua",
     "directives.lua",
@@ -39,8 +34,18 @@ LUA_FILES = (
     "cli_filter.lua",
 )
 """What Slurm loads."""
-TICKET_DIR = "/run/pollux/tickets"
-PUBLISH_INTERVAL_S = 30.0
+FORMER_CALLS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
+"""What slurm.conf called of polluxd 0.1."""
+PLUGINS = {"JobSubmitPlugins": "lua", "CliFilterPlugins": "lua"}
+"""What slurm.conf needs."""
+FORMER_FILES = ("hooks/ticket", "hooks.json", "ticket.secret")
+"""Files of polluxd 0.1 that nobody needs."""
+_STUB = """\
+#!/bin/sh
+# Does nothing. polluxd 0.1 had a script here. Without it slurmd would drain the node, or fail every job: this file may
+# go when no running slurmd and no script of the site calls it.
+exit 0
+"""
 
 
 class Role(StrEnum):
@@ -63,26 +68,17 @@ class Site:
         pollux: Pollux' folder, usually /etc/pollux.
         user: polluxd's user.
         submit: entries of `pollux_config` in job_submit.lua, except the user.
-        node: content of hooks.json; None where this machine does not know it, and has a copy of the controller's.
-        secret_file: the secret of the tickets.
     """
 
     slurm_conf: Path
     pollux: Path = Path("/etc/pollux")
     user: str = "pollux"
     submit: Mapping[str, LuaValue] = field(default_factory=dict)
-    node: Mapping[str, str | float] | None = None
-    secret_file: Path = Path("/etc/pollux/ticket.secret")
 
     @property
     def hooks(self) -> Path:
         """The folder of Pollux' scripts."""
         return self.pollux / "hooks"
-
-    @property
-    def hooks_json(self) -> Path:
-        """The settings of the prolog."""
-        return self.pollux / "hooks.json"
 
 
 def roles_here(which: Callable[[str], str | None] = shutil.which) -> tuple[Role, ...]:
@@ -115,15 +111,14 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
     states = [*own_files(site)]
     problems: list[str] = []
     if Role.CONTROLLER in roles:
-        states += [*_secret_files(site, _group(site.user)), _submit_script(site)]
-        conf, problems = _slurm_conf(site)
+        states.append(_submit_script(site))
+        if not site.submit.get("gateway"):
+            problems.append(
+                "no configuration names polluxd's gateway: copy polluxd.toml to this machine, or name it with --config"
+            )
+        conf, found = _slurm_conf(site)
         states += conf
-    elif Role.NODE in roles:
-        states += _secret_files(site, None)
-    if Role.NODE in roles:
-        for path in (site.hooks_json, site.secret_file):
-            if Role.CONTROLLER not in roles and not path.exists():
-                problems.append(f"{path} is missing: copy it from the controller, owner root, mode 0600")
+        problems += found
     # Wherever CliFilterPlugins=lua holds and the script is missing, sbatch and srun fail.
     states.append(_filter_script(site))
     return states, problems
@@ -132,7 +127,7 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
 def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str]]:
     """Return the files without Pollux, and what people must do themselves.
 
-    The secret and hooks.json stay: jobs that run still need them.
+    Scripts of polluxd 0.1 stay: slurmd drains a node whose prolog is missing.
     """
     states: list[FileState] = []
     problems: list[str] = []
@@ -142,14 +137,33 @@ def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[s
             rest = without_block(text)
             # slurmctld does not start, and sbatch fails, where the plugin `lua` finds no script.
             states.append(_as_it_is(path, rest if rest.strip() else empty))
-    if Role.CONTROLLER in roles and (text := read_text(site.slurm_conf)) is not None:
-        states.append(_as_it_is(site.slurm_conf, without_block(text, "#")))
-        problems.append(
-            f"{site.slurm_conf}: lists that `hooks install` completed stay as they are (JobSubmitPlugins, PrologFlags, "
-            f"CliFilterPlugins): take words out that only Pollux needed, then restart slurmctld and slurmd"
-        )
-    problems.append(f"{site.hooks} stays until no slurm.conf names it: then remove the folder")
+    text = read_text(site.slurm_conf)
+    if text is not None:
+        bare = without_block(text, "#")
+        calling = _calling(site, bare + text_of_includes(site.slurm_conf, bare))
+        problems += [f"{words}: take the call out first" for words in calling]
+        if Role.CONTROLLER in roles:
+            states.append(_as_it_is(site.slurm_conf, bare))
+            problems.append(
+                f"{site.slurm_conf}: lists that `hooks install` completed stay as they are (JobSubmitPlugins, "
+                "CliFilterPlugins): take words out that only Pollux needed, then restart slurmctld and slurmd"
+            )
+    problems.append(
+        f"{site.hooks} stays: remove the folder when neither slurm.conf nor a script calls it on any machine, and "
+        "every slurmd has been restarted"
+    )
     return states, problems
+
+
+def _calling(site: Site, conf: str) -> list[str]:
+    """Describe each line of slurm.conf that leads to a script of polluxd 0.1."""
+    found = []
+    for key, name in FORMER_CALLS.items():
+        for present in re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*(\S+)", conf, re.MULTILINE | re.IGNORECASE):
+            ours = f"{site.hooks}/{name}"
+            if _calls_as_far_as_known(present, ours):
+                found.append(f"{key}={present} of slurm.conf calls {ours}")
+    return found
 
 
 _EMPTY = {
@@ -162,29 +176,16 @@ _EMPTY = {
 
 
 def own_files(site: Site) -> list[FileState]:
-    """Return Pollux' scripts, which no site edits."""
+    """Return Pollux' scripts, which no site edits.
+
+    Of polluxd 0.1's, those that slurmd may still call become scripts that do nothing, and the others go.
+    """
     source = source_folder()
-    return [
-        FileState(site.hooks / name, (source / name).read_text(), mode, kept=False)
-        for names, mode in ((SCRIPTS, 0o755), (LUA_FILES, 0o644))
-        for name in names
-    ]
-
-
-def _secret_files(site: Site, group: int | None) -> list[FileState]:
-    """The ticket secret and hooks.json; made on the controller only."""
-    states = []
-    present = read_text(site.secret_file)
-    if present is not None or group is not None:
-        text = present if present is not None else secrets.token_hex(32) + "\n"
-        mode, gid = (0o600, 0) if group is None else (0o640, group)
-        states.append(FileState(site.secret_file, text, mode, gid=gid, secret=True))
-    present = read_text(site.hooks_json)
-    if present is None and site.node is not None:
-        present = json.dumps(dict(site.node), indent=2) + "\n"
-    if present is not None:
-        states.append(FileState(site.hooks_json, present, 0o600, secret=True))
-    return states
+    states = [FileState(site.hooks / name, (source / name).read_text(), kept=False) for name in LUA_FILES]
+    for name in FORMER_CALLS.values():
+        if (site.hooks / name).exists():
+            states.append(FileState(site.hooks / name, _STUB, 0o755, kept=False))
+    return states + [FileState(site.pollux / name, None, secret=True, kept=False) for name in FORMER_FILES]
 
 
 def _submit_script(site: Site) -> FileState:
@@ -220,20 +221,12 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
             f"{'is' if len(missing) == 1 else 'are'} not installed; install Slurm's Lua plugins (Debian: "
             "slurm-wlm-basic-plugins; elsewhere: Slurm built with Lua)"
         ]
-    merged, problems = merged_slurm_conf(text, slurm_conf_wishes(site), included, _calls_as_far_as_known)
-    return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
-
-
-def slurm_conf_wishes(site: Site) -> list[Wish]:
-    """Return what slurm.conf needs."""
-    return [
-        Wish("JobSubmitPlugins", "lua", is_list=True),
-        Wish("CliFilterPlugins", "lua", is_list=True),
-        Wish("PrologFlags", "Alloc", is_list=True),
-        Wish("Prolog", f"{site.hooks}/prolog"),
-        Wish("Epilog", f"{site.hooks}/epilog"),
-        Wish("TaskProlog", f"{site.hooks}/task_prolog"),
+    merged, problems = merged_slurm_conf(text, PLUGINS, included)
+    problems += [
+        f"{words} of polluxd 0.1, which does nothing any more: take the call out"
+        for words in _calling(site, merged + "\n" + included)
     ]
+    return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
 
 
 def calls(present: str, ours: str) -> bool:
@@ -242,10 +235,19 @@ def calls(present: str, ours: str) -> bool:
     Raises:
         OSError: a script cannot be read.
     """
+    if present == ours:
+        return True
     found = Path(present)
     scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
     # Where Slurm runs a folder of scripts, one of them may be a link to ours.
-    return any(str(each.resolve()) == ours or ours in each.read_text(errors="replace") for each in scripts)
+    return any(
+        str(each.resolve()) == ours or _names(each.read_text(errors="replace"), ours) for each in scripts
+    )
+
+
+def _names(script: str, ours: str) -> bool:
+    """Whether a line that is no comment has the path."""
+    return any(ours in line for line in script.splitlines() if not line.lstrip().startswith("#"))
 
 
 def _calls_as_far_as_known(present: str, ours: str) -> bool:
@@ -297,10 +299,6 @@ def trusted(user: str) -> dict[str, LuaValue]:
     if re.search(rf"^{re.escape(user)}:", read_text(Path("/etc/passwd")) or "", re.MULTILINE):
         return {"trusted_users": [user]}
     return {"trusted_uids": [_account(user).pw_uid]}
-
-
-def _group(user: str) -> int:
-    return _account(user).pw_gid
 
 
 def _account(user: str) -> pwd.struct_passwd:

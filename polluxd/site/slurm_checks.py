@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from polluxd.answers.controllers import answers_client
-from polluxd.answers.wire import Top
+from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config import Config
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
+from polluxd.gateway.client import user_client
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.scontrol import failure
 
 from .findings import Finding, fault, ok, warning
-from .hooks import Role, Site, calls
+from .hooks import FORMER_CALLS, Role, Site, calls
 
 OLDEST = (22, 5)
 NEWEST = (26, 5)
@@ -112,20 +112,26 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
                 yield fault("slurmctld", str(error), "look at slurmctld's log")
 
 
-def answers(slurm: Slurm) -> Iterator[Finding]:
-    """Check that ordinary users of this machine have answers from polluxd."""
+def gateway(slurm: Slurm, config: Config | None = None) -> Iterator[Finding]:
+    """Check that jobs and users of this machine reach polluxd's gateway.
+
+    With a configuration, at the addresses that the submission hook gives to jobs.
+    """
+    environ: Mapping[str, str] = os.environ
+    if config is not None:
+        environ = {ADDRESSES: ",".join(config.gateway.urls), CA: str(config.gateway.ca or "")}
     try:
-        answers_client(slurm.ask("scontrol", "show", "config")).ask(Top())
+        user_client(slurm.ask("scontrol", "show", "config"), environ).ask("/v1/top")
     except SlurmError:
         return  # said by `slurmctld`
     except PolluxError as error:
         yield warning(
-            "answers",
-            f"polluxctl shows nothing to ordinary users here: {error}",
-            "systemctl enable --now polluxd-answers on the controller, and let its port through (answers.listen)",
+            "gateway",
+            f"jobs and users of this machine do not reach the gateway: {error}",
+            "systemctl enable --now polluxd-gateway on the controller, and let its port through (gateway.listen)",
         )
     else:
-        yield ok("answers", "polluxd answers ordinary users")
+        yield ok("gateway", "the gateway answers")
 
 
 def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -202,12 +208,6 @@ def _plugins(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
                 f"{key} is {found}: {why}",
                 f"{key}=lua in {site.slurm_conf}; then restart slurmctld",
             )
-    if "alloc" not in _words(settings.get("PrologFlags", "")):
-        yield fault(
-            "prolog-flags",
-            f"PrologFlags is {settings.get('PrologFlags') or 'not set'}: only the first node has a ticket in time",
-            f"PrologFlags=Alloc in {site.slurm_conf}; then restart slurmctld and slurmd",
-        )
 
 
 def _words(text: str) -> list[str]:
@@ -215,32 +215,20 @@ def _words(text: str) -> list[str]:
 
 
 def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
-    for key in ("Prolog", "Epilog", "TaskProlog"):
-        ours, found = f"{site.hooks}/{key.lower().replace('task', 'task_')}", settings.get(key, "")
-        check = "prolog" if key == "Prolog" else "epilog" if key == "Epilog" else "task-prolog"
-        if not found:
-            yield fault(
-                check,
-                f"{key} is not set",
-                f"{key}={ours} in {site.slurm_conf}; then restart slurmctld and slurmd",
-            )
-        elif ours not in found.split(","):
-            yield from _foreign_script(check, key, found.split(",")[0], ours)
-
-
-def _foreign_script(check: str, key: str, found: str, ours: str) -> Iterator[Finding]:
-    try:
-        called = calls(found, ours)
-    except OSError:
-        yield warning(check, f"{key} is {found}, which cannot be read here", f"see that it calls {ours}")
-        return
-    if not called:
-        yield fault(
-            check,
-            f"{key} is {found}, which does not call {ours}",
-            f"call {ours} from it"
-            + (", and pass its output on" if key == "TaskProlog" else ", with its last line `exit 0`"),
-        )
+    for key, name in FORMER_CALLS.items():
+        ours = f"{site.hooks}/{name}"
+        for script in filter(None, settings.get(key, "").split(",")):
+            try:
+                called = calls(script, ours)
+            except OSError:
+                continue  # the site's own affair
+            if called:
+                say = warning if Path(ours).exists() else fault
+                yield say(
+                    "former-scripts",
+                    f"{key}={script} calls {ours} of polluxd 0.1, which does nothing any more",
+                    "take the call out; then restart slurmctld and slurmd",
+                )
 
 
 def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -306,13 +294,6 @@ def _requeue(settings: Mapping[str, str]) -> Iterator[Finding]:
             "requeue",
             f"cred_expire is {delay} s: a job that polluxd could not place again waits so long",
             "lower cred_expire in AuthInfo (default: 120)",
-        )
-    timeout = settings.get("PrologEpilogTimeout", "65534").split()[0]
-    if timeout.isdigit() and int(timeout) < 25:
-        yield warning(
-            "prolog-timeout",
-            f"PrologEpilogTimeout is {timeout} s: Slurm ends a prolog that waits for slurmctld, and drains the node",
-            "PrologEpilogTimeout=60 in slurm.conf, or leave it out",
         )
 
 

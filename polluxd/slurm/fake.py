@@ -64,7 +64,6 @@ class FakeSlurm:
         self._answers_at = now
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
-        self.signals: list[tuple[int, str]] = []
         """Signals that reached running steps."""
 
     # --- the test's hands ---------------------------------------------------------------------
@@ -221,14 +220,6 @@ class FakeSlurm:
         shown = {i: self._show(self._jobs[i]) for i in job_ids if i in self._jobs}
         self._fault("jobs", applied=True)
         return shown
-
-    def signal(self, job_id: int, name: str = "USR1") -> None:
-        job = self._ours("signal", job_id)
-        if job.state.finished:
-            raise SlurmRefused(f"scancel --signal={name} {job_id}: Invalid job id specified")
-        if job.state is JobState.RUNNING:
-            self.signals.append((job_id, name))
-        self._fault("signal", applied=True)
 
     def requeue(self, job_id: int) -> None:
         job = self._ours("requeue", job_id)

@@ -179,10 +179,6 @@ class SlurmClient(Protocol):
         """
         ...
 
-    def signal(self, job_id: int, name: str = "USR1") -> None:
-        """Signal the job's steps, not its batch script."""
-        ...
-
     def requeue(self, job_id: int) -> None:
         """End the job and put it back into the queue.
 

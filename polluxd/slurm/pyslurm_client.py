@@ -2,7 +2,7 @@
 
 pyslurm can be used where it is installed and its version is the cluster's.
 
-With pyslurm, a poll needs two commands fewer, since pyslurm reads nodes and jobs. pyslurm also sends signals and runs
+With pyslurm, a poll needs two commands fewer, since pyslurm reads nodes and jobs. pyslurm also runs
 failed jobs again. All other changes to jobs go through scontrol, for two reasons. pyslurm's update leaves out the
 number of nodes. Its requeue would run a job again that ended a moment ago.
 """
@@ -75,11 +75,6 @@ class PyslurmClient(ScontrolClient):
         self._pause = FIRST_PAUSE_S
         self.paused_until = float("-inf")
         self._said = ""
-
-    def signal(self, job_id: int, name: str = "USR1") -> None:
-        self._must_be_ours([job_id])
-        if not self._ordered("signal", job=job_id, name=name):
-            super().signal(job_id, name)
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])

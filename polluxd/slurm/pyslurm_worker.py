@@ -54,10 +54,6 @@ class Requests:
         self._counts_gpus = self._counts_gpus or any("gres/gpu" in _tres(job) for job in loaded)
         return [self._job(job) for job in loaded if only is None or job.id == only]
 
-    def signal(self, job: int, name: str) -> None:
-        """Signal every step of the job, and not its batch script."""
-        self._pyslurm.Job(job).send_signal(f"SIG{name}", steps="children")
-
     def run_again(self, job: int) -> None:
         # `requeue` proper passes over a job that has just ended, and this does not: hence not here.
         self._pyslurm.Job(job).requeue()

@@ -137,11 +137,6 @@ class ScontrolClient:
             return {job.job_id: job for job in self._all_jobs() if job.job_id in wanted}
         return {job.job_id: job for job in self._learn(self._read_job(job_ids[0])) if job.job_id in wanted}
 
-    def signal(self, job_id: int, name: str = "USR1") -> None:
-        self._must_be_ours([job_id])
-        # Without --batch and --full: every step, and not the batch script, which would die of it.
-        self._run("scancel", f"--signal={name}", self._address(job_id))
-
     def requeue(self, job_id: int) -> None:
         self._must_be_ours([job_id])
         self._quieten(job_id)

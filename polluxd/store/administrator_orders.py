@@ -11,6 +11,9 @@ from . import rows
 from .setting_rows import setting_to_json
 from .transactions import Session
 
+FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
+"""Why a job that has run since an upgrade stays as it is."""
+
 
 class AdministratorOrders(Session):
     """The part of the store behind commands that change a job or a setting.
@@ -19,9 +22,12 @@ class AdministratorOrders(Session):
     """
 
     def pins(self) -> dict[int, str]:
-        """Who pinned each pinned job that has not ended."""
+        """Why jobs stay as they are: who pinned them, or their agent."""
         with self._transaction() as run:
-            return {row["job_id"]: row["pinned_by"] for row in run("pins")}
+            return {
+                row["job_id"]: FORMER_AGENT if row["pinned_by"] is None else f"pinned by {row['pinned_by']}"
+                for row in run("pins")
+            }
 
     def set_pin(self, job_id: int, who: str, *, pinned: bool) -> bool:
         """Pin or unpin a job, audited; False: no such job that has not ended."""

@@ -11,6 +11,7 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import psycopg2
@@ -19,11 +20,10 @@ from psycopg2.extensions import POLL_OK, POLL_READ, POLL_WRITE
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from pollux.scheduler.transport import InsecureConnection, require_verified
 from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, StoreUnavailable
+from polluxd.store.transport import InsecureConnection, require_verified
 
 _FENCED = "PX001"
-_NOT_READY = "PX503"
 _RETRY_CLASSES = (
     "08",  # connection
     "40",  # serialisation failure, deadlock
@@ -100,7 +100,7 @@ class Connector:
         self.statement_timeout = statement_timeout
         psycopg2.extensions.set_wait_callback(_bounded_wait)
 
-    @property
+    @cached_property
     def place(self) -> str:
         """Where it connects, without the password."""
         return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
@@ -167,8 +167,6 @@ def translated(error: BaseException, place: str) -> StoreError | LeaderLost:
     text = getattr(getattr(error, "diag", None), "message_primary", None) or str(error).strip()
     if code == _FENCED:
         return LeaderLost(text)
-    if code == _NOT_READY:
-        return StoreUnavailable(text)
     if code in ("3F000", "42P01"):  # no such schema or table
         return StoreRejected(f"{place} has no Pollux schema of this version ({text}): run `polluxd migrate`")
     lost = code is None and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)

@@ -148,7 +148,7 @@ class FakeStore:
 
     def pins(self) -> dict[int, str]:
         self._must_answer()
-        return dict(self.rows.pins)
+        return {job: f"pinned by {who}" for job, who in self.rows.pins.items()}
 
     def record_cycle(
         self,

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from polluxd.errors import StoreRejected
 
-from .sqlfiles import SqlFile, roles
+from .sqlfiles import SqlFile, roles, schema
 from .sqlfiles import migrations as all_migrations
 
 log = logging.getLogger(__name__)
 
 OWNER = "pollux_daemon"
+GATEWAY = "pollux_gateway"
+ROLES = [OWNER, GATEWAY, "pollux_read"]
+_OLDEST = "0009_cheaper_reports"
+"""The last migration of polluxd 0.1.0, from which this version migrates."""
 _LOCK = 7_072_655_571  # an arbitrary number: two `migrate` at once take turns
 
 
-def apply_migrations(connection: Any, *, upto: str | None = None) -> list[str]:
+def apply_migrations(connection: Any) -> list[str]:
     """Apply the missing migrations and return their names.
 
-    Each migration has its own transaction. With a superuser's connection, the roles are created first; the migrations
-    then run as the owner. Idempotent.
+    A new database gets the schema as a whole, and the names of all migrations. Each migration has its own transaction.
+    With a superuser's connection, the roles are created first; the migrations then run as the owner. Idempotent.
 
     Args:
         connection: an open psycopg2 connection.
-        upto: stop after the migration of this name (upgrade tests).
 
     Raises:
-        StoreRejected: roles are missing, or an applied migration was edited since.
+        StoreRejected: roles are missing, an applied migration was edited since, or the schema is older than 0.1.0's.
         psycopg2.Error: the database refused or does not answer.
     """
     connection.autocommit = True
@@ -45,29 +49,37 @@ def apply_migrations(connection: Any, *, upto: str | None = None) -> list[str]:
             """)
             cursor.execute("SELECT name, checksum FROM pollux.schema_migration")
             applied = dict(cursor.fetchall())
+            if not applied:
+                _run(cursor, schema(), all_migrations())
+                return [migration.name for migration in all_migrations()]
+            if _OLDEST not in applied and not {m.name for m in all_migrations()} & applied.keys():
+                raise StoreRejected(
+                    f"the schema ends before {_OLDEST}: migrate with polluxd 0.1.0 first, then with this version"
+                )
             fresh = []
             for migration in all_migrations():
                 if migration.name in applied:
                     _must_match(migration, applied[migration.name])
                 else:
-                    _apply(cursor, migration)
+                    log.info("applying migration %s", migration.name)
+                    _run(cursor, migration.text, [migration])
                     fresh.append(migration.name)
-                if migration.name == upto:
-                    break
             return fresh
         finally:
             if not connection.closed:
                 cursor.execute("RESET ROLE; SELECT pg_advisory_unlock(%s)", (_LOCK,))
 
 
-def _apply(cursor: Any, migration: SqlFile) -> None:
+def _run(cursor: Any, text: str, recorded: Sequence[SqlFile]) -> None:
     # One string of several statements is one transaction for Postgres, `INSERT` included.
-    log.info("applying migration %s", migration.name)
-    record = cursor.mogrify(
-        "INSERT INTO pollux.schema_migration (name, checksum) VALUES (%s, %s)",
-        (migration.name, migration.checksum),
-    )
-    cursor.execute(migration.text.encode() + b";\n" + record)
+    records = [
+        cursor.mogrify(
+            "INSERT INTO pollux.schema_migration (name, checksum) VALUES (%s, %s)",
+            (migration.name, migration.checksum),
+        )
+        for migration in recorded
+    ]
+    cursor.execute(b";\n".join([text.encode(), *records]))
 
 
 def _must_match(migration: SqlFile, checksum: str) -> None:
@@ -85,17 +97,11 @@ def _become_owner(cursor: Any) -> None:
     cursor.execute(
         "SELECT array_agg(name) FROM unnest(%s) AS name"
         " WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name)",
-        ([OWNER, "pollux_agent", "pollux_read"],),
+        (ROLES,),
     )
     if missing := cursor.fetchone()[0]:
         raise StoreRejected(
             f"the database roles {', '.join(missing)} do not exist, and only a superuser may make them: "
             "run `polluxd migrate` once as a superuser, or sql/roles.sql by hand"
-        )
-    cursor.execute("SELECT to_regprocedure('pollux_roles.admit(text, text, integer)') IS NULL")
-    if cursor.fetchone()[0]:
-        raise StoreRejected(
-            "the functions that make agents' roles (schema pollux_roles) are missing in this database: run "
-            "`polluxd migrate` once as a superuser, or sql/roles.sql by hand"
         )
     cursor.execute(f"SET ROLE {OWNER}")

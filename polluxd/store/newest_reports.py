@@ -52,12 +52,8 @@ class NewestReports:
         self.rejected: dict[int, str] = {}
         """Jobs whose report the last `read` left out, and why."""
 
-    def read(self, run: Run, now: float) -> dict[int, Report]:
-        """Return the usable reports by job.
-
-        Args:
-            now: POSIX seconds.
-        """
+    def read(self, run: Run) -> dict[int, Report]:
+        """Return the usable reports by job."""
         newest = {
             row["job_id"]: _Newest(row["id"], row["drained"], row["known_gpus"], row["known_nodes"])
             for row in run("newest_reports")
@@ -75,7 +71,7 @@ class NewestReports:
             of = newest[job_id]
             row["checkpointed"] |= of.drained
             try:
-                report = rows.report(row | {"known_gpus": of.known_gpus, "known_nodes": of.known_nodes}, now)
+                report = rows.report(row | {"known_gpus": of.known_gpus, "known_nodes": of.known_nodes})
             except ReportError as error:
                 rejected[job_id] = str(error)
                 if self.rejected.get(job_id) != str(error):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from polluxd.errors import ReportError
@@ -51,7 +50,7 @@ class Readings(Session):
         report, rejected = None, ""
         if reported:
             try:
-                report = rows.report(reported[0], time.time())
+                report = rows.report(reported[0])
             except ReportError as error:
                 rejected = str(error)
         return JobExplanation(

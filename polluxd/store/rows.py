@@ -1,7 +1,4 @@
-"""Conversion between database rows and the model.
-
-Every value read from the database is validated again, because it decides over GPUs.
-"""
+"""Conversion between database rows and the model."""
 
 from __future__ import annotations
 
@@ -28,9 +25,6 @@ from polluxd.model import (
 from .views import CycleView, HistoryPoint, JobTimes, JobView, ObservedJob
 
 Row = Mapping[str, Any]
-
-_FUTURE_S = 300.0
-"""How far ahead of ours a node's clock may be."""
 
 
 def seconds(value: datetime | None) -> float | None:
@@ -85,21 +79,15 @@ def spec(value: Row) -> JobSpec:
     return JobSpec(**known)
 
 
-def report(row: Row, now: float) -> Report:
-    """The validated report of a row.
+def report(row: Row) -> Report:
+    """The report of a row.
+
+    The gateway has checked each value (`polluxd.gateway.messages`), and the columns' types keep every number finite and
+    not negative.
 
     Raises:
-        ReportError: something in it is not finite, out of range, or later than `now` allows.
+        ReportError: the batch limits contradict each other: somebody has edited the row.
     """
-    numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-    for name, value in numbers.items():
-        if not math.isfinite(value) or value < 0:
-            raise ReportError(f"job {row['job_id']}: {name} must be finite and not negative, got {value}")
-    at = row["at"].timestamp()
-    if at > now + _FUTURE_S:
-        raise ReportError(
-            f"job {row['job_id']}: its report is {at - now:.0f} s ahead: set the clock of its node"
-        )
     try:
         limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
     except ValueError as error:
@@ -165,14 +153,11 @@ def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report
 
 
 def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]:
-    """Read fits by job and GPU type from rows of `fits_by_type`.
-
-    Fits with a negative or non-finite parameter are left out.
-    """
+    """Read fits by job and GPU type from rows of `fits_by_type`."""
     fits: dict[int, dict[str, ThroughputParams]] = {}
     for row in found:
         params = _params(row)
-        if params is not None and all(math.isfinite(x) and x >= 0 for x in params if x is not None):
+        if params is not None:
             fits.setdefault(row["job_id"], {})[row["gpu_type"]] = params
     return fits
 

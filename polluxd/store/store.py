@@ -16,7 +16,7 @@ from polluxd.settings import PolicySettings
 
 from . import rows
 from .administrator_orders import AdministratorOrders
-from .agent_roles import AgentRoles
+from .bell import Bell
 from .connection import our_errors
 from .costs import totals
 from .decision_changes import plan_digest
@@ -27,18 +27,19 @@ from .setting_rows import settings_from_rows
 from .snapshots import keep_snapshot
 from .sqlfiles import migrations
 from .views import JobTimes, MoveTotals, ObservedJob
-from .wakeups import Wakeups
 from .written import Written
 
 log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
+_NEWS_S = 0.5
+"""Time between two looks for news of moves under way."""
 
 
 class Store(Readings, AdministratorOrders):
     """Everything polluxd remembers of one cluster.
 
-    Several threads may use a Store, but only one thread may call `wait_for_notify`.
+    Several threads may use a Store, but only one thread may call `wait`.
 
     Every method raises StoreUnavailable (no answer in time: retry later) or StoreRejected (schema, rights,
     constraint). Methods that write for the leader also raise LeaderLost.
@@ -66,16 +67,15 @@ class Store(Readings, AdministratorOrders):
             statement_timeout=statement_timeout,
             lease_s=lease_s,
         )
-        self._wakeups = Wakeups(self._connector, self._news)
+        self._bell = Bell()
         self._seen_report = 0
-        self.agent_roles = AgentRoles(self._transaction)
         self._written = Written()
         self._newest = NewestReports()
 
     def close(self) -> None:
         """Resign and close every connection."""
         self._leadership.resign()
-        self._wakeups.close()
+        self._bell.close()
         self._engine.dispose()
 
     def migrate(self) -> list[str]:
@@ -103,18 +103,6 @@ class Store(Readings, AdministratorOrders):
             raise StoreRejected(
                 f"{self._connector.place} lacks the migrations {', '.join(missing)}: run `polluxd migrate`"
             )
-
-    def install_secret(self, secret: bytes) -> None:
-        """Accept tickets made with `secret` or with the secret before it.
-
-        Tickets of older secrets are refused from now on. Raises StoreRejected for a secret of fewer than 16 bytes.
-        """
-        if len(secret) < 16:
-            raise StoreRejected(f"a token secret has at least 16 bytes, this one has {len(secret)}")
-        with self._transaction() as run:
-            run("install_secret", key=secret)
-            run("forget_old_secrets")
-        self.agent_roles.look_again()
 
     # Leadership
 
@@ -164,7 +152,7 @@ class Store(Readings, AdministratorOrders):
         types, the report has them too.
         """
         with self._transaction() as run:
-            return self._newest.read(run, time.time())
+            return self._newest.read(run)
 
     @property
     def rejected(self) -> Mapping[int, str]:
@@ -199,7 +187,6 @@ class Store(Readings, AdministratorOrders):
             if written.jobs is None or known.keys() - ours.keys():
                 run("end_unseen_jobs", job_ids=list(ours))
         self._written = replace(written, jobs=ours)
-        self.agent_roles.admit(frozenset(job.uid for job in ours.values()))
 
     def take_in(self) -> None:
         """Process what agents wrote: acknowledged drains and fits.
@@ -364,16 +351,22 @@ class Store(Readings, AdministratorOrders):
 
     # Upkeep
 
-    def wait_for_notify(self, timeout_s: float) -> bool:
-        """Sleep up to `timeout_s` seconds, or until a move has news.
+    def wait(self, timeout_s: float, *, for_news: bool) -> bool:
+        """Sleep up to `timeout_s` seconds, or until `wake()`.
 
-        Returns True when such news or `wake()` ended the sleep early. Raises no StoreError.
+        With `for_news`, news of a move ends the sleep, too. Returns True when it ended early. Raises no StoreError.
         """
-        return self._wakeups.wait(timeout_s)
+        until = time.monotonic() + timeout_s
+        while (left := until - time.monotonic()) > 0:
+            if self._bell.wait(min(left, _NEWS_S) if for_news else left):
+                return True
+            if for_news and self._news():
+                return True
+        return False
 
     def wake(self) -> None:
-        """End `wait_for_notify` now; safe in a signal handler."""
-        self._wakeups.ring()
+        """End `wait` now; safe in a signal handler."""
+        self._bell.ring()
 
     def prune(
         self,
@@ -398,4 +391,4 @@ class Store(Readings, AdministratorOrders):
             run("prune_snapshots", before=now - snapshots_s)
             run("prune_jobs", before=now - jobs_s)
             run("prune_priors", before=now - priors_s)
-        self.agent_roles.dismiss()
+            run("prune_tokens")

@@ -20,7 +20,7 @@ from tests.unit.slurm.lua_hooks import HOOK, LUA, NEEDS_LUA, UNSET, lua
 SERVER = """
 slurm = {{ SUCCESS = 0, ERROR = -1, log_user = function(f, ...) string.format(f, ...) end,
   log_info = function(f, ...) end }}
-pollux_config = {{ ticket_dir = "/t", lease_s = 100 }}
+pollux_config = {{ gateway = "https://g", lease_s = 100 }}
 dofile("{hook}")
 local function text(hexadecimal)
   return (string.gsub(hexadecimal, "..", function(byte) return string.char(tonumber(byte, 16)) end))

@@ -108,7 +108,6 @@ def installed(scratch: Path) -> Iterator[DevCluster]:
         loaded = load_config(site.config)
         store = Store(loaded.database.url, cluster.cluster_name, lease_s=600)
         store.migrate()
-        store.install_secret(loaded.database.secret() or b"")
         assert store.lead() is not None
         yield cluster
         store.close()
@@ -122,8 +121,8 @@ def site(installed: DevCluster) -> Iterator[Site]:
 
 def test_a_sound_installation_has_no_fault(site: Site) -> None:
     found = site.doctor()
-    # This cluster has no slurmdbd, and a job can give no nodes back; nobody answers ordinary users.
-    assert set(found) == {"slurmdbd", "answers"}, found
+    # This cluster has no slurmdbd, and a job can give no nodes back.
+    assert set(found) == {"slurmdbd"}, found
 
 
 Plant = Callable[[Site], object]
@@ -133,11 +132,6 @@ FILES: dict[str, tuple[str, str, Plant]] = {
         "cluster-name",
         'set cluster = "dev"',
         lambda s: s.edit(s.config, '"dev"', '"div"'),
-    ),
-    "hooks.json of another cluster": (
-        "hooks.json",
-        "on every node",
-        lambda s: s.edit(s.etc / "hooks.json", '"dev"', '"div"'),
     ),
     "a hook of another version": (
         "hooks",
@@ -149,11 +143,15 @@ FILES: dict[str, tuple[str, str, Plant]] = {
         "hooks install",
         lambda s: s.chmod(s.etc / "hooks/directives.lua", 0o600),
     ),
-    "a prolog without x": ("hooks", "hooks install", lambda s: s.chmod(s.etc / "hooks/prolog", 0o644)),
     "job_submit.lua without Pollux": (
         "hooks",
         "hooks install",
         lambda s: s.edit(s.etc / "job_submit.lua", "BEGIN Pollux", "x"),
+    ),
+    "another gateway in the hook": (
+        "hooks",
+        "hooks install",
+        lambda s: s.edit(s.config, 'addresses = ["http://127.0.0.1', 'addresses = ["http://127.0.0.2'),
     ),
     "another lease in the hook": (
         "hooks",
@@ -161,24 +159,15 @@ FILES: dict[str, tuple[str, str, Plant]] = {
         lambda s: s.edit(s.config, "lease_s = 120.0", "lease_s = 77.0"),
     ),
     "no cli_filter.lua": ("hooks", "hooks install", lambda s: s.away(s.etc / "cli_filter.lua")),
-    "hooks.json for all": ("hooks", "hooks install", lambda s: s.chmod(s.etc / "hooks.json", 0o644)),
-    "the secret for all": ("secret", "hooks install", lambda s: s.chmod(s.etc / "ticket.secret", 0o644)),
-    "no secret": ("secret", "ticket.secret", lambda s: s.away(s.etc / "ticket.secret")),
-    "another secret": ("secret", "polluxd migrate", lambda s: s.edit(s.etc / "ticket.secret", "\n", "0\n")),
-    "the agents' database": (
-        "agents-database",
-        "pg_hba.conf",
-        lambda s: s.edit(s.etc / "hooks.json", "host=127.0.0.1 port=", "host=127.0.0.1 port=1"),
-    ),
-    "no TLS for agents": (
-        "tls",
-        "sslmode=verify-full",
-        lambda s: s.edit(s.etc / "hooks.json", "host=127.0.0.1", "host=db.example.org hostaddr=127.0.0.1"),
-    ),
     "polluxd's password": (
         "database",
         "pg_hba.conf",
         lambda s: s.edit(s.config, "pollux_daemon:", "pollux_daemon:x"),
+    ),
+    "no gateway": (
+        "gateway",
+        "polluxd-gateway",
+        lambda s: (s.undo.callback(s.cluster.gateways.start), s.cluster.gateways.stop()),
     ),
     "no configuration": ("configuration", "example-config", lambda s: s.away(s.config)),
     "a missing device": ("devices", "driver", lambda s: s.away(s.cluster.directory / "dev/gpu2")),
@@ -186,8 +175,8 @@ FILES: dict[str, tuple[str, str, Plant]] = {
         "schema",
         "polluxd migrate",
         lambda s: s.sql(
-            "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0004%';"
-            "DELETE FROM pollux.schema_migration WHERE name LIKE '0004%'",
+            "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0010%';"
+            "DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'",
             "INSERT INTO pollux.schema_migration SELECT * FROM away; DROP TABLE away",
         ),
     ),
@@ -239,16 +228,10 @@ SLURM: dict[str, tuple[str, str, Plant]] = {
         "JobSubmitPlugins=lua",
         lambda s: s.slurm_conf("JobSubmitPlugins=lua\n", ""),
     ),
-    "no prolog flag": (
-        "prolog-flags",
-        "PrologFlags=Alloc",
-        lambda s: s.slurm_conf("PrologFlags=Alloc\n", ""),
-    ),
-    "no prolog": ("prolog", "Prolog=", lambda s: s.slurm_conf(f"\nProlog={s.etc}/hooks/prolog\n", "\n")),
-    "a prolog of the site's own": (
-        "prolog",
-        "call ",
-        lambda s: s.slurm_conf(f"\nProlog={s.etc}/hooks/prolog\n", "\nProlog=/bin/sh\n"),
+    "a call of the prolog of polluxd 0.1": (
+        "former-scripts",
+        "take the call out",
+        lambda s: s.slurm_conf("JobRequeue=1\n", f"JobRequeue=1\nProlog={s.etc}/hooks/prolog\n"),
     ),
     "no requeue": (
         "requeue",

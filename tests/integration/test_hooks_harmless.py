@@ -66,16 +66,8 @@ def test_slurmctld_starts_and_every_job_passes(cluster: DevCluster, hooks: Path,
     assert ("passes unchecked" if fault == "raises" else "every job passes as a plain Slurm job") in said[0]
 
 
-@pytest.mark.parametrize("fault", ["no python", "broken", "missing"])
-def test_no_node_is_drained(cluster: DevCluster, hooks: Path, fault: str) -> None:
-    ticket = hooks / "ticket"
-    text = ticket.read_text()
-    match fault:
-        case "no python":
-            ticket.write_text(text.replace("/usr/bin/python3", "/nowhere/python3", 1))
-        case "broken":
-            ticket.write_text("#!/usr/bin/python3\nimport nothing\n")
-        case "missing":
-            ticket.unlink()
+def test_the_folder_of_the_hooks_may_go_while_jobs_run(cluster: DevCluster, hooks: Path) -> None:
+    for script in hooks.iterdir():
+        script.unlink()
     run_job(cluster, "")
     assert "drain" not in cluster.command("sinfo", "-h", "-N", "-o", "%T %E")

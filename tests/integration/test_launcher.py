@@ -1,13 +1,12 @@
 """`pollux run` under a real Slurm.
 
-After a resize, the ranks have the present sizes. USR1 may come at any time. A failure gives one exit status.
+After a resize, the ranks have the present sizes. USR1 is the script's own. A failure gives one exit status.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,9 @@ pytestmark = pytest.mark.slurm
 
 # Ranks talk over plain sockets of torch's store and print what they are.
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
+if sys.argv[1] == "usr1":
+    signal.signal(signal.SIGUSR1, lambda *_: (print("usr1", os.environ["RANK"], flush=True), os._exit(0)))
 from datetime import timedelta
 import torch.distributed as dist
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"]),
@@ -105,30 +106,24 @@ def test_after_a_resize_by_requeue_the_sizes_are_those_of_now(dev_cluster: DevCl
     ]
 
 
-def test_usr1_ends_nothing_from_the_first_instant_on(dev_cluster: DevCluster, folder: Path) -> None:
+def test_usr1_reaches_the_script_s_own_handlers_and_ends_no_launcher(
+    dev_cluster: DevCluster, folder: Path
+) -> None:
     job = submit(
-        dev_cluster, folder, "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", "pollux run train.py ok 1"
+        dev_cluster, folder, "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", "pollux run train.py usr1 90"
     )
-
-    def storm(text: str) -> bool:
-        subprocess.run(
-            ["scancel", "-s", "USR1", job],
-            env=dev_cluster.client_environment,
-            capture_output=True,
-            check=False,
-        )
-        return "script status" in text
-
-    text = until(folder, storm)
+    until(folder, lambda text: len(ranks(text)) == 4)
+    dev_cluster.command("scancel", "-s", "USR1", job)
+    text = until(folder, lambda text: "script status" in text)
     assert "script status 0" in text
-    assert [rank for _, rank, _, _ in ranks(text)] == [0, 1, 2, 3]
+    assert sorted(re.findall(r"^usr1 (\d)$", text, re.MULTILINE)) == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
     "how",
     [
         "pollux run",
-        # Launchers that srun starts share no secret by themselves: this job has no ticket.
+        # Launchers that srun starts share no secret by themselves: this is no Pollux job.
         "POLLUX_LAUNCH_KEY=$(head -c 32 /dev/urandom | sha256sum) srun --ntasks-per-node=1 pollux run",
     ],
     ids=["pollux run", "srun pollux run"],

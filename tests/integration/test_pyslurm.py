@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster
-from polluxd.errors import SlurmRefused, SlurmUnavailable
+from polluxd.errors import SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm.protocol import Geometry, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
@@ -197,25 +197,6 @@ def test_a_name_that_is_not_utf_8_stops_no_reading(
     assert "read through scontrol" not in caplog.text
 
 
-def test_signals_reach_the_steps_and_not_the_script(slurm: PyslurmClient, jobs: Jobs) -> None:
-    step = "trap 'echo got >>{folder}/signals' USR1; touch {folder}/ready; " + LOOP
-    first = jobs.submit("--gres=gpu:1", ours=True, body=f'srun sh -c "{step}"\n')
-    with pytest.raises(SlurmRefused, match="did not opt in"):
-        slurm.signal(jobs.submit())
-    slurm.observe()
-    slurm.configure(first, Geometry(("n1",), 1, 1), start=True)
-    wait_for((jobs.folder / "ready").exists)
-    for times in (1, 2, 3):  # a success must not be taken for an old errno
-        slurm.signal(first)
-        wait_for(lambda n=times: len(signals(jobs)) == n)  # type: ignore[misc]
-    assert slurm.jobs([first])[first].state is JobState.RUNNING
-
-
-def signals(jobs: Jobs) -> list[str]:
-    path = jobs.folder / "signals"
-    return path.read_text().split() if path.exists() else []
-
-
 def test_slurmctld_frozen_gone_and_back(
     cluster: DevCluster, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,12 +208,12 @@ def test_slurmctld_frozen_gone_and_back(
     cluster.signal_slurmctld(signal.SIGSTOP)
     try:
         with pytest.raises(SlurmUnavailable):
-            hasty.signal(first)
+            hasty.run_again(first)
         with pytest.raises(SlurmUnavailable):
             hasty.observe()
     finally:
         cluster.signal_slurmctld(signal.SIGCONT)
-    assert "read through scontrol: signal: no answer within 3 s" in caplog.text
+    assert "read through scontrol: run_again: no answer within 3 s" in caplog.text
     wait_for(lambda: answers(hasty))
     pyslurm_serves(hasty, caplog)
     cluster.stop_slurmctld()

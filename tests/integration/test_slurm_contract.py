@@ -295,8 +295,6 @@ def test_foreign_and_unknown_jobs_are_not_touched(world: World) -> None:
     with pytest.raises(SlurmRefused, match="did not opt in"):
         world.client.requeue(foreign)
     with pytest.raises(SlurmRefused, match="did not opt in"):
-        world.client.signal(foreign)
-    with pytest.raises(SlurmRefused, match="did not opt in"):
         world.client.configure(foreign, Geometry(("n1",), 1, 1), start=True)
     with pytest.raises(SlurmRefused, match="did not opt in"):
         world.client.renew([foreign], world.now() + 100)

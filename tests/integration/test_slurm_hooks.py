@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from math import floor
@@ -170,7 +169,6 @@ def test_the_same_options_are_fine_without_directives(site: Site) -> None:
     assert job.spec is None
     assert job.admin_comment in ("", "(null)")
     assert "POLLUX" not in site.output(job_id)
-    assert not list(site.cluster.hooks.ticket_dir.glob(f"{job_id}.*"))
 
 
 def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
@@ -224,44 +222,31 @@ def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: Site) -> Non
     assert job.eligible_time == pytest.approx(time.time() + 360, abs=25)
 
 
-def test_every_attempt_finds_its_ticket_on_every_node(site: Site) -> None:
-    show = "from pollux.slurm_job.ticket import read_ticket; print(read_ticket())"
-    body = f"srun --ntasks-per-node=1 {sys.executable} -c '{show}'"
-    job_id = site.submit(script("#POLLUX", body=f"{body}; echo done; {LOOP}"))
-    # Back to a node at once as well: Slurm leaves the prolog out then.
-    places = [("n1",), ("n2", "n3"), ("n2",), ("n2",), ("n1",)]
-    for attempt, nodes in enumerate(places):
-        (site.move if attempt else site.start)(job_id, nodes, 2)
-        site.wait_for(lambda times=attempt + 1: site.output(job_id).count("done\n") == times)  # type: ignore[misc]
-    tickets = [line for line in site.output(job_id).splitlines() if line.startswith("Ticket(")]
-    assert len(tickets) == sum(map(len, places))
-    expected = [attempt for attempt, nodes in enumerate(places) for _ in nodes]
-    for attempt, ticket in zip(expected, tickets, strict=True):
-        assert f"attempt={attempt}" in ticket
-        assert not re.search("[0-9a-f]{64}|password", ticket), "a ticket's repr must not show its secrets"
-    site.cluster.command("scancel", str(job_id))
-    site.wait(job_id, JobState.CANCELLED)
-    folder = site.cluster.hooks.ticket_dir
-    site.wait_for(lambda: not [p for p in folder.glob(f"{job_id}.*") if not p.name.endswith(".next.json")])
+def test_a_pollux_job_learns_of_the_gateway_and_a_job_from_within_it_does_not(site: Site) -> None:
+    inner = site.folder / "inner.sh"
+    inner.write_text("#!/bin/sh\n#SBATCH --output=%x-%j.out --job-name=inner\nenv\necho done\n")
+    body = f"env; POLLUX_TOKEN=secret sbatch --parsable --chdir={site.folder} {inner}; {LOOP}"
+    outer = site.submit(script("#POLLUX", body=body))
+    site.start(outer, ("n1",), 1)
 
+    def submitted() -> bool:
+        return site.output(outer).rstrip().rpartition("\n")[2].isdigit()
 
-def test_a_ticket_belongs_to_the_jobs_user(site: Site) -> None:
-    job_id = site.submit(script("#POLLUX", body=f"cat $POLLUX_TICKET_DIR/*.json; {LOOP}"), user="nobody")
-    path = site.cluster.hooks.ticket_dir / f"{job_id}.n1.json"
-    foreign = site.submit(script("#POLLUX", body=LOOP))
-    site.start(foreign, ("n1",), 1)
-    site.start(job_id, ("n1",), 1)
-    site.wait_for(path.exists)
-    status = path.stat()
-    assert (status.st_mode & 0o777, status.st_uid) == (0o600, 65534)
-    site.wait_for(lambda: "denied" in site.output(job_id))
-    assert site.output(job_id).count('"job_id"') == 1
+    site.wait_for(submitted)
+    (address,) = site.cluster.gateways.addresses
+    assert f"POLLUX_GATEWAY={address}\n" in site.output(outer)
+    inherited = site.folder / f"inner-{site.output(outer).split()[-1]}.out"
+    site.wait_for(lambda: inherited.exists() and "done\n" in inherited.read_text())
+    lines = inherited.read_text().splitlines()
+    assert {"POLLUX_GATEWAY=", "POLLUX_TOKEN="} <= set(lines)
+    assert not [line for line in lines if address in line]
 
 
 def test_the_documented_srun_line_works_after_growing_and_shrinking(site: Site) -> None:
     # Asked for with everything that sbatch leaves in the environment as it was.
     job_id = site.submit(
-        "#!/bin/bash\n#POLLUX\nsrun --ntasks-per-node=1 sh -c 'echo on $SLURMD_NODENAME gpus $SLURM_STEP_GPUS' && "
+        '#!/bin/bash\n#POLLUX\neval "$(pollux env)"\n'
+        "srun --ntasks-per-node=1 sh -c 'echo on $SLURMD_NODENAME gpus $SLURM_STEP_GPUS' && "
         f"echo done $SLURM_RESTART_COUNT; {LOOP}\n",
         *(
             "--nodes=2",

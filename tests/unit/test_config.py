@@ -37,7 +37,6 @@ def test_the_least_file_and_its_defaults():
     assert (config.cycle.interval_s, config.moves.default_cost_s) == (60, 30)
     # What the simulator found worth it on all of its workloads: shorter completion times, fairer too.
     assert config.policy == PolicySettings(remaining_work_power=-0.25)
-    assert config.database.secret() is None
 
 
 def test_the_example_shows_every_key_with_its_default():
@@ -202,25 +201,42 @@ def test_a_password_in_a_file_open_to_others_is_refused(tmp_path):
     load_config(path)
 
 
-def test_the_ticket_secret(tmp_path):
-    path = tmp_path / "secret"
-    config = parsed(LEAST.replace("[database]", f'[database]\nsecret_file = "{path}"'))
-    with pytest.raises(ConfigError, match="No such file"):
-        config.database.secret()
-    path.write_text("short\n")
-    with pytest.raises(ConfigError, match="16 bytes, got 5"):
-        config.database.secret()
-    path.write_text("0123456789abcdef\n")
-    assert config.database.secret() == b"0123456789abcdef"
+GATEWAY = LEAST + "\n[gateway]\n"
+
+
+def test_the_gateway_needs_a_certificate_off_loopback():
+    for listen in ("127.0.0.1:9851", "[::1]:9851", "localhost:1"):
+        config = parsed(f'{GATEWAY}listen = "{listen}"\n')
+        assert config.gateway.urls == (f"http://{listen}",)
+    files = 'tls_certificate = "/c"\ntls_key = "/k"\n'
+    for listen in ("0.0.0.0:9851", "[::]:9851", "head:9851", "10.0.0.1:9851"):
+        assert "tls_certificate" in fault(f'{GATEWAY}listen = "{listen}"\n')
+        assert parsed(f'{GATEWAY}listen = "{listen}"\n{files}').gateway.urls == (f"https://{listen}",)
+    assert "given together" in fault(f'{GATEWAY}tls_key = "/k"\n')
+
+
+def test_the_gateways_addresses():
+    two = ["https://head1:9851", "https://head2.example.org"]
+    assert parsed(f"{GATEWAY}addresses = {two}\n").gateway.urls == tuple(two)
+    for wrong in ("head1:9851", "ftp://head1", "https://head1/path", "https://a,b", ""):
+        assert "gateway.addresses: expected" in fault(f'{GATEWAY}addresses = ["{wrong}"]\n')
+
+
+def test_the_gateway_logs_in_as_its_own_role():
+    database = parsed(LEAST.replace("pollux_daemon@", "pollux_daemon:hunter2@")).database
+    assert "hunter2" not in database.gateway_url(None)
+    assert database.gateway_url(None).startswith("postgresql://pollux_gateway@")
+    assert "passfile=%2Fetc%2Fg" in database.gateway_url(Path("/etc/g"))
+    assert "pollux_daemon" not in database.gateway_url(Path("/etc/g"))
 
 
 @pytest.mark.parametrize("section", ["slurm", "database", "cycle", "moves"])
 def test_every_key_has_an_effect(section: str) -> None:
     package = Path(config_module.__file__).parent
     read = "".join(p.read_text() for p in package.rglob("*.py") if "setting" not in p.name)
-    # `passfile` and `secret_file` are read through a property and a method of the section; the moves' state machine
-    # is handed the whole section as `limits`.
-    behind = {"passfile": "url", "secret_file": "secret"}
+    # `passfile` is read through a property of the section; the moves' state machine is handed the whole section as
+    # `limits`.
+    behind = {"passfile": "url"}
     keys = [behind.get(info.key, info.key) for info in infos(section)]
     assert [k for k in keys if re.search(rf"\b(?:{section}|_?limits)\.{k}\b", read) is None] == []
 

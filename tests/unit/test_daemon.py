@@ -147,7 +147,7 @@ def test_faults_of_its_own_do_not_end_it(daemon: Daemon, caplog: pytest.LogCaptu
 
     daemon.store.prune = broken  # type: ignore[method-assign]
     daemon.turn()
-    daemon.store.wait_for_notify = broken  # type: ignore[method-assign]
+    daemon.store.wait = broken  # type: ignore[method-assign]
     daemon.wait(0.0)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 

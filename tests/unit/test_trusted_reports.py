@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pollux.goodput import BatchLimits, Goodput, ThroughputParams
+from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
 from polluxd.model import Report
 from polluxd.trusted_reports import Held, TrustedReports, fit_of
 
@@ -27,9 +27,9 @@ class Job:
         self.trusted, self.claims = TrustedReports(), claims
         self.now, self.progress, self.most, self.attempt = 1e6, 0.0, (0, 0), 0
 
-    def train(self, gpus, nodes=1, minutes=5, *, speed=None):
+    def train(self, gpus, nodes=1, minutes=5, *, speed=None, restarts=True, gpu_type="", adaptive=True):
         self.most = (max(self.most[0], gpus), max(self.most[1], nodes))
-        self.attempt += 1
+        self.attempt += restarts
         for _ in range(minutes):
             self.now += 60
             self.progress += 60 * (rate(gpus, nodes) if speed is None else speed)
@@ -39,7 +39,7 @@ class Job:
                 **{"target": 1e6, "first_step_at": self.now - 30, "goodput": rate(gpus, nodes) * 128},
             )
             told = replace(report, **{k: v(report) if callable(v) else v for k, v in self.claims.items()})
-            held = {7: Held(gpus, nodes, *self.most)}
+            held = {7: Held(gpus, nodes, *self.most, gpu_type=gpu_type, adaptive=adaptive)}
             kept, doubts = self.trusted.trust({7: told}, held, self.now)
         return kept[7], doubts.get(7, ())
 
@@ -122,10 +122,14 @@ def test_a_job_that_should_have_ended_has_no_remaining_work():
     job = Job(target=lambda report: 1000.0, progress=lambda report: min(report.progress, 999.9))
     kept, _ = job.train(1, minutes=3)
     assert kept.target == 1000.0
-    job = Job(target=10.0)
     kept, doubts = job.train(1, minutes=30)
     assert kept.target is None
     assert "it should have ended" in doubts[-1]
+
+
+def test_a_training_that_goes_on_beyond_its_target_has_no_known_length_and_is_no_lie():
+    kept, doubts = Job(target=10.0).train(1, minutes=30)
+    assert (kept.target, doubts) == (None, ())
 
 
 def test_a_target_that_moves_away_is_no_target():
@@ -161,3 +165,71 @@ def test_doubted_reports_are_counted_once_each():
     job.claims = {}
     _, doubts = job.train(2, minutes=1)
     assert (doubts, job.trusted.doubted(7)) == ((), 3)
+
+
+def test_a_job_whose_noise_scale_grows_is_believed():
+    """Early on many GPUs at a small noise scale, late on few at a large one."""
+    trusted, limits, now, progress, most = TrustedReports(), BatchLimits(128, 4096, 8, 128), 0.0, 0.0, (0, 0)
+    truth = ThroughputParams(0.02, 0.005, 0.02, 0.002, 0.04, 0.003, 1.0)
+    stages = [(16, 4, 0.3), (4, 1, 30.0), (16, 4, 30.0), (1, 1, 30.0)]
+    for attempt, (gpus, nodes, growth) in enumerate(stages):
+        most = (max(most[0], gpus), max(most[1], nodes))
+        noise = NoiseScale(1.0, growth)
+        best = Goodput(truth, noise, limits, True).optimize(nodes, gpus)
+        for _ in range(20):
+            now += 30
+            progress += 30 * float(best.goodput) / limits.initial
+            report = Report(
+                **{"attempt": attempt, "at": now, "limits": limits, "params": truth, "noise": noise},
+                **{"explored_gpus": most[0], "explored_nodes": most[1], "progress": progress},
+                **{"batch_size": int(best.batch_size), "target": 1e6, "first_step_at": 1.0},
+            )
+            kept, doubts = trusted.trust({7: report}, {7: Held(gpus, nodes, *most)}, now)
+            assert doubts == {}
+            assert kept[7] == report
+
+
+def test_a_job_of_fixed_batch_size_is_believed_whatever_its_noise_scale():
+    job = Job(noise=NoiseScale(1e-9, 1e9), limits=BatchLimits(128, 4096, 8, 128))
+    for gpus in (1, 4, 8):
+        _, doubts = job.train(gpus, adaptive=False)
+        assert doubts == ()
+
+
+def test_an_evaluation_says_nothing_of_the_jobs_speed():
+    job = Job()
+    job.train(1)
+    for _ in range(3):
+        job.train(4, minutes=2, restarts=False)
+        _, doubts = job.train(4, minutes=1, speed=0.0, restarts=False)
+        assert doubts == ()
+
+
+def test_fits_for_types_that_the_job_was_not_seen_on_are_not_believed():
+    faster = {"a100": PERFECT, "h100": PERFECT}
+    job = Job(params_by_type=lambda report: faster, gpu_type="h100")
+    kept, _ = job.train(4, gpu_type="a100")
+    assert (kept.gpu_type, dict(kept.params_by_type)) == ("a100", {}), (
+        "one type was seen: configured speeds hold"
+    )
+    kept, _ = job.train(4, gpu_type="t4", speed=rate(4, params=PERFECT) / 3)
+    assert set(kept.params_by_type) <= {"a100"}, "nobody has seen it on an h100"
+
+
+def test_a_false_ratio_of_gpu_types_is_not_believed():
+    slow = TRUTH._replace(beta_grad=10 * TRUTH.beta_grad)
+    job = Job(params=TRUTH, params_by_type=lambda report: {"a100": TRUTH, "t4": slow})
+    job.train(4, gpu_type="a100")
+    kept, doubts = job.train(4, gpu_type="t4", speed=rate(4) / 2)
+    assert "GPU types a100 and t4" in doubts[0]
+    assert kept.params_by_type == {}
+
+
+def test_a_job_that_did_not_give_up_gpus_gains_none_beyond_an_equal_share():
+    trusted = TrustedReports()
+    report = Report(1, 60.0, LIMITS, params=TRUTH, explored_gpus=16, explored_nodes=4, first_step_at=30.0)
+    held = Held(16, 4, 16, 4, 8.0, undrained=2)
+    kept, doubts = trusted.trust({7: report}, {7: held}, 60.0)
+    assert kept[7].most_gpus == 8
+    assert "did not give up GPUs, 2 times" in doubts[7][0]
+    assert trusted.trust({7: report}, {7: replace(held, equal_share=None)}, 60.0)[1] == {}

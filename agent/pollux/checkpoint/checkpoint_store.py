@@ -11,7 +11,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,8 @@ class CheckpointStore:
         self.directory = Path(directory)
         self.keep = keep
         self.fingerprint = fingerprint
+        self.difference: Callable[[Mapping[str, Any]], str] = lambda state: ""
+        """Says what a foreign state has otherwise, as a sentence."""
         self._saving = threading.Lock()
 
     def paths(self) -> list[Path]:
@@ -128,7 +130,7 @@ class CheckpointStore:
                 if self.fingerprint and theirs and theirs != self.fingerprint:
                     raise ForeignCheckpoint(
                         f"{path} belongs to another training: expected fingerprint {self.fingerprint!r}, found "
-                        f"{theirs!r}; use another checkpoint directory, or move it away"
+                        f"{theirs!r}. {self.difference(file.state())}Use another checkpoint directory, or move it away"
                     )
                 yield file
         except OSError as error:

@@ -92,6 +92,8 @@ class Checkpointer:
             self._restarts.begin(exchange)
             self.keeper = keeper_for(model, attempt.directory, world.size)
             self.keeper.store.fingerprint = fingerprint_of([model])
+            record = training.models[0].record
+            self.keeper.store.difference = lambda state: record.difference(state, "script")
         if not world.waiting:
             state = self._newest(exchange)
         attempt.times.restored_at = time.time()
@@ -270,7 +272,8 @@ class Checkpointer:
         self._saved_at = started = time.monotonic()
         if rest is None:
             if world.rank == 0:
-                logger.error("the model's parameters are not finite: no checkpoint, the earlier ones stand")
+                stands = "there is none" if self.saved is None else f"the one of step {self.saved} stands"
+                logger.error("the model's parameters are not finite: no checkpoint is written, %s", stands)
             self.trouble = "the model's parameters are not finite"
             return None
         meta = {"optimizer_steps": self._training.progress.optimizer_steps, "world_size": world.size}

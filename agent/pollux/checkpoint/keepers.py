@@ -25,13 +25,14 @@ from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.sharding import ShardedModel, ShardedOptimizer, is_sharded, local_part
 from pollux.ranks.world import new_group
+from pollux.training.script_record import COMPILED, PlainNames, plain_name
 
 logger = logging.getLogger("pollux")
 
 
 def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
     """Return a short text on the models' parameter names and shapes."""
-    shapes = [[(name, list(p.shape)) for name, p in model.named_parameters()] for model in models]
+    shapes = [[(plain_name(name), list(p.shape)) for name, p in model.named_parameters()] for model in models]
     size = sum(p.numel() for model in models for p in model.parameters())
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
     return f"{sum(map(len, shapes))} tensors of {size} parameters ({digest})"
@@ -134,7 +135,10 @@ class Keeper(ABC):
 
     def part(self, part: Any) -> Any:
         """The part as this keeper writes it."""
-        return part
+        compiled = isinstance(part, torch.nn.Module) and any(
+            COMPILED in name for name, _ in part.named_modules()
+        )
+        return PlainNames(part) if compiled else part
 
 
 class FileKeeper(Keeper):

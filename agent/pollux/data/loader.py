@@ -78,6 +78,11 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
 
 
 def _divided(dataset: Any, share: RankShare, batch_size: int, options: dict[str, Any]) -> DividedStream:
+    if options.pop("equal_parts", False):
+        raise DataError(
+            f"{type(dataset).__name__} divides itself by rank, so its ranks may end a pass with different numbers of "
+            "samples: leave out equal_parts, and use drop_last=True"
+        )
     length = options.get("length")
     if not isinstance(length, int) or length < 1:
         raise DataError(
@@ -137,9 +142,10 @@ class ElasticLoader(ElasticData):
         sampler: Sampler[int] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
+        equal_parts: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(share, seed=seed, drop_last=drop_last)
+        super().__init__(share, seed=seed, drop_last=drop_last, equal_parts=equal_parts)
         self.dataset = dataset
         self.num_workers: int = options.get("num_workers", 0)
         self._shuffle = shuffle

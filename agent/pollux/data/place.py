@@ -65,8 +65,8 @@ class ElasticData(ABC):
     divided = False
     """Each rank has samples of its own, and a place of its own in them."""
 
-    def __init__(self, share: RankShare, *, seed: int, drop_last: bool) -> None:
-        self.drop_last = drop_last
+    def __init__(self, share: RankShare, *, seed: int, drop_last: bool, equal_parts: bool = False) -> None:
+        self.drop_last, self.equal_parts = drop_last, equal_parts
         self.num_workers = 0
         """Worker processes; they read their batches again when sizes change."""
         self._share = share
@@ -132,6 +132,12 @@ class ElasticData(ABC):
     def local_samples(self) -> int:
         """This rank's samples in the current micro-batch; 0 for a stand-in."""
         return 0 if self._current is None else self._current.local_samples
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the ranks' parts of the current micro-batch differ in size."""
+        now = self._current
+        return now is not None and not now.equal and now.local_samples * now.world_size != now.samples
 
     @property
     def last_of_pass(self) -> bool:
@@ -294,6 +300,7 @@ class ElasticData(ABC):
             world_size=self._share.replicas,
             local_batch=self._share.replica_batch,
             drop_last=self.drop_last,
+            equal_parts=self.equal_parts,
         )
 
 

@@ -31,6 +31,8 @@ class MicroBatch(NamedTuple):
     world_size: int
     last: bool
     """No further micro-batch in this pass."""
+    equal: bool = False
+    """All ranks have equally many samples, some of them twice."""
 
     @property
     def samples(self) -> int:
@@ -53,7 +55,7 @@ class MicroBatch(NamedTuple):
     @property
     def weight(self) -> float:
         """Factor of this rank's mean loss; the ranks' mean is then per sample."""
-        return self.local_samples * self.world_size / self.samples
+        return 1.0 if self.equal else self.local_samples * self.world_size / self.samples
 
 
 FEWEST = 2
@@ -61,11 +63,19 @@ FEWEST = 2
 
 
 def next_micro_batch(
-    length: int, position: int, *, rank: int, world_size: int, local_batch: int, drop_last: bool = False
+    length: int,
+    position: int,
+    *,
+    rank: int,
+    world_size: int,
+    local_batch: int,
+    drop_last: bool = False,
+    equal_parts: bool = False,
 ) -> MicroBatch | None:
     """Return the micro-batch at a position; None at the end of the pass.
 
-    With `drop_last`, the pass ends when fewer than world_size * local_batch samples remain.
+    With `drop_last`, the pass ends when fewer than world_size * local_batch samples remain. With `equal_parts`, the
+    parts of a small rest overlap where it cannot be divided equally.
     """
     left = length - position
     full = world_size * local_batch
@@ -78,6 +88,12 @@ def next_micro_batch(
         return MicroBatch(position, position + full, own, own + local_batch, world_size, last)
     if left <= 0 or drop_last:
         return None
+    if equal_parts:
+        if spare_one:
+            return _shared(position, position + full - world_size, rank, world_size, last=False)
+        each = max(-(-left // world_size), min(FEWEST, left))
+        own = position + min(rank * each, left - each)
+        return MicroBatch(position, length, own, own + each, world_size, True, equal=True)
     if spare_one:
         return _shared(position, position + full - 1, rank, world_size, last=False)
     if FEWEST <= left < FEWEST * world_size and local_batch >= FEWEST + left % FEWEST:

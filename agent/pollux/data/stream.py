@@ -54,9 +54,10 @@ class ElasticStream(ElasticData):
         transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = False,
+        equal_parts: bool = False,
         pin_memory: bool = False,
     ) -> None:
-        super().__init__(share, seed=seed, drop_last=drop_last)
+        super().__init__(share, seed=seed, drop_last=drop_last, equal_parts=equal_parts)
         if length is not None and length < 1:
             raise DataError(f"expected a stream of at least 1 sample, got length={length}")
         self.dataset = dataset

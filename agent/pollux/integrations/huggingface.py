@@ -292,6 +292,13 @@ class ElasticMixin:
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
         self._backward(loss * weigh(self.job.stepper), **kwargs)
 
+    def _get_learning_rate(self) -> float:
+        """The learning rate in use: the schedule's, times the agent's factor."""
+        if self._job is None:
+            rate: float = super()._get_learning_rate()  # type: ignore[misc]
+            return rate
+        return self._job.learning_rates[0]
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""
         if self.is_in_train and self._job is not None and "loss" in logs:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +35,7 @@ from pollux.loop.session import Job, attach
 from pollux.ranks.world import World, meet
 
 try:
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import Callback, LearningRateMonitor
     from lightning.pytorch.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
@@ -143,6 +143,22 @@ class _Numbers(Callback):  # type: ignore[misc]
             self._strategy.job.training.timer.pause()
 
 
+class _Rates(Callback):  # type: ignore[misc]
+    """Shows a LearningRateMonitor the learning rates in use.
+
+    One stands before the monitor in Lightning's list and applies the agent's factors, and one behind it.
+    """
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._act()
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._act()
+
+
 class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     """Trains through `pollux.attach`, on any number of ranks.
 
@@ -238,6 +254,16 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         )
         self.model = self._job.model
         self._job.training.ends_epochs = True
+        rates = self._job.training.models[0].rates
+        trainer.callbacks[:] = [
+            callback
+            for own in trainer.callbacks
+            for callback in (
+                [_Rates(rates.apply), own, _Rates(rates.restore)]
+                if isinstance(own, LearningRateMonitor)
+                else [own]
+            )
+        ]
         trainer.callbacks.append(_Numbers(self))
 
     def process_dataloader(self, dataloader: Any) -> Any:

@@ -11,13 +11,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pollux.errors import PolluxAgentError
-from pollux.integrations.scalars import scalars
+from pollux.integrations.scalars import EveryStep
 
 if TYPE_CHECKING:
     from pollux.loop.session import Job
 
 
-class Board:
+class Board(EveryStep):
     """Writes `scalars(job)` after every `every`-th optimizer step.
 
     `to` is a directory or your own SummaryWriter. In a directory, the board removes the points that an earlier attempt
@@ -26,29 +26,20 @@ class Board:
     """
 
     def __init__(self, job: Job, to: str | os.PathLike[str] | Any, *, every: int = 10) -> None:
-        if every < 1:
-            raise PolluxAgentError(
-                f"expected to write after every so many steps, 1 or more, got every={every}"
-            )
-        self._job, self._every = job, every
-        self._step = job.progress.optimizer_steps
+        super().__init__(job, every)
         self._own = isinstance(to, str | os.PathLike)
         self.writer: Any = None
         """The SummaryWriter; None on ranks other than 0."""
         if job.is_main:
             self.writer = _writer(os.fspath(to), self._step + 1) if self._own else to
-        self._handle = job.optimizer.register_step_post_hook(self._after_step)
 
-    def _after_step(self, *_: Any) -> None:
-        self._step += 1
-        if self.writer is None or self._step % self._every:
-            return
-        for name, value in scalars(self._job).items():
-            self.writer.add_scalar(name, value, self._step)
+    def _write(self, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write no more; a writer that was passed in stays open."""
-        self._handle.remove()
+        super().close()
         if self.writer is not None and self._own:
             self.writer.close()
 

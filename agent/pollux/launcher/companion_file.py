@@ -18,7 +18,7 @@ from pollux.errors import LaunchError
 from pollux.launcher.channel import signal_arrivals
 from pollux.ranks.sealed import NoAnswer, connect, keep_alive
 from pollux.ranks.value_store import PURPOSE
-from pollux.slurm_job.ticket import Unusable, read_private
+from pollux.slurm_job.private_file import Unusable, read_private
 
 CONNECT_TIMEOUT_S = 10.0
 

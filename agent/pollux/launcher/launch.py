@@ -3,7 +3,7 @@
 One launcher per node, one worker per GPU, torch imported once.
 """
 
-# The first thing this process does: until USR1 is blocked, `scancel -s USR1` would end it (see wake).
+# The first thing this process does: `sbatch --signal=USR1@120` reaches every process of a step, and would end this one.
 import signal
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -28,6 +28,7 @@ from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # n
 from pollux.launcher.state import Graces  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
+    STALE,
     StepAllocation,
     fewest_cpus,
     in_batch_script,
@@ -57,9 +58,10 @@ examples:
   pollux run --nproc 4 train.py            four workers on this machine
   pollux run --container "apptainer exec --nv image.sif" train.py
 
-environment: OMP_NUM_THREADS (1 unless set), POLLUX_TICKET_DIR (set by Slurm's job_submit hook; a Slurm job
-without a ticket trains plainly, not scheduled by Pollux), POLLUX_ADAPTIVE (yes or no: whether the batch size may
-change; outside of Slurm it may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
+
+environment: OMP_NUM_THREADS (1 unless set), POLLUX_GATEWAY (set by Slurm's job_submit hook in Pollux jobs),
+POLLUX_TOKEN (set by `pollux env`), POLLUX_ADAPTIVE (yes or no: whether the batch size may change; outside of Slurm it
+may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
 """
 
 
@@ -74,7 +76,9 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = argument_parser().parse_args(argv)
     try:
-        status = run(options, graces=graces, preload=preload)
+        status = (
+            _print_environment() if options.command == "env" else run(options, graces=graces, preload=preload)
+        )
     except PolluxAgentError as error:
         say(str(error))
         status = 2
@@ -124,6 +128,13 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     run_parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
+    )
+    commands.add_parser(
+        "env",
+        help="print the environment that srun needs in a batch script",
+        description="Print shell commands that correct the sizes in a batch script's environment and add the job's "
+        "token. `pollux run` in the batch script needs none of them. Before an srun of your own: "
+        'eval "$(pollux env)"',
     )
     return parser
 
@@ -231,12 +242,7 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
         # Give the size explicitly: Slurm may bind a task without a size to a single core.
         command.append(f"--cpus-per-task={cpus}")
     command.append("--kill-on-bad-exit=1")
-    # A shell ignores USR1 from its start, while Python needs milliseconds. exec keeps the signal ignored.
     command += [
-        "/bin/sh",
-        "-c",
-        'trap "" USR1; exec "$@"',
-        "sh",
         *([*inside, "python3"] if inside else [sys.executable]),
         "-m",
         "pollux.launcher.launch",
@@ -245,12 +251,49 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
     command += ["--companion", str(task.companion)] if task.companion is not None else task.command
     sys.stdout.flush()
     try:
-        told = {KEY_VARIABLE: secrets.token_hex(32)}
+        added = {KEY_VARIABLE: secrets.token_hex(32)}
+        if task.companion is None:
+            added |= _token(in_container=bool(inside))
         if inside:  # for the companion jobs that rank 0 submits from inside
-            told |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
-        os.execvpe("srun", command, without_stale(os.environ) | told)
+            added |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
+        os.execvpe("srun", command, without_stale(os.environ) | added)
     except OSError as error:
         raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
+
+
+def _token(*, in_container: bool) -> dict[str, str]:
+    """Return the variable by which ranks inherit a token of this attempt.
+
+    Outside a Pollux job there is none.
+    """
+    from pollux.scheduler.credentials import CONTAINER_PATIENCE_S, environment_of_ranks  # noqa: PLC0415 - loads ssl
+
+    added, trouble = environment_of_ranks(
+        os.environ, patience_s=CONTAINER_PATIENCE_S if in_container else 0.0
+    )
+    if trouble:
+        later = "nobody inside the container can ask later" if in_container else "rank 0 asks again"
+        say(f"no token from Pollux' gateway ({trouble}); {later}, and the training goes on")
+    return added
+
+
+def _print_environment() -> int:
+    """Print what an srun of the batch script needs.
+
+    sbatch stores the sizes of the submission in the job, and srun takes them for options: after a move to other nodes
+    they are wrong.
+    """
+    nodes, cpus = nodes_now(os.environ), fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    names = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NPROCS")
+    added = dict.fromkeys(names, str(nodes)) | {"SLURM_NTASKS_PER_NODE": "1"}
+    if cpus:
+        # From Slurm 22.05 on, srun takes the size of a task from the second one only.
+        added |= dict.fromkeys(("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"), str(cpus))
+    added |= _token(in_container=True)
+    print("unset", *sorted(STALE - added.keys()))
+    for name, value in added.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
 
 
 if __name__ == "__main__":

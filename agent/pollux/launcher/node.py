@@ -30,10 +30,9 @@ from pollux.launcher.state import Graces
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
 from pollux.ranks.node_memory import NodeMemory, hand_on
-from pollux.slurm_job import wake_signal
+from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address
 from pollux.slurm_job.network import interface_of
-from pollux.slurm_job.ticket import read_ticket
 
 PRELOAD = (
     "torch",
@@ -53,6 +52,9 @@ KEY_VARIABLE = "POLLUX_LAUNCH_KEY"
 MAX_RETRIES = 3
 """Starts beside --max-restarts after a rank was lost, or has asked for one (out of memory: once per type of GPU). The
 count begins at 0 with each move that rank 0 announces, and where the ranks have made steps since the start before."""
+
+WORKERS_OWN = WATCHED | {signal.SIGUSR1}
+"""Signals that the launcher blocks, and its workers receive."""
 
 OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_LOST", "POLLUX_COMPANION", VARIABLE)
 """Variables that only this launcher sets for its workers. An outer launcher may have set them for this one."""
@@ -201,8 +203,7 @@ def _start_once(
         own = env | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         if allocation.gpu_ids:
             own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
-        unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
-        workers.append(start_worker(rank, local_rank, own, body, notes, unblock=unblock))
+        workers.append(start_worker(rank, local_rank, own, body, notes, unblock=WORKERS_OWN))
     for ours, theirs in lines:
         theirs.close()
         ours.signal_arrivals()
@@ -269,17 +270,17 @@ def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None)
     Raises LaunchError where there is none.
 
     Only the job's user can know it. It derives from a companion's file, from a variable that `pollux run` in the batch
-    script has put into srun's environment, or from the job's ticket. It differs between attempts and steps.
+    script has put into srun's environment, or from the attempt's token. It differs between attempts and steps.
     """
     secret = os.environ.pop(KEY_VARIABLE, "")
     if companion_file is not None:
         secret = companion_file.secret
     elif not secret and allocation.num_nodes > 1:
-        ticket = read_ticket()
-        secret = "" if ticket is None else ticket.token
+        access = read_access(os.environ)
+        secret = "" if access is None or access.grant is None else access.grant.token
     if not secret and allocation.num_nodes > 1:
         raise LaunchError(
-            "the launchers of several nodes need a secret to know each other by, and this job has no Pollux ticket: "
+            "the launchers of several nodes need a secret to know each other by, and there is none: "
             f"call `pollux run` in the batch script without srun, or export {KEY_VARIABLE}=$(openssl rand -hex 32) "
             "before srun"
         )

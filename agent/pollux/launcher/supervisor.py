@@ -52,10 +52,9 @@ from pollux.launcher.state import (
 )
 from pollux.launcher.workers import Notes, Worker, kill_descendants, kill_forks_of_the_dead, reap
 from pollux.ranks.node_memory import NodeMemory
-from pollux.slurm_job.wake_signal import WAKE_SIGNAL
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO, WAKE_SIGNAL}
+WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO}
 LONGEST_WAIT_S = 60.0
 
 
@@ -147,8 +146,6 @@ class Supervisor:
                 kill_forks_of_the_dead(self._running.keys())
             for worker, end in ended:
                 yield WorkerEnded(worker.local_rank, end)
-        elif number == WAKE_SIGNAL:
-            self._signal_workers(WAKE_SIGNAL)
         elif number in ENDING:
             assert number is not None
             yield Signalled(number)

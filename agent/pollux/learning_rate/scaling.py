@@ -158,6 +158,15 @@ def rule_for(name: str | Rule) -> Rule:
         ) from None
 
 
+def name_of(rule: Rule) -> str:
+    """Return the name that `rule_for` takes; a function has its own."""
+    if isinstance(rule, Legw):
+        return f"legw:{rule.warmup:g}"
+    own = rule.rule if isinstance(rule, _Checked) else rule
+    known = {known: name for name, known in RULES.items()} | {automatic: "auto"}
+    return known.get(own, getattr(own, "__name__", type(own).__name__))
+
+
 def follow(rule: Rule, steps: Callable[[], float]) -> None:
     """Give a rule with a method `follow` the function `steps`.
 
@@ -237,6 +246,8 @@ class LearningRateScaler:
         self.others: Sequence[Mapping[str, Any]] = ()
         """Other options of each parameter group during the step (scaling="sde")."""
         self.optimizer = optimizer
+        self.used: Sequence[float | torch.Tensor] = ()
+        """The learning rates of the newest step, by parameter group; empty before the first one."""
         self._on_step = on_step
         self._saved: list[tuple[dict[str, Any], str, Any]] = []
         self._handles: list[RemovableHandle] = [
@@ -245,8 +256,14 @@ class LearningRateScaler:
         ]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._saved:
-            self._restore()  # a step that raised did not reach its post hook
+        self.apply()
+        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+        self.used = [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
+
+    def apply(self) -> None:
+        """Let the parameter groups have the values of the step, until `restore`."""
+        self.restore()  # a step that raised did not reach its post hook
+        optimizer = self.optimizer
         for group, factor in zip(optimizer.param_groups, self.factors, strict=False):
             rate = group.get("lr")
             if factor == 1.0 or rate is None:
@@ -263,12 +280,22 @@ class LearningRateScaler:
                 self._saved.append((group, key, group[key]))
                 group[key] = value
 
+    def rates(self) -> tuple[float, ...]:
+        """Return the learning rates of the newest step, or of the first one."""
+        if self.used:
+            return tuple(map(float, self.used))
+        groups = self.optimizer.param_groups
+        factors = [*self.factors, *[1.0] * (len(groups) - len(self.factors))]
+        return tuple(
+            float(group.get("lr", 0.0)) * factor for group, factor in zip(groups, factors, strict=False)
+        )
+
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._saved:
-            self._restore()
+        self.restore()
         self._on_step()
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Let the parameter groups have the values of the script again."""
         for group, key, value in self._saved:
             if isinstance(value, torch.Tensor):
                 group[key].copy_(value)
@@ -278,6 +305,6 @@ class LearningRateScaler:
 
     def remove(self) -> None:
         """Take the hooks off the optimizer."""
-        self._restore()
+        self.restore()
         for handle in self._handles:
             handle.remove()

@@ -40,18 +40,22 @@ class ScaledSchedule:
         if self._scheduler is not None and not self._at_its_end():
             self._scheduler.step()
 
-    def end(self, gain: float) -> None:
-        """Add the missing calls after a step worth `gain` steps of M0 examples."""
+    def end(self, gain: float) -> int:
+        """Add the missing calls after a step worth `gain` steps of M0 examples.
+
+        Return the calls that the script made: 1 at most, or its schedule is too fast.
+        """
         if self._scheduler is None:
-            return
+            return 0
         made = self._count() - self._before
         if made < 1:
-            return
+            return 0
         # The short step at a pass's end is worth less than its call; the difference delays later additions.
         self._carry += gain - made
         while self._carry >= 1.0 and not self._at_its_end():
             self._scheduler.step()
             self._carry -= 1.0
+        return made
 
     def _at_its_end(self) -> bool:
         """Tell whether a schedule of fixed length (OneCycleLR) is complete.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pollux.goodput import NoiseScale
-from pollux.loop.batches import MicroBatchContext, backward
+from pollux.loop.batches import MicroBatchContext, backward, skip
 from pollux.loop.stepper import Stepper
 from pollux.training.trained_model import TrainedModel
 
@@ -65,9 +65,18 @@ class AddedModel:
         """
         return tuple(self._trained.rates.factors)
 
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The learning rate of each parameter group in the newest step."""
+        return self._trained.rates.rates()
+
     def micro_batch(self) -> MicroBatchContext:
         """Context of this model's forward and backward pass over a micro-batch."""
         return MicroBatchContext(self._stepper, self._trained)
+
+    def skip(self) -> None:
+        """Leave out this model's pass over the micro-batch; see `Job.skip`."""
+        skip(self._stepper, self._trained)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Backpropagate by this micro-batch's share, and AMP's loss scale."""

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.errors import LoopMistake, RankLost
-from pollux.loop import summed_losses
+from pollux.loop import slips, summed_losses
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
 from pollux.ranks.sharding import clip_norm, synchronise
+from pollux.ranks.torch_internals import expect_backward, nodes
 from pollux.training.trained_model import TrainedModel
+
+logger = logging.getLogger("pollux")
+
+GATHERING = re.compile("AllGather|GatherLayer")
+"""Nodes of the graph of a loss that gathers features: torch's, and those of the usual scripts."""
 
 
 class TrainingLoader:
@@ -36,9 +45,11 @@ class TrainingLoader:
     def __iter__(self) -> Iterator[Any]:
         stepper, coordinator, data = self._stepper, self._coordinator, self.data
         step = stepper.training.step
+        stepper.enter()
         coordinator.enter()
         try:
             while not stepper.epoch_done():
+                stepper.begin_data()
                 micro_batches = iter(data)
                 while True:
                     stepper.plan()
@@ -60,6 +71,7 @@ class TrainingLoader:
                     elif stepper.skipped:
                         stepper.skip_step()
                         coordinator.exchange_decisions(last=stepper.epoch_done())
+                stepper.end_data()
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(
@@ -93,6 +105,8 @@ def backward(
     summed: summed_losses.SummedLoss | None = None
     if weight is not None:
         summed = summed_losses.begin(stepper, trained, loss, weight)
+    if not stepper.training.step.looped and trained.reduces:
+        warn_of_gathering(stepper, loss)
     share = weigh(stepper)
     if summed is not None:
         scaled = loss * summed.factor
@@ -111,6 +125,35 @@ def backward(
         summed_losses.end(stepper, trained, summed)
 
 
+def warn_of_gathering(stepper: Stepper, loss: Tensor) -> None:
+    """In the first pass: say what a loss over the features of all ranks needs."""
+    data = stepper.training.data
+    if data.equal_parts or data.drop_last or stepper.training.world.rank:
+        return
+    if any(GATHERING.search(name) for name in nodes(loss)):
+        logger.warning(slips.GATHERS)
+
+
+def skip(stepper: Stepper, trained: TrainedModel) -> None:
+    """Make a backward pass of gradients that are zero, whatever the loss is.
+
+    Each parameter's gradient hooks run, as the reduction needs them. No value of a parameter or of the loss enters.
+    """
+    model, step = trained.model, stepper.training.step
+    if trained.meter.sharded and trained.meter.distributed:
+        raise LoopMistake(slips.NOT_SHARDED)
+    roots = [p.reshape(-1)[:0].sum() for p in trained.module.parameters() if p.requires_grad]
+    summed: summed_losses.SummedLoss | None = None
+    if step.tokens is not None or step.per_example is not None:
+        summed = summed_losses.begin(stepper, trained, roots[0], 0.0)
+    weigh(stepper)
+    if isinstance(model, DistributedDataParallel) and trained.reduces:
+        expect_backward(model, roots)
+    torch.autograd.backward(roots)
+    if summed is not None:
+        summed_losses.end(stepper, trained, summed)
+
+
 class MicroBatchContext:
     """One forward and backward pass.
 
@@ -120,7 +163,6 @@ class MicroBatchContext:
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
         stepper.training.check_begun()
         self._trained = trained
-        self._model, self._meter = trained.model, trained.meter
         self._stepper = stepper
         self._unsynchronised: Any = None
         self._sharded = trained.meter.sharded
@@ -128,6 +170,9 @@ class MicroBatchContext:
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.training.step.accumulates = True
+        stepper.begin_model(self._trained)
+        self._trained.in_pass = True
+        self._model, self._meter = self._trained.model, self._trained.meter
         stepper.check_kept(self._trained)
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
@@ -141,6 +186,7 @@ class MicroBatchContext:
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
         self._meter.before_pass(stepper.synchronises)
+        self._mark = self._trained.kept.mark()
 
     def _reduce(self, reduce: bool) -> None:
         if self._meter.reduces is not reduce:  # it walks through all modules
@@ -151,12 +197,17 @@ class MicroBatchContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         stepper = self._stepper
+        self._trained.in_pass = False
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
         if self._sharded and not stepper.synchronises:
             self._reduce(True)  # for passes outside of this context
         if error is not None:
             self._meter.abandon_pass()
+            training = stepper.training
+            if training.data.uneven and isinstance(error, RuntimeError):
+                own = training.data.local_samples
+                logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
             if lost_peer(error):
                 raise RankLost(
                     "another rank ended in a pass that needs all of them; its own output says why. Every rank "
@@ -164,6 +215,9 @@ class MicroBatchContext:
                 ) from error
             return stepper.caught(error)
         share, group = stepper.share, stepper.training.step.group
+        if group is not None and not group.weighed and self._trained.kept.same(self._mark):
+            self._meter.leave_out_pass(stepper.synchronises)
+            return False
         if share != 1.0 and group is not None and not group.weighed:
             warnings.warn(
                 "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
@@ -185,7 +239,7 @@ class MicroBatchContext:
 def whole_step(
     stepper: Stepper,
     trained: TrainedModel,
-    loss_of: Callable[[], Tensor],
+    loss_of: Callable[[], Tensor | None],
     clip: float | None,
     weight: float | Tensor | None,
 ) -> Tensor | None:
@@ -193,11 +247,21 @@ def whole_step(
 
     See `Job.step`.
     """
+    if not callable(loss_of):
+        raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
     loss: Tensor | None = None
     with MicroBatchContext(stepper, trained):
         loss = loss_of()
-        backward(stepper, trained, loss, weight)
-    if stepper.training.step.failed or loss is None:
+        if loss is None:
+            skip(stepper, trained)
+        else:
+            try:
+                backward(stepper, trained, loss, weight)
+            except RuntimeError as error:
+                if "backward through the graph a second time" in str(error):
+                    raise LoopMistake(slips.OWN_BACKWARD) from error
+                raise
+    if stepper.training.step.failed:
         return None
     if stepper.synchronises:
         optimizer, scaler = trained.optimizer, stepper.training.scaler
@@ -212,4 +276,4 @@ def whole_step(
             optimizer.step()
         trained.schedule.step()
         optimizer.zero_grad()
-    return loss.detach()
+    return None if loss is None else loss.detach()

@@ -12,9 +12,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
+from threading import Timer
 from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
+from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
 from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
@@ -22,6 +24,8 @@ from pollux.loop.inbox import Inbox
 from pollux.loop.notices import in_words, notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
+from pollux.loop.restored_parameters import RestoredParameters
+from pollux.loop.slips import WAITS
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.ranks.node_memory import node_memory
@@ -31,10 +35,14 @@ from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
+from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
 
 logger = logging.getLogger("pollux")
+
+PATIENCE_S = 30.0
+"""Seconds after which a rank says that it waits for the others."""
 
 STOP_WAIT = timedelta(seconds=60)
 """For the other ranks, where a training is closed before its end."""
@@ -47,20 +55,21 @@ class Coordinator:
         self.training, self.attempt = training, attempt
         self.exchange = ControlExchange(training.world.control, training.models[0].norms.groups)
         self.checkpointer = Checkpointer(training, attempt)
-        self.line = SchedulerLine(attempt.ticket)
+        self.line = SchedulerLine(attempt.access)
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
-        self.endings = Endings(
-            main=lambda: self._main, orders=attempt.ticket is not None, margin=self._margin
-        )
+        self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
         self._loops = 0
         self._steps = 0
         """Optimizer steps among the present ranks."""
         self._readied = (0, 0)
         """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
+        self.restored: list[RestoredParameters] = []
+        """Of each model, from its restore to the first loop."""
+        self._finite = True
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -86,6 +95,17 @@ class Coordinator:
             )
             notice(f"restored the {where}: epoch {progress.epoch}, optimizer step {progress.optimizer_steps}")
         self.resizer.interrupted(self.checkpointer.interrupted_at)
+
+    def keep_restored(self, model: TrainedModel) -> None:
+        """A model is restored and wrapped: its script may change it no more."""
+        steps = self.training.progress.optimizer_steps
+        if not steps:
+            return
+        self.restored.append(RestoredParameters(model.module, steps))
+        replaced = model.record.restored
+        if replaced and self._main:
+            more = f", and {len(replaced) - 4} more" if len(replaced) > 4 else ""
+            notice(f"as in the checkpoint, not as in the script: {'; '.join(replaced[:4])}{more}")
 
     def open(self, introduction: Introduction | None) -> None:
         """Begin to report to the scheduler and to receive its orders."""
@@ -122,13 +142,32 @@ class Coordinator:
         """
         self.training.progress.finished = False
         self.drains.train_on()
+        self._warn_unless_finite()
+
+    def _warn_unless_finite(self) -> None:
+        """Warn once that the training has failed; this waits for the device."""
+        if self._main and self._finite and not is_finite(self.training.models[0].module):
+            self._finite = False
+            logger.error(
+                "the model's parameters are not finite after optimizer step %d: the training has failed. Look for the "
+                "first loss that is not finite, and leave such a batch out by job.skip()",
+                self.training.progress.optimizer_steps,
+            )
 
     def enter(self) -> None:
         """The loop over the loader begins."""
+        while self.restored:
+            self.restored.pop(0).check()
         self.checkpointer.begin_training()
         self.endings.begin()
         if self._steps:
-            self.poll(resizes=True)  # an order may have come since the last step
+            waits = Timer(PATIENCE_S, logger.warning, (WAITS, self.training.world.rank, PATIENCE_S))
+            waits.daemon = True
+            waits.start()
+            try:
+                self.poll(resizes=True)  # an order may have come since the last step
+            finally:
+                waits.cancel()
         self.training.pause()
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -179,7 +218,7 @@ class Coordinator:
     def _decide(self) -> Decision:
         """Return rank 0's decision; other ranks' results are not used."""
         if not self._main:
-            return Decision()
+            return self._placed(Decision())
         training, seconds = self.training, self.training.step.seconds
         choice, advisor = None, training.advisor
         if advisor is not None:
@@ -206,7 +245,13 @@ class Coordinator:
             next_exchange=next_exchange,
             noise=tuple(scale for model in training.models for scale in model.measured()),
         )
-        return decision if choice is None else decision.with_choice(choice)
+        return self._placed(decision if choice is None else decision.with_choice(choice))
+
+    def _placed(self, decision: Decision) -> Decision:
+        """Return the decision with this rank's place: the ranks compare theirs."""
+        data = self.training.data
+        sample = -1 if data.divided else data.position
+        return replace(decision, epoch=self.training.progress.epoch, sample=sample)
 
     def _ready(self, move: int) -> tuple[int, bool]:
         """On rank 0: return the move if its checkpoint is on disk, else 0.
@@ -246,7 +291,7 @@ class Coordinator:
             seconds, wait = self.exchange.gather((seconds, self.endings.left_to_slurm(reason)))[0]
             self.endings.end(reason, training.progress.optimizer_steps, seconds, wait=wait)
         if decision.move or decision.checkpoint:
-            check_equal(training, self.exchange, exactly=False)
+            check_equal(training, self.exchange)
             seconds = self.save(durable=bool(decision.move))
             if decision.move:
                 self._drain(decision.move, seconds)
@@ -313,6 +358,7 @@ class Coordinator:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
             return
         progress.finished = True
+        self._warn_unless_finite()
         self._end()
         self.endings.close()  # from here on the script has nothing that the agent could save
 

@@ -3,6 +3,9 @@
 Ranks that begin with equal parameters and average their gradients stay equal to the last bit. Mistakes in a script make
 them differ without an error: a pass through the unwrapped model, an optimizer that steps on one rank only, a seed that
 changes a parameter. The check waits for the device once, so it runs only after the first steps and before checkpoints.
+
+Ranks on one type of device are compared to the last bit: the steps of a fine-tuning change norms by less than any
+tolerance. Devices of different types may round differently.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.data.divided import DividedStream
@@ -25,10 +29,10 @@ from pollux.training.training import Training
 logger = logging.getLogger("pollux")
 
 FIRST_STEPS = (1, 8)
-"""Optimizer steps of an attempt after which ranks are compared to the last bit."""
+"""Optimizer steps of an attempt after which ranks are compared."""
 
 TOLERANCE = 1e-3
-"""Relative difference before a checkpoint: GPUs of different types may round differently."""
+"""Relative difference of norms between GPUs of different types, before a checkpoint."""
 
 
 def check_first(training: Training, exchange: ControlExchange, steps: int) -> None:
@@ -37,31 +41,31 @@ def check_first(training: Training, exchange: ControlExchange, steps: int) -> No
     See `check_equal` and `check_stream`.
     """
     if steps in FIRST_STEPS:
-        check_equal(training, exchange, exactly=True)
+        check_equal(training, exchange)
     if steps == 1:
         check_stream(training, exchange)
 
 
-def check_equal(training: Training, exchange: ControlExchange, *, exactly: bool) -> None:
+def check_equal(training: Training, exchange: ControlExchange) -> None:
     """Raise RanksDiffer on every rank if some rank's parameters differ.
 
-    The reference is rank 0. `exactly` compares to the last bit if all ranks run on one type of device.
+    The reference is rank 0.
     """
     if exchange.group is None:
         return
-    found: list[tuple[str, list[float]]] = exchange.gather(
-        (training.profile.gpu_type, [_checksum(model) for model in training.models])
-    )
-    exactly = exactly and len({device for device, _ in found}) == 1
-    first = found[0][1]
-    differ = [rank for rank, (_, sums) in enumerate(found) if not _alike(sums, first, exactly)]
+    exactly = len(set(exchange.gather(training.profile.gpu_type))) == 1
+    checksum = _bits if exactly else _norms
+    found: list[list[float]] = exchange.gather([checksum(_compared(model)) for model in training.models])
+    first = found[0]
+    differ = [rank for rank, sums in enumerate(found) if not _alike(sums, first)]
     if not differ:
         return
     many = len(differ) > 1
     raise RanksDiffer(
         f"after optimizer step {training.progress.optimizer_steps} the parameters of rank{'s' if many else ''} "
         f"{', '.join(map(str, differ))} differ from rank 0's: each rank trains a model of its own. Call job.model(x) "
-        "and not model(x) in the loop, call optimizer.step() under `if job.sync_gradients:` on every rank, and change "
+        "and not model(x) in the loop, call job.backward once for the sum of a pass's losses, checkpoint activations "
+        "with use_reentrant=False, call optimizer.step() under `if job.sync_gradients:` on every rank, and change "
         "parameters on all ranks alike"
     )
 
@@ -100,29 +104,45 @@ def check_stream(training: Training, exchange: ControlExchange) -> None:
         )
 
 
-def _alike(sums: Sequence[float], first: Sequence[float], exactly: bool) -> bool:
+def _alike(sums: Sequence[float], first: Sequence[float]) -> bool:
+    """Compare the sums of two ranks; integers are those of `_bits`."""
     return all(
-        a == b or (math.isnan(a) and math.isnan(b)) or (not exactly and math.isclose(a, b, rel_tol=TOLERANCE))
+        a == b
+        or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+        or (isinstance(a, float) and math.isclose(a, b, rel_tol=TOLERANCE))
         for a, b in zip(sums, first, strict=True)
     )
 
 
-def _checksum(model: TrainedModel) -> float:
-    """Return a sum that changes with any parameter the ranks keep equal.
-
-    Return 0 for a sharded model.
-    """
+def _compared(model: TrainedModel) -> list[Tensor]:
+    """Return the parameters that the ranks keep equal; none if sharded."""
     wrapper = model.model
     if not isinstance(wrapper, DistributedDataParallel):
-        return 0.0
+        return []
     ignored = getattr(wrapper, "parameters_to_ignore", ())  # the script keeps them apart on purpose
-    params = [
-        p.detach()
-        for name, p in model.module.named_parameters()
-        if p.requires_grad and name not in ignored and not p.is_complex() and p.numel()
-    ]
+    params = model.module.named_parameters()
+    return [p.detach() for name, p in params if p.requires_grad and name not in ignored and p.numel()]
+
+
+def _bits(params: Sequence[Tensor]) -> int:
+    """Return a sum over the bits of the parameters, by place; 0 for none."""
     if not params:
+        return 0
+    real = [torch.view_as_real(p) if p.is_complex() else p for p in params]
+    sums = torch.stack([p.view(_INTEGERS[p.itemsize]).sum(dtype=torch.int64) for p in real])
+    places = 2 * torch.arange(len(sums), dtype=torch.int64, device=sums.device) + 1
+    return int((sums * places).sum())
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type of as many bytes."""
+
+
+def _norms(params: Sequence[Tensor]) -> float:
+    """Return a sum of the parameters' norms, by place; 0 for none."""
+    real = [p for p in params if not p.is_complex()]
+    if not real:
         return 0.0
-    norms = torch.stack([norm.double() for norm in foreach_norm(params, 2, torch.float32)])
+    norms = torch.stack([norm.double() for norm in foreach_norm(real, 2, torch.float32)])
     places = torch.arange(1, len(norms) + 1, dtype=torch.float64, device=norms.device)
     return float(torch.dot(norms, places))

@@ -1,7 +1,7 @@
 """End a training early without losing progress.
 
 A signal asks this process to end (SIGTERM: from scancel, preemption, a node that shuts down, torchrun, Kubernetes;
-SIGUSR1: from `sbatch --signal` in a job without a ticket), or the job's time limit approaches. Rank 0 then puts the
+SIGUSR1: from `sbatch --signal`), or the job's time limit approaches. Rank 0 then puts the
 reason into its next decision. After that step all ranks write a checkpoint and end.
 
 The sender of the signal sets the grace period: Slurm's KillWait or GraceTime, torchrun's 30 s. So the save begins after
@@ -65,7 +65,6 @@ class Endings:
         self,
         *,
         main: Callable[[], bool],
-        orders: bool,
         margin: Callable[[], float],
         environ: Mapping[str, str] = os.environ,
         look: float = LOOK,
@@ -74,14 +73,13 @@ class Endings:
 
         Args:
             main: whether this is rank 0.
-            orders: SIGUSR1 tells this job to read polluxd's orders.
             margin: seconds before the time limit at which the training has to stop.
             look: seconds between two reads of `margin`.
         """
         self.wanted = Reason.NONE
         self._main, self._margin, self._environ, self._look = main, margin, environ, look
         self._lent = bool(environ.get("POLLUX_COMPANION"))
-        self._numbers = {signal.SIGTERM: Reason.TERM} | ({} if orders else {signal.SIGUSR1: Reason.USR1})
+        self._numbers = {signal.SIGTERM: Reason.TERM, signal.SIGUSR1: Reason.USR1}
         self._installed: set[signal.Signals] = set()
         self._closed = threading.Event()
         self._watched = False
@@ -123,7 +121,7 @@ class Endings:
         """In a forked process: act on signals as if the agent were not there."""
         installed = set(self._installed)
         self._restore()
-        # As before `begin`: programs that a script starts know nothing of SIGUSR1.
+        # Slurm signals every process of a step, and programs that a script starts know nothing of SIGUSR1.
         signal.pthread_sigmask(signal.SIG_BLOCK, installed & {signal.SIGUSR1})
         frame: FrameType | None = sys._getframe()
         while frame is not None and not frame.f_code.co_filename.endswith(LOADER):

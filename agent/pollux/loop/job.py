@@ -11,19 +11,19 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from pollux.data.loader import elastic_loader
-from pollux.errors import PolluxAgentError
-from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
-from pollux.learning_rate.progress import Progress
+from pollux.errors import LoopMistake, PolluxAgentError
+from pollux.goodput import BatchChoice, BatchLimits
 from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
-from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, whole_step
+from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, skip, whole_step
 from pollux.loop.coordinator import Coordinator
-from pollux.loop.notices import notice, tell_of_restart
+from pollux.loop.notices import announce, notice
+from pollux.loop.readings import Readings
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
+from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
 from pollux.noise.estimators import CommunicationHook
 from pollux.ranks.control import Decision
-from pollux.ranks.world import World
 from pollux.resize.capability import may_grow
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
@@ -33,10 +33,9 @@ from pollux.tuning import knowledge
 from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice, within_pass
 from pollux.tuning.knowledge import introduction
 from pollux.tuning.mode import Mode
-from pollux.tuning.profile import StepProfile
 
 
-class Job:
+class Job(Readings):
     """One training, on however many GPUs it has at the moment.
 
     Made by `attach`.
@@ -118,9 +117,11 @@ class Job:
 
         `per_gpu` bounds one GPU's share of a pass. The default is M0 / 32 to M0: the agent assumes that M0 examples fit
         into one GPU. Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory,
-        drop_last. For an iterable dataset they are those of ElasticStream: length (about the samples of a pass),
-        transform, collate_fn, pin_memory, drop_last, divided (the stream divides itself by rank). Raises BatchError for
-        sizes that contradict each other, DataError for data that cannot be divided.
+        drop_last, equal_parts (each rank has equally many samples, some of them twice, at a pass's end too; for losses
+        over the samples of all ranks). For an iterable dataset they are those of ElasticStream: length (about the
+        samples of a pass), transform, collate_fn, pin_memory, drop_last, equal_parts, divided (the stream divides
+        itself by rank). Raises BatchError for sizes that contradict each other, DataError for data that cannot be
+        divided.
         """
         training, coordinator, world = self.training, self.coordinator, self.world
         if training.begun:
@@ -146,7 +147,9 @@ class Job:
         coordinator.checkpointer.restore_loader(data)
         training.begin(data, limits, choice)
         if self.is_main:
-            tell_of_restart(coordinator.checkpointer.last_attempt, choice, world.size)
+            if training.adaptive:
+                self._first.scale_to(training.batch_size / limits.initial)
+            announce(training, coordinator.checkpointer.last_attempt)
             training.advisor = self._start_advisor(limits)
             if training.adaptive:
                 warn_of_unknown_parameters(training.models)
@@ -177,16 +180,24 @@ class Job:
         assert count is not None
         training.step.managed, training.step.passes_only = True, passes
         progress.target, progress.passes = (None, count) if passes else (count * length, None)
+        if training.step.in_epoch:
+            raise LoopMistake(NESTED)
         coordinator.begin_loop()
-        if progress.epoch >= count and self.is_main:
-            notice(f"already finished: {progress.optimizer_steps} optimizer steps, as the checkpoint says")
+        if self.is_main and progress.epoch >= count:
+            notice(
+                f"already finished: {progress.optimizer_steps} optimizer steps, {progress.epoch} of {count:g} epochs. "
+                "Epochs count from the beginning of the training"
+            )
         while progress.epoch < count:
             coordinator.begin_epoch()
+            training.step.in_epoch = True
             try:
                 yield progress.epoch
             except GeneratorExit:
                 coordinator.left()
                 raise
+            finally:
+                training.step.in_epoch = False
             progress.next_epoch(length, training.data.pass_index)
         coordinator.finish()
         coordinator.resizer.close()
@@ -197,6 +208,18 @@ class Job:
         Only a step's last one synchronises the ranks.
         """
         return MicroBatchContext(self._stepper, self._first)
+
+    def skip(self) -> None:
+        """Leave out the micro-batch of the present pass, on this rank.
+
+            with job.micro_batch():
+                loss = loss_fn(job.model(x), y)
+                job.backward(loss) if loss.isfinite() else job.skip()
+
+        Call it instead of `backward`: the other ranks wait for this rank's part of the gradient, which is zero. The
+        samples count as used, with a loss of 0. Raises LoopMistake for a model under `fully_shard`.
+        """
+        skip(self._stepper, self._first)
 
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any) -> None:
         """Backpropagate a mean loss by the micro-batch's share of the step.
@@ -213,7 +236,7 @@ class Job:
 
     def step(
         self,
-        loss_of: Callable[[], Tensor],
+        loss_of: Callable[[], Tensor | None],
         *,
         clip: float | None = None,
         weight: float | Tensor | None = None,
@@ -223,10 +246,10 @@ class Job:
             for x, y in loader:
                 loss = job.step(lambda: loss_fn(job.model(x), y), clip=1.0)
 
-        `loss_of` returns the mean loss of the micro-batch. When the step is complete, the gradients are clipped to the
-        norm `clip`, the optimizer and the scheduler step (a ReduceLROnPlateau does not: it wants a metric), and the
-        gradients are zeroed. `weight` is that of `backward`. Return the loss without its graph; None where the pass ran
-        out of memory and is repeated.
+        `loss_of` returns the mean loss of the micro-batch, or None to leave it out as `skip` does. When the step is
+        complete, the gradients are clipped to the norm `clip`, the optimizer and the scheduler step (a
+        ReduceLROnPlateau does not: it wants a metric), and the gradients are zeroed. `weight` is that of `backward`.
+        Return the loss without its graph; None where the pass was left out, or ran out of memory and is repeated.
         """
         return whole_step(self._stepper, self._first, loss_of, clip, weight)
 
@@ -258,110 +281,6 @@ class Job:
             model.close()
         coordinator.close()
 
-    # -- readings ---------------------------------------------------------------------------------------------
-
-    @property
-    def stepper(self) -> Stepper:
-        """The agent's part in the steps.
-
-        Raises PolluxAgentError before `loader` was called.
-        """
-        self.training.check_begun()
-        return self._stepper
-
-    @property
-    def world(self) -> World:
-        """The ranks of this job, and this rank's number among them."""
-        return self.training.world
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def is_main(self) -> bool:
-        """True on rank 0: print, log and write results there."""
-        return self.world.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        return self.world.device
-
-    @property
-    def mode(self) -> Mode:
-        """The agent's mode: observe, advise or enforce."""
-        return self.training.mode
-
-    @property
-    def adaptive(self) -> bool:
-        """The batch size may change."""
-        return self.training.adaptive
-
-    @property
-    def progress(self) -> Progress:
-        """How far the training is; a step counts from `optimizer.step()` on."""
-        return self.training.progress
-
-    @property
-    def profile(self) -> StepProfile:
-        """Measured step times."""
-        return self.training.profile
-
-    @property
-    def local_batch(self) -> int:
-        """m: examples per GPU and pass."""
-        return self.stepper.training.choice.local_batch
-
-    @property
-    def accumulation(self) -> int:
-        """s: passes without synchronisation before the synchronising one."""
-        return self.stepper.training.choice.accumulation
-
-    @property
-    def batch_size(self) -> int:
-        """M: examples per optimizer step, over all GPUs."""
-        return self.stepper.training.batch_size
-
-    @property
-    def gain(self) -> float:
-        """Steps of M0 examples that the last step was worth."""
-        return self.training.step.gain
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """Factors on the learning rates of the parameter groups, if any."""
-        return tuple(self._first.rates.factors)
-
-    @property
-    def noise_scale(self) -> NoiseScale | None:
-        """The agreed gradient noise scale; of several models, the least."""
-        return self.training.noise_scale
-
-    @property
-    def params(self) -> ThroughputParams | None:
-        """The fitted throughput model, on rank 0; None before the first fit."""
-        return self.training.params
-
-    @property
-    def limits(self) -> BatchLimits:
-        """The batch sizes that the user allows."""
-        return self.stepper.training.limits
-
-    @property
-    def dataset_length(self) -> int:
-        """|D|: examples in a pass."""
-        return self.stepper.training.data.length
-
-    @property
-    def sync_gradients(self) -> bool:
-        """True from a step's last micro-batch on: clip, step, zero gradients."""
-        return self.stepper.synchronises
-
-    def report(self) -> dict[str, Any]:
-        """The report to the scheduler, as it would be now."""
-        self.training.check_begun()
-        return self.coordinator.report()
-
     # -- within -----------------------------------------------------------------------------------------------
 
     def _wrap(self, trained: TrainedModel, *, grows: bool = False) -> None:
@@ -376,6 +295,7 @@ class Job:
             keeps_gradients=self._stepper.keeps_gradients,
             grows=grows,
         )
+        self.coordinator.keep_restored(trained)
 
     def _on_optimizer_step(self) -> None:
         if self.training.begun:

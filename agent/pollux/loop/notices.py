@@ -9,6 +9,8 @@ import logging
 import sys
 
 from pollux.goodput import BatchChoice
+from pollux.learning_rate.scaling import name_of
+from pollux.training.training import Training
 from pollux.tuning.knowledge import LastAttempt
 
 logger = logging.getLogger("pollux")
@@ -33,7 +35,14 @@ def in_words(choice: BatchChoice, gpus: int) -> str:
     return f"batch size {choice.size(gpus)} on {of_gpus(gpus)}: {choice.local_batch} per GPU{passes}"
 
 
-def tell_of_restart(last: LastAttempt | None, choice: BatchChoice, gpus: int) -> None:
-    """Tell where a restart has other GPUs or another batch size."""
+def announce(training: Training, last: LastAttempt | None) -> None:
+    """Say what the training begins with: batch size, M0, learning rates."""
+    choice, limits, gpus = training.choice, training.limits, training.world.size
+    before = ""
     if last is not None and (last.batch_size, last.gpus) != (choice.size(gpus), gpus):
-        notice(f"{in_words(choice, gpus)} (before the restart: {last.batch_size} on {last.gpus})")
+        before = f" (before the restart: {last.batch_size} on {last.gpus})"
+    grows = training.adaptive and limits.maximum > limits.initial
+    bounds = f"M0 = {limits.initial}, {f'up to {limits.maximum}' if grows else 'fixed'}"
+    model = training.models[0]
+    rates = ", ".join(f"{rate:.4g}" for rate in model.rates.rates())
+    notice(f"{in_words(choice, gpus)}{before}; {bounds}; learning rate {rates} by rule {name_of(model.rule)}")

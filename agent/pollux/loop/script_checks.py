@@ -86,12 +86,14 @@ def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> N
 def warn_of_unknown_parameters(trained_models: Sequence[TrainedModel]) -> None:
     """Warn about trainable parameters that no known optimizer has."""
     known = {p for t in trained_models for group in t.optimizer.param_groups for p in group["params"]}
-    own = {p for t in trained_models for p in t.module.parameters() if p.requires_grad}
-    unknown = own - known
+    own = {p: n for t in trained_models for n, p in t.module.named_parameters() if p.requires_grad}
+    unknown = [name for param, name in own.items() if param not in known]
     if unknown:
         logger.warning(
-            "%d of %d parameters that require a gradient are in no optimizer that the agent knows: if another one "
-            "trains them, its learning rate does not follow the batch size. Give that one to job.add_model(...)",
+            "%d of %d parameters that require a gradient (%s first) are in no optimizer that the agent knows: if "
+            "another one trains them, its learning rate does not follow the batch size. Give that one to "
+            "job.add_model(...)",
             len(unknown),
             len(own),
+            unknown[0],
         )

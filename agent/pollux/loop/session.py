@@ -112,7 +112,7 @@ def attach(
         ddp_kwargs=ddp_kwargs,
         comm_hook=comm_hook,
     )
-    profile = StepProfile(knowledge.gpu_type(world.device, attempt.ticket))
+    profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
     profile.model = throughput
     memory = MemoryBounds(world.device, attempt.directory, profile.gpu_type)
     effective_mode, may_adapt = mode_for(mode, adaptive, attempt.adaptive)

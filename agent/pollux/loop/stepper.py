@@ -12,7 +12,9 @@ import warnings
 from dataclasses import replace
 
 from pollux.errors import LoopMistake, OutOfMemory
-from pollux.goodput import BatchLimits
+from pollux.goodput import BatchChoice, BatchLimits
+from pollux.loop.script_checks import warn_of_unknown_parameters
+from pollux.loop.slips import CALLED_PER_PASS, IDLE, IDLE_PASSES, LEFT_OUT, MIXED, STEP_WITHOUT_PASS
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
@@ -23,18 +25,6 @@ from pollux.tuning.batch_choice import initial_choice, nearest_choice
 from pollux.tuning.measurements import Configuration
 
 logger = logging.getLogger("pollux")
-
-MIXED = (
-    "a model's gradients changed between two passes of a step, outside of its micro_batch(): another model's loss "
-    "reaches its parameters, and the step would hold both. Around the other model's pass, call requires_grad_(False) "
-    "on these parameters, as for a GAN's critic"
-)
-"""Of several models; said once."""
-
-LEFT_OUT = (
-    "rank %d left out a pass: the loop's body ended without job.micro_batch(). Every rank has to make every pass, or "
-    "ranks wait for one another without end. Leave a batch out by job.backward(0.0 * loss)"
-)
 
 
 class Stepper:
@@ -75,6 +65,11 @@ class Stepper:
 
     # -- the loop over the loader -----------------------------------------------------------------------------
 
+    def enter(self) -> None:
+        """A loop over the loader begins."""
+        for model in self.training.models:
+            model.new_loop = True
+
     def leave(self) -> None:
         """Count the examples of the last step: the loop has ended or was left.
 
@@ -95,10 +90,23 @@ class Stepper:
 
     def plan(self) -> None:
         """Before fetching a pass: begin a step where the last one is over."""
-        group = self.training.step.group
-        if group is None or group.synchronises:
+        step = self.training.step
+        if step.group is None or step.group.synchronises:
+            if step.group is not None and step.group.left_out and step.uncommitted:
+                self._give_up()
             self._begin_group()
         self.training.timer.fetch()
+
+    def _give_up(self) -> None:
+        """Forget a step that the loop did not make: a pass of it was left out.
+
+        Its samples count as used, as in plain training. Its other gradients must not be part of the next step.
+        """
+        training = self.training
+        training.step.group = None
+        for model in training.models:
+            model.optimizer.zero_grad(set_to_none=True)
+        self.skip_step()
 
     def _begin_group(self) -> None:
         """Plan a step: its passes, their examples, the learning rate."""
@@ -119,6 +127,7 @@ class Stepper:
                     "a loop without job.micro_batch() does not accumulate: per GPU %d examples a step, not %d"
                 )
                 warnings.warn(message % (local, whole_step), stacklevel=3)
+            training.choice = BatchChoice(local, 0)
         if self._splits(local, wanted):
             local, wanted = local // 2, 2
         data.set_batch(local)
@@ -165,12 +174,25 @@ class Stepper:
         step.unscaled = scaler_steps(self._scaler)
         for model in training.models:
             model.passed = False
+            if not step.accumulates:
+                self.begin_model(model)
         if self._bare:
             for model in training.models:
                 if model.meter.hooked:
                     model.meter.before_pass(True, first=step.taken == 1)
         world = training.world
         training.timer.begin(Configuration(world.nodes, world.size, step.group.local_batch, world.racks))
+
+    def begin_model(self, model: TrainedModel) -> None:
+        """Before a model's first pass of a step: see which parameters it trains.
+
+        Not earlier: a script may freeze a GAN's critic until its own pass.
+        """
+        training, group = self.training, self.training.step.group
+        if group is None or group.begun != 1:
+            return
+        if model.follow_parameters(training.world) and training.world.rank == 0:
+            warn_of_unknown_parameters(training.models)
 
     def end_pass(self) -> None:
         """The user's body for this micro-batch is over."""
@@ -180,8 +202,26 @@ class Stepper:
         whole = training.data.samples == training.world.size * step.group.local_batch
         training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
-        if step.accumulates and training.world.distributed and not any(m.passed for m in training.models):
-            self._tell_of_pass_left_out()
+        if step.accumulates and not any(m.passed for m in training.models):
+            step.group.left_out = True
+            if training.world.distributed:
+                self._tell_of_pass_left_out()
+
+    def begin_data(self) -> None:
+        """A pass through the data begins, or goes on."""
+        self.training.step.tried = self.training.data.position > 0
+
+    def end_data(self) -> None:
+        """A pass through the data is over.
+
+        Warn where the whole pass made no step. Raises LoopMistake at the third one.
+        """
+        step = self.training.step
+        step.idle = 0 if step.tried else step.idle + 1
+        if step.idle >= IDLE_PASSES:
+            raise LoopMistake(IDLE)
+        if step.idle == 1 and self.training.world.rank == 0:
+            logger.warning(IDLE)
 
     def _tell_of_pass_left_out(self) -> None:
         """Warn once: the other ranks may wait for this one for minutes."""
@@ -270,6 +310,10 @@ class Stepper:
                 "ranks have not averaged yet. Put it under `if job.sync_gradients:`, with scheduler.step() and "
                 "optimizer.zero_grad()"
             )
+        if not closure and group is not None and group.synchronises and step.accumulates:
+            left_out = training.world.distributed and not any(m.passed or m.in_pass for m in training.models)
+            if left_out and not step.stepped and not step.failed:
+                raise LoopMistake(STEP_WITHOUT_PASS)
         if not self._bare or step.group is None or not model.meter.hooked:
             return
         whole = step.uncommitted == step.taken * training.world.size * step.group.local_batch
@@ -317,7 +361,7 @@ class Stepper:
         training, step = self.training, self.training.step
         if step.stepped:
             return
-        step.stepped = step.in_hand = True
+        step.stepped = step.in_hand = step.tried = True
         samples = step.uncommitted
         step.gain = training.progress.advance(samples, training.efficiency(samples))
 
@@ -333,8 +377,7 @@ class Stepper:
         step.uncommitted = 0
         step.usual, step.taken = step.taken, 0
         training.data.commit()
-        for model in training.models:
-            model.schedule.end(step.gain)
+        step.scheduler_calls = max(model.schedule.end(step.gain) for model in training.models)
 
     def end_step(self) -> None:
         """End the step that the optimizer has made.
@@ -342,8 +385,10 @@ class Stepper:
         At the same step on every rank.
         """
         self.commit_in_hand()
-        self.training.step.stepped = False
-        training = self.training
+        training, step = self.training, self.training.step
+        step.stepped = False
+        if step.scheduler_calls > 1:
+            raise LoopMistake(CALLED_PER_PASS.format(step.scheduler_calls))
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)
         self._time_step()
@@ -358,6 +403,7 @@ class Stepper:
     def skip_step(self) -> None:
         """As in plain training, the batch counts as used. It made no progress."""
         step = self.training.step
+        step.tried = True
         step.uncommitted = step.taken = 0
         self.training.data.commit()
 

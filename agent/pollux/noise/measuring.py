@@ -223,6 +223,14 @@ class NoiseMeter:
             self._accumulation.abandon()
         self._source = None
 
+    def leave_out_pass(self, synchronises: bool) -> None:
+        """End a pass without a backward pass.
+
+        The ranks measure the step unless it was its last pass: they reduce their gradients there.
+        """
+        if synchronises or self._source is _NormSource.ACCUMULATION:
+            self.abandon_pass()
+
     def _end_group(self, weights: StepWeights | None) -> None:
         assert self._kind is not None
         unscale = self._unscale()

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pollux.errors import RankLost
+from pollux.errors import LoopMistake, RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
 
-_HEAD = 9  # numbers of a decision beside the noise scales
+_HEAD = 11  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ class Decision:
     """Optimizer steps from one measured gradient to the next."""
     next_exchange: int = 1
     """Optimizer steps until the next exchange; 0: one step, and all ranks wait for that decision."""
+    epoch: int = -1
+    """The epoch, on each rank its own; -1: not given."""
+    sample: int = -1
+    """Samples used in the present pass, on each rank its own; -1: not given, or the ranks have places of their own."""
     noise: tuple[NoiseScale | None, ...] = field(default=())
     """Per parameter group, one model's after the other's; None while unknown."""
 
@@ -63,7 +67,7 @@ class Decision:
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
         orders = [self.move, self.resize, self.checkpoint, self.copy, self.end]
         sizes = [self.local_batch, self.accumulation, self.sampling, self.next_exchange]
-        return [float(x) for x in (*orders, *sizes)] + scales
+        return [float(x) for x in (*orders, *sizes, self.epoch, self.sample)] + scales
 
     @classmethod
     def decode(cls, values: list[float]) -> Decision:
@@ -71,8 +75,14 @@ class Decision:
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
         orders = (head[0], head[1], bool(head[2]), bool(head[3]), head[4])
-        return cls(*orders, head[5], head[6], max(head[7], 1), max(head[8], 0), noise)
+        return cls(*orders, head[5], head[6], max(head[7], 1), max(head[8], 0), head[9], head[10], noise)
 
+
+OTHER_PLACE = (
+    "rank 0 is in epoch {} at sample {}, rank {} in epoch {} at sample {}: one of them has left out a pass, or has "
+    "left the loop over the loader alone. Every rank has to make every pass, and to leave the loop after the same "
+    "step: let all ranks decide alike on a `break`, for instance by an all-reduced number"
+)
 
 _GLOO_SIGNS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport"),
@@ -99,6 +109,8 @@ class ControlExchange:
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
         self._countdown = 1
+        self._place = (-1, -1)
+        """This rank's epoch and sample, when it sent the decision under way."""
         self._prompt = False
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -142,7 +154,7 @@ class ControlExchange:
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         # The group's own method: the function of torch.distributed takes at least twice as long.
         work = None if self.group is None else self.group.broadcast([vector], self._options)
-        self._pending = (vector, work)
+        self._pending, self._place = (vector, work), (decision.epoch, decision.sample)
 
     def take(self) -> Decision | None:
         """The decision under way, waited for.
@@ -158,7 +170,15 @@ class ControlExchange:
                 work.wait()
             except RuntimeError as error:
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
-        return Decision.decode(vector.tolist())
+        return self._checked(vector, self._place)
+
+    def _checked(self, vector: torch.Tensor, own: tuple[int, int]) -> Decision:
+        """Return rank 0's decision. Raises LoopMistake if its place differs."""
+        decision = Decision.decode(vector.tolist())
+        theirs = decision.epoch, decision.sample
+        if any(mine != other and -1 not in (mine, other) for mine, other in zip(own, theirs, strict=True)):
+            raise LoopMistake(OTHER_PLACE.format(*theirs, self.rank, *own))
+        return decision
 
     @property
     def under_way(self) -> Decision | None:
@@ -176,7 +196,7 @@ class ControlExchange:
                 dist.broadcast(vector, src=0, group=self.group)
             except RuntimeError as error:
                 raise RankLost(f"a rank left while all were to agree: {error}") from error
-        return Decision.decode(vector.tolist())
+        return self._checked(vector, (decision.epoch, decision.sample))
 
     @property
     def rank(self) -> int:

@@ -8,6 +8,7 @@ lacks an API, the function of this module that uses it raises UnsupportedTorch.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -95,10 +96,33 @@ def reduces_gradients(wrapper: DistributedDataParallel) -> bool:
     return reduces
 
 
-def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: Mapping[str, Any]) -> None:
+def nodes(loss: Tensor) -> Iterator[str]:
+    """Yield the names of the operations in the graph of a tensor."""
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [before for before, _ in node.next_functions]
+            yield node.name()
+
+
+def expect_backward(wrapper: DistributedDataParallel, outputs: Sequence[Tensor]) -> None:
+    """Prepare for a backward pass of `outputs`, as a forward pass does."""
+    if reduces_gradients(wrapper):
+        internal(wrapper, "reducer").prepare_for_backward(list(outputs))
+
+
+def rewrap(
+    wrapper: DistributedDataParallel,
+    module: torch.nn.Module,
+    options: Mapping[str, Any],
+    *,
+    send: bool = False,
+) -> None:
     """Move a wrapper to the present default group; the object stays the same.
 
-    `module` must be equal on all ranks: it is not broadcast. The script's hooks on the wrapper stay.
+    Unless rank 0's `module` is to be sent, it must be equal on all ranks. The script's hooks on the wrapper stay.
     """
     kept = {name: wrapper.__dict__[name] for name in _KEPT if name in wrapper.__dict__}
     if "reducer" in wrapper.__dict__:
@@ -106,8 +130,11 @@ def rewrap(wrapper: DistributedDataParallel, module: torch.nn.Module, options: M
         release(wrapper)
     given = dict(options)
     if "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters:
-        given["init_sync"] = False  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
-    DistributedDataParallel.__init__(wrapper, module, **given)
+        given["init_sync"] = send  # torch 2.6 lacks it, and broadcasts rank 0's equal parameters
+    with warnings.catch_warnings():
+        # The option of all releases in `CHECKED`. torch 2.13 has another name for it, and another meaning beside it.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        DistributedDataParallel.__init__(wrapper, module, **given)
     wrapper.__dict__.update(kept)
 
 

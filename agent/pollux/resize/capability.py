@@ -39,7 +39,7 @@ def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> boo
 
     `pollux run` has to have started it, in a Pollux job with checkpoints.
     """
-    if attempt.ticket is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
+    if attempt.access is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return False
     if environ.get("POLLUX_LOST"):
         # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
 from pollux.ranks.rendezvous import Rendezvous, alone, leave_groups
 from pollux.ranks.world import World, is_own
-from pollux.slurm_job.ticket import Unusable, read_private
+from pollux.slurm_job.private_file import Unusable, read_private
 
 logger = logging.getLogger("pollux")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pollux.scheduler.orders import Order
-from pollux.slurm_job.ticket import Ticket
+from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
 
@@ -34,7 +34,7 @@ class Receipt:
     """When the last optimizer step in it was over; POSIX seconds."""
 
     def payload(self, stopped_at: float) -> dict[str, Any]:
-        """The payload of `acknowledge_v1`."""
+        """What the acknowledgement of an order says."""
         return {
             "last_step_at": self.last_step_at,
             "stopped_at": stopped_at,
@@ -46,10 +46,9 @@ class Receipt:
 class SchedulerLine:
     """Reports, acknowledgements and orders of one job."""
 
-    def __init__(self, ticket: Ticket | None) -> None:
-        self.ticket = ticket
+    def __init__(self, access: GatewayAccess | None) -> None:
+        self.access = access
         self._reporter: Reporter | None = None
-        self._stop_watching: Callable[[], None] | None = None
 
     def open(
         self,
@@ -63,13 +62,10 @@ class SchedulerLine:
 
         See `Publisher`.
         """
-        if self.ticket is None:
+        if self.access is None:
             return
         if main:
             self.lead(collect, deliver, introduction)
-        from pollux.slurm_job.wake_signal import watch  # noqa: PLC0415
-
-        self._stop_watching = watch(self.wake)
         # A script that ends has made its last step: its last report says so.
         atexit.register(self.close)
 
@@ -80,10 +76,10 @@ class SchedulerLine:
         introduction: Introduction | None = None,
     ) -> None:
         """Report from this rank, on rank 0 of a Pollux job."""
-        if self.ticket is not None:
-            from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads the database driver
+        if self.access is not None:
+            from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads ssl and http.client
 
-            publisher = Publisher(self.ticket, collect, deliver, introduction=introduction)
+            publisher = Publisher(self.access, collect, deliver, introduction=introduction)
             publisher.start()
             self.connect(publisher)
 
@@ -97,10 +93,7 @@ class SchedulerLine:
         return self._reporter is not None
 
     def wake(self) -> None:
-        """Report now, because the scheduler waits for this news.
-
-        Safe in a signal handler.
-        """
+        """Report now, because the scheduler waits for this news."""
         if self._reporter is not None:
             self._reporter.wake()
 
@@ -114,8 +107,5 @@ class SchedulerLine:
     def close(self) -> None:
         """End the reports; the last one is sent first."""
         atexit.unregister(self.close)
-        if self._stop_watching is not None:
-            self._stop_watching()
-            self._stop_watching = None
         if self._reporter is not None:
             self._reporter.close()

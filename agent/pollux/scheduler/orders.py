@@ -1,4 +1,4 @@
-"""The scheduler's orders to a job, as the publisher hears them."""
+"""The scheduler's orders to a job, as the publisher delivers them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DrainOrder:
 class ResizeOrder:
     """Resize in place.
 
-    `terms` as `instructions_v1` gives them, unchecked.
+    `terms` as the gateway gives them, unchecked.
     """
 
     terms: Mapping[str, Any]

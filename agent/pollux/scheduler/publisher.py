@@ -1,41 +1,42 @@
-"""Publish reports and read instructions, in a separate thread.
+"""Publish reports in one thread, and follow orders in another.
 
-Each job has one daemon thread and one database connection, on rank 0. There is no queue: only the latest report is
-kept, so a database that is down for hours costs no memory. Every wait is bounded. No error reaches the training, and
-neither token nor password reaches a log.
+Rank 0 of a job has both threads, with one connection each to the gateway. There is no queue: only the latest report is
+kept, so a gateway that is away for hours costs no memory. Every wait is bounded. No error reaches the training, and no
+token reaches a log.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import random
-import select
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux.scheduler.database import DatabaseAway, JobDatabase, PayloadRefused, TicketOver
+from pollux.scheduler.credentials import AccessOver, Credentials
+from pollux.scheduler.gateway import Gateway, GatewayAway, MessageRefused
+from pollux.scheduler.job_gateway import JobGateway
 from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
-from pollux.slurm_job.ticket import Ticket
+from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
 log = logging.getLogger(__name__)
 
 _LONGEST_BACKOFF_S = 60.0
+_LONGEST_ORDERS_BACKOFF_S = 15.0
+_INTERVAL_S = 30.0  # until the gateway says another one
 _ACKNOWLEDGE_RETRY_S = 0.5
 
 INTRODUCTIONS = 100
-"""Attempts of a run to send its introduction: an hour or two if the database is down."""
+"""Attempts of a run to send its introduction: an hour or two if the gateway is away."""
 
 
 @dataclass(slots=True)
 class _Acknowledgement:
     move_id: int
-    payload: str
+    stamps: Mapping[str, Any]
     done: threading.Event = field(default_factory=threading.Event)
     accepted: bool = False
 
@@ -44,68 +45,70 @@ class Publisher:
     """Reports for one attempt of one job.
 
     Args:
-        collect: returns the payload of `publish_v1` (design: JSON numbers, finite). Called from the reporter's
-            thread, so it must be cheap and thread-safe.
-        deliver: called from the reporter's thread with each order, once per move; with an order to drain again
-            where its acknowledgement found nobody.
-        interval_s: between reports; the ticket's by default.
+        collect: returns a report (JSON numbers, finite). Called from the reporter's thread, so it must be cheap and
+            thread-safe.
+        deliver: called from the thread of the orders with each order, once per move; with an order to drain again
+            where nobody answered its acknowledgement.
+        interval_s: between reports; the gateway's by default.
         introduction: sent before the first report; None: use no earlier measurements, and leave none to later runs.
     """
 
     def __init__(
         self,
-        ticket: Ticket,
+        access: GatewayAccess,
         collect: Callable[[], dict[str, Any]],
         deliver: Callable[[Order], None],
         *,
         interval_s: float | None = None,
         introduction: Introduction | None = None,
     ) -> None:
-        self._database = JobDatabase(ticket)
+        credentials = Credentials(access)
+        self._gateway = JobGateway(Gateway(access.addresses, access.ca), credentials)
+        self._orders = JobGateway(Gateway(access.addresses, access.ca), credentials)
         self._collect = collect
         self._deliver = deliver
         self.introduction = introduction
         self._introductions_left = INTRODUCTIONS
-        self._interval_s = ticket.publish_interval_s if interval_s is None else interval_s
+        self._given_interval_s = interval_s
+        self._interval_s = interval_s or (access.grant.publish_interval_s if access.grant else _INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="pollux-report", daemon=True)
-        # A pipe rather than an Event: a signal handler that takes a lock of the thread it interrupts never returns.
-        # It stays open to the end of the process: a late `wake` must not write into a reused descriptor.
-        self._bell_out, self._bell_in = os.pipe()
-        os.set_blocking(self._bell_out, False)
-        os.set_blocking(self._bell_in, False)
+        self._follower = threading.Thread(target=self._follow, name="pollux-orders", daemon=True)
+        self._bell = threading.Event()
+        self._leaving = threading.Event()
+        """The thread of the orders has to end."""
         self._lock = threading.Lock()
         self._pending: _Acknowledgement | None = None
         self._closing = False
         self._ended = False
         self.failures = 0
         self._complaint = ""
+        self._orders_again = False
+        """The gateway has to send orders again that it has sent before."""
         self._drain_seen: int | None = None
         self._resize_seen: int | None = None
 
     def start(self) -> None:
-        """Begin to report, at once and then every interval."""
+        """Begin to report, at once and then every interval, and to follow orders."""
         self._thread.start()
+        self._follower.start()
 
     def wake(self) -> None:
-        """Report and look at the instructions now.
-
-        Safe in a signal handler; returns at once.
-        """
-        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: nothing is left to wake
-            os.write(self._bell_in, b"!")
+        """Report now; returns at once."""
+        self._bell.set()
 
     def acknowledge(self, move_id: int, payload: Mapping[str, Any], *, timeout_s: float = 20.0) -> bool:
         """Say that the checkpoint which a move asked for is durable.
 
-        Retries until the database answers, for at most `timeout_s` seconds. Returns False if the move is over, or if
-        the database did not answer. The checkpoint stays in any case.
+        Retries until the gateway answers, for at most `timeout_s` seconds. Returns False if the move is over, or if
+        the gateway did not answer. The checkpoint stays in any case.
         """
+        stamps = dict(payload)
         try:
-            encoded = json.dumps(dict(payload), allow_nan=False)
+            json.dumps(stamps, allow_nan=False)
         except (TypeError, ValueError) as error:
             log.warning("acknowledgement %d sent without its stamps: %s", move_id, error)
-            encoded = "{}"
-        mine = _Acknowledgement(move_id, encoded)
+            stamps = {}
+        mine = _Acknowledgement(move_id, stamps)
         with self._lock:
             if self._ended or self._closing:
                 return False
@@ -116,13 +119,14 @@ class Publisher:
             if self._pending is mine:
                 self._pending = None
         if not mine.done.is_set():
-            # Nobody answered, so the order stands: it is passed on again when the database is back.
-            self._drain_seen = None
+            # Nobody answered, so the order stands: it is passed on again when the gateway is back.
+            self._drain_seen, self._orders_again = None, True
+            self._orders.interrupt()
         return mine.accepted
 
     @property
     def ended(self) -> bool:
-        """The reporter has ended, or no database will ever take its reports."""
+        """The reporter has ended, or no gateway will ever take its reports."""
         return self._ended
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -132,6 +136,8 @@ class Publisher:
         """
         with self._lock:
             self._closing = True
+        self._leaving.set()
+        self._orders.interrupt()
         self.wake()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -143,36 +149,63 @@ class Publisher:
                 try:
                     self.exchange()
                     self._recovered()
-                except TicketOver as error:
+                except AccessOver as error:
                     log.warning("no more reports to Pollux: %s; training goes on", error)
                     return
-                except DatabaseAway as error:
+                except GatewayAway as error:
                     self.failures += 1
-                    self._complain(f"Pollux' database cannot be reached: {error}")
+                    self._complain(f"Pollux' gateway cannot be reached: {error}")
                 if last:
                     return
-                self._sleep(self.pause())
+                self._bell.wait(self.pause())
+                self._bell.clear()
         except Exception:
             log.exception("the Pollux reporter ended on a fault of its own; training goes on")
         finally:
-            self._database.close()
+            self._leaving.set()
+            self._orders.interrupt()
+            self._gateway.close()
             with self._lock:
                 self._ended = True
                 if self._pending is not None:
                     self._pending.done.set()
 
     def exchange(self) -> None:
-        """One round: acknowledge if asked to, publish, take the instructions."""
+        """One round: acknowledge if asked to, introduce the training, publish."""
         self._acknowledge_pending()
         self._introduce()
         report = self._report()
-        try:
-            instructions = self._database.instructions() if report is None else self._database.publish(report)
-        except PayloadRefused as error:
-            self._complain(f"Pollux' database refused the report: {error}")
-            instructions = self._database.instructions()
-        self.take_orders(instructions)
+        if report is not None:
+            try:
+                self._gateway.publish(report)
+            except MessageRefused as error:
+                self._complain(f"Pollux' gateway refused the report: {error}")
+        if self._given_interval_s is None:
+            self._interval_s = self._gateway.publish_interval_s
         self._acknowledge_pending()
+
+    def _follow(self) -> None:
+        """Pass on orders until the reports end."""
+        failures, seen = 0, ""
+        try:
+            while not self._leaving.is_set():
+                if self._orders_again:
+                    seen, self._orders_again = "", False
+                try:
+                    orders = self._orders.orders(seen)
+                except AccessOver:
+                    return  # the reporter says so
+                except (GatewayAway, MessageRefused):
+                    failures += 1
+                    backoff = min(0.5 * 2.0 ** min(failures - 1, 10), _LONGEST_ORDERS_BACKOFF_S)
+                    self._leaving.wait(backoff * random.uniform(0.5, 1.0))
+                else:
+                    failures, seen = 0, orders["seen"]
+                    self.take_orders(orders)
+        except Exception:
+            log.exception("Pollux' orders are no longer followed; training goes on")
+        finally:
+            self._orders.close()
 
     def _introduce(self) -> None:
         """Read earlier runs' measurements, before the first report.
@@ -183,15 +216,15 @@ class Publisher:
         if mine is None:
             return
         try:
-            answer = self._database.prior(mine.fingerprint, mine.gpu_type)
-        except DatabaseAway as error:
+            answer = self._gateway.prior(mine.fingerprint, mine.gpu_type)
+        except GatewayAway as error:
             self._introductions_left -= 1
             if self._introductions_left <= 0:
                 self.introduction = None
                 self._complain(f"nothing is learned from earlier runs: {error}")
-            # Away for reports too, or only without this function: reporting finds out which.
+            # Away for reports too, or only for this question: reporting finds out which.
             return
-        except PayloadRefused as error:
+        except MessageRefused as error:
             self.introduction = None
             self._complain(f"nothing is learned from earlier runs: {error}")
             return
@@ -201,17 +234,18 @@ class Publisher:
         except Exception:
             log.exception("what earlier runs have measured could not be taken over")
 
-    def _report(self) -> str | None:
+    def _report(self) -> Mapping[str, Any] | None:
         try:
-            return json.dumps(self._collect(), allow_nan=False)
+            report = self._collect()
+            json.dumps(report, allow_nan=False)
+            return report
         except Exception as error:
-            # An order to drain must arrive in spite of any error in the measurements.
+            # The acknowledgement of an order must pass in spite of any error in the measurements.
             self._complain(f"no report could be made: {type(error).__name__}: {error}")
             return None
 
-    def take_orders(self, instructions: Any) -> None:
-        """Deliver the orders in the database's answer that are new."""
-        orders = instructions if isinstance(instructions, dict) else {}
+    def take_orders(self, orders: Mapping[str, Any]) -> None:
+        """Deliver the orders in the gateway's answer that are new."""
         terms = orders.get("resize")
         order = ResizeOrder(terms) if isinstance(terms, dict) and terms.get("id") is not None else None
         number = None if order is None else order.terms["id"]
@@ -235,11 +269,14 @@ class Publisher:
         if pending is None or pending.done.is_set():
             return
         try:
-            pending.accepted = self._database.acknowledge(pending.move_id, pending.payload)
-        except PayloadRefused as error:
+            pending.accepted = self._gateway.acknowledge(pending.move_id, pending.stamps)
+        except MessageRefused as error:
             # The times are optional, the acknowledgement is not.
             self._complain(f"the acknowledgement's stamps were refused: {error}")
-            pending.accepted = self._database.acknowledge(pending.move_id, "{}")
+            try:
+                pending.accepted = self._gateway.acknowledge(pending.move_id, {})
+            except MessageRefused as again:
+                raise GatewayAway(str(again)) from None
         pending.done.set()
 
     def pause(self) -> float:
@@ -257,12 +294,6 @@ class Publisher:
         backoff = min(self._interval_s, 1.0) * 2.0 ** min(self.failures - 1, 10)
         return min(backoff, _LONGEST_BACKOFF_S) * spread
 
-    def _sleep(self, seconds: float) -> None:
-        readable, _, _ = select.select([self._bell_out], [], [], seconds)
-        if readable:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._bell_out, 4096)
-
     def _complain(self, complaint: str) -> None:
         """Log a trouble once, not at every round."""
         if complaint != self._complaint:
@@ -271,6 +302,6 @@ class Publisher:
 
     def _recovered(self) -> None:
         if self.failures:
-            log.info("Pollux' database answers again")
+            log.info("Pollux' gateway answers again")
             self._complaint = ""
         self.failures = 0

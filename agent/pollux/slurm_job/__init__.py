@@ -1,1 +1,1 @@
-"""The Slurm job around this process: environment, ticket, nodes."""
+"""The Slurm job around this process: environment, nodes, gateway."""

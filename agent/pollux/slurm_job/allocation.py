@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from pollux.errors import LaunchError
+from pollux.slurm_job.access import in_pollux_job
 
 # Sizes that srun reads as options; they are the submission's, and not the job's present ones.
 STALE = frozenset(
@@ -192,7 +193,7 @@ def nodes_now(env: Mapping[str, str]) -> int:
     Slurm. If scontrol does not answer, the variable counts.
     """
     known = _number(env.get("SLURM_JOB_NUM_NODES", "")) or 1
-    if known == 1 or not env.get("POLLUX_TICKET_DIR"):
+    if known == 1 or not in_pollux_job(env):
         return known
     shown = show_job(env.get("SLURM_JOB_ID", ""))
     if shown is None:
@@ -207,10 +208,30 @@ def show_job(job_id: str) -> str | None:
     return _shown("job", job_id)
 
 
-def _shown(what: Literal["job", "node"], name: str) -> str | None:
+def munge_socket() -> Path | None:
+    """Return the socket that AuthInfo of slurm.conf names.
+
+    None: munge's own, or scontrol does not answer.
+    """
+    found = re.search(r"^AuthInfo\s+= .*?socket=([^,\s]+)", _shown("config") or "", re.MULTILINE)
+    return Path(found.group(1)) if found else None
+
+
+def gpu_type_of(node: str) -> str:
+    """Return Slurm's name for the type of a node's GPUs.
+
+    Empty where they have no type, or several.
+    """
+    found = re.search(r"\bGres=(\S+)", _shown("node", node) or "")
+    # "gpu:a100:2(S:0-1)"; GPUs without a type are "gpu:2".
+    kinds = set(re.findall(r"(?:^|,)gpu:([^:(,]+):", found.group(1))) if found else set()
+    return kinds.pop()[:64] if len(kinds) == 1 else ""
+
+
+def _shown(what: Literal["job", "node", "config"], name: str = "") -> str | None:
     try:
         return subprocess.run(
-            ["scontrol", "show", what, "-o", name],
+            ["scontrol", "show", what, *(["-o", name] if name else [])],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pollux.slurm_job.access import GatewayAccess, read_access
 from pollux.slurm_job.agent_settings import AgentSettings
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
-from pollux.slurm_job.ticket import Ticket, read_ticket
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One start of this job's processes."""
 
-    ticket: Ticket | None
-    """Credentials at the scheduler; None outside a Pollux job."""
+    access: GatewayAccess | None
+    """The way to the scheduler; None outside a Pollux job."""
     directory: Path | None
     """Folder of this job's checkpoints; None without any."""
     seed: int
@@ -42,14 +42,13 @@ class Attempt:
 
         Raises PolluxAgentError where a variable makes no sense.
         """
-        ticket = read_ticket()
-        alone = stands_alone(ticket, environ)
+        access, alone = read_access(environ), stands_alone(environ)
         return cls(
-            ticket,
+            access,
             checkpoint_directory(checkpoint_dir, environ),
             seed,
             alone,
-            yes(environ.get("POLLUX_ADAPTIVE"), ticket is not None or alone),
+            yes(environ.get("POLLUX_ADAPTIVE"), access is not None or alone),
             int(number(environ, "POLLUX_RESIZED", 0)),
             Times.from_environment(environ),
             AgentSettings.from_environment(environ),

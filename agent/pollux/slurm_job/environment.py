@@ -11,12 +11,15 @@ from datetime import datetime
 from pathlib import Path
 
 from pollux.errors import PolluxAgentError
+from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.allocation import show_job
 
 CONTAINER = "POLLUX_CONTAINER"
 """Command inside which `pollux run` starts the launcher of every node."""
 BATCH_PYTHON = "POLLUX_BATCH_PYTHON"
 """The interpreter of `pollux run` in the batch script, outside of the container, for companions' batch scripts."""
+FORMER_MARK = "POLLUX_TICKET_DIR"
+"""Set in Pollux jobs that were submitted under polluxd 0.1: they go on from their checkpoints."""
 LENT_RANKS = "POLLUX_LENT_RANKS"
 """Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
 starts all ranks again."""
@@ -54,8 +57,8 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
     POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
 
     Of the job's own, because a variable exported once is shared by many jobs, and a new cluster counts its jobs
-    from 1 again. It needs no ticket, so that a job that lost its ticket still goes on where it was. A companion's is
-    its parent's, from where it was told the way.
+    from 1 again. It needs no answer of the gateway, so that a job always goes on where it was. A companion's is its
+    parent's.
     """
     if given is not None:
         return Path(given)
@@ -63,7 +66,7 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
         return Path(environ["POLLUX_COMPANION"]).parent
     named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")
-    if not (job_id and environ.get("POLLUX_TICKET_DIR")):
+    if not (in_pollux_job(environ) or (job_id and environ.get(FORMER_MARK))):
         return Path(named) if named else None
     own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
     beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
@@ -87,12 +90,9 @@ def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | N
         return None
 
 
-def stands_alone(ticket: object | None, environ: Mapping[str, str]) -> bool:
-    """Outside of Slurm, under python or torchrun.
-
-    A Slurm job without a ticket is a plain one: nobody opted in.
-    """
-    return ticket is None and not environ.get("SLURM_JOB_ID")
+def stands_alone(environ: Mapping[str, str]) -> bool:
+    """Outside of Slurm, under python or torchrun."""
+    return not environ.get("SLURM_JOB_ID")
 
 
 def yes(text: str | None, default: bool) -> bool:

@@ -1,9 +1,12 @@
-"""Wrap a model that begins on one rank, so that ranks can join later.
+"""Wrap a model for its ranks. Ranks may leave, and others may join.
 
 A script keeps a reference to the object that it trains with, so this object has to stay the same at every number of
 ranks. On one rank the wrapper only calls the model, which costs 3 to 6 us per pass. DistributedDataParallel on one rank
 would keep a second copy of the gradients, and cost 38 % of a step of 0.9 ms. With further ranks the wrapper becomes a
 DistributedDataParallel.
+
+An evaluation, without gradients and in eval mode, calls the model alone. DistributedDataParallel would send rank 0's
+buffers to all ranks in it, and a rank that evaluates alone would wait for the others.
 
 For the script the wrapper behaves like the model itself: it has the model's attributes, and its state has the model's
 names.
@@ -32,12 +35,13 @@ class GrowingModel(DistributedDataParallel):
         # Of DistributedDataParallel, for scripts that use `no_sync`.
         self.require_backward_grad_sync, self.static_graph = True, False
 
-    def spread(self, options: Mapping[str, Any]) -> None:
+    def spread(self, options: Mapping[str, Any], *, send: bool = False) -> None:
         """Go on among the ranks of the default group.
 
-        `options` are DistributedDataParallel's. The parameters are equal on all ranks: they are not sent.
+        `options` are DistributedDataParallel's. `send`: rank 0's parameters and buffers go to all ranks. Without it
+        they have to be equal already.
         """
-        rewrap(self, self.module, options)
+        rewrap(self, self.module, options, send=send)
         self.alone = False
 
     def retire(self) -> None:
@@ -48,8 +52,9 @@ class GrowingModel(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Call the model."""
-        if self.alone:
-            return self._modules["module"](*inputs, **options)  # type: ignore[misc] # `self.module` costs 1 us
+        module: Any = self._modules["module"]  # `self.module` costs 1 us
+        if self.alone or not (module.training or torch.is_grad_enabled()):
+            return module(*inputs, **options)
         return super().forward(*inputs, **options)  # type: ignore[no-untyped-call]
 
     # -- as the model itself ----------------------------------------------------------------------------------

@@ -42,6 +42,18 @@ class KeptGradients:
         self._grad = None if self._param is None else self._param.grad
         self._version = 0 if self._grad is None else self._grad._version
 
+    def mark(self) -> tuple[Tensor | None, int]:
+        """Return what tells later whether a backward pass has come."""
+        grad = None if self._param is None else self._param.grad
+        return grad, 0 if grad is None else grad._version
+
+    def same(self, mark: tuple[Tensor | None, int]) -> bool:
+        """Tell whether no gradient has come since `mark`."""
+        grad, version = mark
+        if grad is None or self._param is None:
+            return all(p.grad is None for group in self._optimizer.param_groups for p in group["params"])
+        return self._param.grad is grad and grad._version == version
+
     def forget(self) -> None:
         """No pass of the step is over."""
         self._grad = None

@@ -27,6 +27,8 @@ class StepGroup:
     """Weights of the passes begun in the step's mean."""
     weighed: bool = False
     """The loss of the present pass was multiplied by its weight."""
+    left_out: bool = False
+    """The loop made no backward pass in one of the passes."""
 
     @property
     def synchronises(self) -> bool:
@@ -71,6 +73,8 @@ class StepState:
     """The loop uses `micro_batch`; without it each pass ends in a step."""
     looped: bool = False
     """A pass of the loop is over: whether the loop uses `micro_batch` is known."""
+    in_epoch: bool = False
+    """The script is in the loop over `job.epochs`."""
     managed: bool = False
     """`job.epochs` counts the epochs; else each loop over the loader is one."""
     passes_only: bool = False
@@ -87,6 +91,15 @@ class StepState:
     """Weight per example in the last step with summed losses, equal on all ranks."""
     weights: StepWeights | None = None
     """The weights of the pass that ends the step; None where losses are means."""
+    scheduler_calls: int = 0
+    """The script's calls of a scheduler in the last step."""
+    tried: bool = False
+    """The present pass through the data had an optimizer step, or one that AMP or the loop gave up.
+
+    Also True where only the rest of the pass is left.
+    """
+    idle: int = 0
+    """Whole passes through the data without such a step, one after the other."""
     unscaled: Any = None
     """The optimizer states of AMP's scaler at the beginning of the pass. The scaler's `update` replaces them."""
     seconds: float = 0.0

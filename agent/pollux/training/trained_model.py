@@ -36,10 +36,11 @@ from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.optimizers.families import not_understood
 from pollux.ranks.sharding import check_sharded, held_elsewhere, is_sharded, ranks_per_replica
-from pollux.ranks.torch_internals import rewrap, skips_step
+from pollux.ranks.torch_internals import skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
 from pollux.training.kept_gradients import KeptGradients
+from pollux.training.script_record import ScriptRecord
 
 logger = logging.getLogger("pollux")
 
@@ -86,15 +87,21 @@ class TrainedModel:
         self.schedule = ScaledSchedule(scheduler)
         self.lag = MomentLag()
         self.kept = KeptGradients(optimizer)
+        self.record = ScriptRecord(module, optimizer, scheduler)
         self._scale_in_hand: float | None = None
         """M / M0 of the current step; None if the learning rate does not follow it."""
         self._told = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
+        self.in_pass = False
+        """The script is in the context of the present pass."""
+        self.new_loop = False
+        """A loop over the loader has begun: the script may have replaced parameters before."""
 
     def parts(self, prefix: str = "") -> dict[str, Any]:
         """Parts of a checkpoint that belong to this model, by name."""
         parts = {
+            "script": self.record,  # the optimizer is restored after it
             "model": self.module,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
@@ -134,13 +141,9 @@ class TrainedModel:
         elif grows or world.distributed:
             if world.device.type == "cuda":
                 self._ddp.setdefault("device_ids", [world.device])
-            if grows:
-                self.model = growing = GrowingModel(self.module)
-                if world.distributed:
-                    growing.spread(self._ddp)
-            else:
-                # Its broadcast from rank 0 makes all ranks equal.
-                self.model = DistributedDataParallel(self.module, **self._ddp)
+            self.model = wrapper = GrowingModel(self.module)
+            if world.distributed:
+                wrapper.spread(self._ddp, send=not grows)
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)
@@ -157,6 +160,7 @@ class TrainedModel:
 
         self._metered = metered
         self.meter = metered(world, self.measure_every or 1)
+        self.watch_parameters()
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(
             # `args` begins with the optimizer. A closure runs the step's last pass, after this hook.
@@ -196,13 +200,36 @@ class TrainedModel:
                 self.model.spread(self._ddp)
             else:
                 self.model.retire()
-        elif isinstance(self.model, DistributedDataParallel):
-            rewrap(self.model, self.module, self._ddp)
+        self.watch_parameters()
         self.norms.count_parameters()
         before = self.meter
         before.close()
         self.meter = self._metered(world, before.sampling)
         self.meter.initial, self.meter.agreed = before.initial, before.agreed
+        self.meter.read_every = before.read_every
+
+    def watch_parameters(self) -> None:
+        """Note the model's parameters, and which of them require gradients."""
+        self._parameters = list(self.module.parameters())
+        self._trainable = [p.requires_grad for p in self._parameters]
+
+    def follow_parameters(self, world: World) -> bool:
+        """Wrap the model again where other parameters require gradients.
+
+        Every rank calls it, before a step's first pass. DistributedDataParallel averages the gradients of the
+        parameters that required them when it was made. Return True if it was made again.
+        """
+        now = list(self.module.parameters()) if self.new_loop else self._parameters
+        trainable = [p.requires_grad for p in now]
+        same = not self.new_loop or list(map(id, now)) == list(map(id, self._parameters))
+        self.new_loop = False
+        if same and trainable == self._trainable:
+            return False
+        if self.meter.sharded or not any(trainable):
+            return False  # fully_shard looks at each step; a model that is frozen as a whole has no pass of its own
+        self.leave_group()
+        self.rewrap(world)
+        return True
 
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
@@ -213,11 +240,10 @@ class TrainedModel:
         """
         self.meter.begin_group(step, passes, local_batch * self.ranks_per_replica, samples, whole=whole)
         self.schedule.begin()
-        self.rates.factors, self.rates.others = [], []
         self._scale_in_hand = scale
         if scale is not None:
             self._warn_not_understood()
-            self._scale(scale)
+        self.scale_to(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
         """This rank's noise scale of each parameter group, not agreed yet.
@@ -234,8 +260,14 @@ class TrainedModel:
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
-    def _scale(self, scale: float) -> None:
-        """Set each parameter group's factor for a step of `scale` M0."""
+    def scale_to(self, scale: float | None) -> None:
+        """Set each parameter group's factor for a step of `scale` M0.
+
+        None: the learning rate does not follow the batch size.
+        """
+        self.rates.factors, self.rates.others = [], []
+        if scale is None:
+            return
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
         # Groups that the user has added since are not measured one by one.
         added = len(self.optimizer.param_groups) - len(noise)

@@ -69,10 +69,7 @@ def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
 
 
 def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool) -> BatchChoice:
-    """Return M0, as near as its division among GPUs and passes allows.
-
-    At least one example per GPU.
-    """
+    """Return M0, rounded up to a multiple of the GPUs and passes."""
     best = Goodput(_UNMEASURED, None, limits, adaptive).optimize(nodes, gpus)
     if int(best.batch_size) > 0:
         return BatchChoice(int(best.local_batch), int(best.accumulation))

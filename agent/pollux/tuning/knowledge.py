@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pollux.goodput import BatchLimits, ThroughputParams
-from pollux.slurm_job.ticket import Ticket
+from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.prior import Prior
 from pollux.tuning.profile import StepProfile
 
@@ -42,13 +42,13 @@ def _shapes(model: Any) -> Iterable[tuple[str, list[int], str, bool]]:
         yield name, list(parameter.shape), str(parameter.dtype), bool(parameter.requires_grad)
 
 
-def gpu_type(device: Any, ticket: Ticket | None) -> str:
+def gpu_type(device: Any, access: GatewayAccess | None) -> str:
     """The GPU type that step times belong to; empty for a CPU.
 
-    Slurm's name of it, else the device's own.
+    Slurm's name of it where `pollux run` knows it, else the device's own.
     """
-    if ticket is not None and ticket.gpu_type:
-        return ticket.gpu_type
+    if access is not None and access.grant is not None and access.grant.gpu_type:
+        return access.grant.gpu_type
     if device.type != "cuda":
         return ""
     import torch  # noqa: PLC0415 - only a training that has torch has such a device
@@ -63,7 +63,7 @@ class Introduction:
     fingerprint: str
     gpu_type: str
     learn: Callable[[Any], None]
-    """Called once with `prior_v1`'s answer, in the reporter's thread."""
+    """Called once with the gateway's answer, in the reporter's thread."""
 
 
 def introduction(

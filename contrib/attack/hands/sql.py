@@ -1,16 +1,14 @@
-"""Run statements in Postgres with the rights of a ticket.
+"""Log in to Postgres, and run statements there.
 
 python -m contrib.attack.hands.sql ORDER
 
-ORDER is JSON: `ticket` (a file), `statements`, and optionally `login` (libpq parameters over the ticket's),
-`connections` (open this many, run the statements on each), `times` (run the statements so often), `hold_s` (stay
-connected for so long). Each statement is answered by one line of JSON: {"ok", "text"}. In a statement {me} is the
-ticket's credentials as SQL.
+ORDER is JSON: `logins` (connection strings of libpq), `statements` (run on each connection), and optionally `times`
+(run them so often), `hold_s` (stay connected for so long). Each login and statement is answered by one line of JSON:
+{"ok", "text"}.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -23,55 +21,31 @@ def tell(ok: bool, text: object) -> None:
     print(json.dumps({"ok": ok, "text": " ".join(str(text).split())[:600]}), flush=True)
 
 
-def credentials(ticket: dict[str, Any]) -> dict[str, str]:
-    """Return the words that a statement may name, as SQL literals."""
-    words = {
-        "{cluster}": f"'{ticket['cluster']}'",
-        "{job}": str(ticket["job_id"]),
-        "{attempt}": str(ticket["attempt"]),
-        "{uid}": str(ticket["uid"]),
-        "{token}": f"'{ticket['token']}'",
-    }
-    return words | {"{me}": ", ".join(words.values())}
-
-
 def run(connection: Any, statement: str) -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute(statement)
-            tell(True, cursor.fetchall() if cursor.description else "done")
+            tell(True, cursor.fetchall() if cursor.description else cursor.statusmessage)
     except psycopg2.Error as error:
         tell(False, f"{error.pgcode}: {error}")
 
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    with open(order["ticket"], encoding="utf-8") as file:
-        ticket = json.load(file)
-    words = credentials(ticket)
-    statements = []
-    for text in order["statements"]:
-        for name, value in words.items():
-            text = text.replace(name, value)  # noqa: PLW2901 - one word after the other
-        statements.append(text)
     connections = []
-    for _ in range(order.get("connections", 1)):
+    for login in order["logins"]:
         try:
-            connections.append(psycopg2.connect(ticket["dsn"], **order.get("login", {})))
+            connections.append(psycopg2.connect(login))
         except psycopg2.Error as error:
             tell(False, error)
-            break
+            continue
         connections[-1].autocommit = True
+        tell(True, "let in")
     for _ in range(order.get("times", 1)):
         for connection in connections:
-            for statement in statements:
+            for statement in order["statements"]:
                 run(connection, statement)
-    if order.get("hold_s"):
-        tell(True, f"holds {len(connections)} connections")
-        time.sleep(order["hold_s"])
-    for connection in connections:
-        with contextlib.suppress(psycopg2.Error):
-            connection.close()
+    time.sleep(order.get("hold_s", 0))
 
 
 if __name__ == "__main__":

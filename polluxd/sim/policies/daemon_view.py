@@ -105,7 +105,9 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
 
     It allows no more GPUs than the job's batch limits, or the evaluation, allow.
     """
-    return _spec(min(most_gpus(job.app), COUNTED_GPUS, gpus))
+    if job.submission.rigid:
+        return _spec(job.submission.gpus, job.submission.gpus)
+    return _spec(1, min(most_gpus(job.app), COUNTED_GPUS, gpus))
 
 
-_spec = lru_cache(lambda most: JobSpec(max_gpus=most))
+_spec = lru_cache(lambda least, most: JobSpec(min_gpus=least, max_gpus=most))

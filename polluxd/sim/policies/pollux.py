@@ -15,6 +15,7 @@ told apart once a job, or an earlier run, was measured on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from polluxd.gpu_types import GpuTypes
@@ -28,6 +29,7 @@ from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
+from polluxd.trusted_reports import Held, TrustedReports
 
 UNMEASURED_COST = MoveSettings().default_cost_s
 """Expected cost of a move until the job's own moves are measured (the daemon's `moves.default_cost_s`)."""
@@ -53,17 +55,21 @@ class Pollux:
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
         self._gpu_types: GpuTypes | None = None
+        self._trusted = TrustedReports()
+        self._most: dict[int, tuple[int, int]] = {}
+        """Most GPUs and nodes that each job has held."""
         self.settings = PolicySettings(
             objective=self._knowledge.objective,
             kappa=self._knowledge.kappa,
             power=power,
+            waiting_power=self._knowledge.waiting_power,
             remaining_work_power=self._knowledge.remaining_work_power,
             start_gpus=self._knowledge.start_gpus,
             hysteresis=self._knowledge.hysteresis,
         )
 
     def decide(self, view: View) -> Mapping[int, Seats]:
-        jobs = tuple(self._job(job, view) for job in view.jobs)
+        jobs = self._jobs(view)
         plan = decide(daemon_view.snapshot(view, jobs, self.settings), cache=self._cache, explained=False)
         return daemon_view.plan_seats(plan, {job.number: job for job in view.jobs})
 
@@ -74,12 +80,32 @@ class Pollux:
         """
         cloud = view.scenario.cloud
         assert cloud is not None
-        jobs = tuple(self._job(job, view) for job in view.jobs)
+        jobs = self._jobs(view)
         seen = daemon_view.snapshot(view, jobs, self.settings)
         scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
         return scale.nodes
 
-    def _job(self, job: SimulatedJob, view: View) -> SnapshotJob:
+    def _jobs(self, view: View) -> tuple[SnapshotJob, ...]:
+        reports = {job.number: self._report(job, view) for job in view.jobs}
+        if self._knowledge.checks_reports:
+            reports |= self._checked({n: report for n, report in reports.items() if report is not None}, view)
+        return tuple(self._job(job, view, reports[job.number]) for job in view.jobs)
+
+    def _checked(self, reports: Mapping[int, Report], view: View) -> Mapping[int, Report]:
+        """Return the reports as far as the daemon believes them."""
+        users, share = view.scenario.users, None
+        if users > 1:
+            share = view.scenario.gpus / len({job.number % users for job in view.jobs})
+        held, types = {}, view.scenario.types
+        for job in view.jobs:
+            here = {types[node] for node, _ in job.seats}
+            gpus, nodes = (0, 0) if job.restarting > 0 else (job.gpus, job.nodes)
+            most = self._most.get(job.number, (0, 0))
+            self._most[job.number] = most = (max(most[0], job.gpus), max(most[1], job.nodes))
+            held[job.number] = Held(gpus, nodes, *most, share, here.pop() if len(here) == 1 else "")
+        return self._trusted.trust(reports, held, view.now)[0]
+
+    def _job(self, job: SimulatedJob, view: View, report: Report | None) -> SnapshotJob:
         whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
         resizes = whole and view.scenario.moves is not None
         why = self._why_pinned(job, view.now)
@@ -87,7 +113,7 @@ class Pollux:
             job,
             view,
             waiting=None if job.held_at is None else view.now - job.held_at,
-            report=self._report(job, view),
+            report=self._on_types(report, job, view),
             pinned=bool(why),
             pin_reason=why,
             started=job.started_at is not None,
@@ -103,6 +129,19 @@ class Pollux:
         if job.started_at is None:
             return None
         found = daemon_view.report(job, view, remaining=self._knowledge.remaining_work)
+        if found is None:
+            return None
+        agent, trains = job.agent, job.restarting <= 0
+        return replace(
+            found,
+            explored_gpus=agent.explored_gpus,
+            explored_nodes=agent.explored_nodes,
+            prior_gpus=agent.prior_gpus,
+            prior_nodes=agent.prior_nodes,
+            first_step_at=found.first_step_at if trains else None,
+        )
+
+    def _on_types(self, found: Report | None, job: SimulatedJob, view: View) -> Report | None:
         if found is None or not view.scenario.groups:
             return found
         return self._types(view).known_to(found, placement(job.seats), moves=job.restarts)

@@ -38,7 +38,12 @@ class PolluxPaper:
     def __init__(self, power: float = -1.0) -> None:
         self._cache = Cache()
         self._settings = PolicySettings(
-            objective="fair-share", power=power, remaining_work_power=0.0, hysteresis=0.0, start_gpus=1
+            objective="fair-share",
+            power=power,
+            waiting_power=0.0,
+            remaining_work_power=0.0,
+            hysteresis=0.0,
+            start_gpus=1,
         )
 
     def decide(self, view: View) -> Mapping[int, Seats]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +11,14 @@ import psycopg2
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
-from pollux.slurm_job.ticket import Ticket
+from pollux.slurm_job.access import GatewayAccess, Grant
+from polluxd.gateway.messages import Acknowledgement, Report, Training
+from polluxd.gateway.orders import answer_of
+from polluxd.gateway.records import Holder, SentReport
 from polluxd.store import Store
-from tests.integration.store.credentials import SECRET, login, token
+from polluxd.store.gateway import GatewayStore
+from tests.integration.gateway.serving import serving, token_of
+from tests.integration.store.reports import payload
 from tests.integration.store.slurm_job import Seen
 
 _names = (f"cluster{n}" for n in itertools.count(1))
@@ -50,9 +54,13 @@ def new_store(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Sto
 
 @pytest.fixture
 def store(new_store: Callable[..., Store]) -> Store:
-    made = new_store()
-    made.install_secret(SECRET)
-    return made
+    return new_store()
+
+
+@pytest.fixture
+def records(postgres: DevPostgres, cluster: str) -> GatewayStore:
+    """The gateway's statements, with its rights."""
+    return GatewayStore(postgres.gateway_url, cluster)
 
 
 @pytest.fixture
@@ -61,98 +69,72 @@ def seen() -> type[Seen]:
 
 
 def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> None:
-    """Let polluxd have seen a job that runs, and its user."""
+    """Let polluxd have seen a job that runs."""
     with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
-        job = (
+        cursor.execute(
             "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, most_gpus, most_nodes)"
-            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING"
+            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING",
+            (cluster, job_id, uid),
         )
-        cursor.execute(job, (cluster, job_id, uid))
-        # Also the user of a job that has ended: its agent may still run.
-        cursor.execute(job, (cluster, 10**9, uid))
-        cursor.execute("SELECT trouble FROM pollux.admit_users(%s) WHERE trouble IS NOT NULL", (cluster,))
-        assert cursor.fetchall() == []
-        cursor.execute("DELETE FROM pollux.job WHERE cluster = %s AND job_id = %s", (cluster, 10**9))
     connection.close()
 
 
-def payload(**changes: Any) -> dict[str, Any]:
-    """A sound report; `changes` replace members."""
-    return {
-        "v": 1,
-        "at": time.time(),
-        "params": dict.fromkeys(
-            ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node"), 0.01
-        )
-        | {"gamma": 1.5},
-        "noise": {"sqr": 2.0, "var": 6.0},
-        "limits": {"initial": 32, "maximum": 1024, "local_min": 8, "local_max": 256},
-        **{"explored_gpus": 4, "explored_nodes": 1, "gpus": 4, "nodes": 1},
-        **{"batch_size": 128, "local_batch": 32, "accumulation": 0},
-        **{"goodput": 90.0, "throughput": 100.0, "progress": 10.0, "target": 500.0, "epoch": 1.5},
-        **{"lr_factor": 2.0, "gain": 1.9, "optimizer_steps": 12, "checkpointed": False},
-        "times": {"launched_at": time.time() - 5, "first_step_at": None},
-        "restart_cost": None,
-        **changes,
-    }
+class RefusedByStore(Exception):
+    """The gateway's statement refused."""
 
 
 class Agent:
-    """The rights of a job on the database.
-
-    A job connects as its user's role and calls functions.
-    """
+    """What an agent reaches through the gateway: models and statements."""
 
     def __init__(
         self,
         postgres: DevPostgres,
-        cluster: str,
+        records: GatewayStore,
         job_id: int,
         *,
         attempt: int = 0,
         uid: int = 1000,
-        by: str | None = None,
     ) -> None:
-        self.credentials = (
-            *(cluster, job_id, attempt, uid),
-            token(cluster, job_id, attempt, uid) if by is None else by,
-        )
-        introduce(postgres, cluster, job_id, uid)
-        self.connection = psycopg2.connect(login(postgres, cluster, uid))
-        self.connection.autocommit = True
+        self.holder = Holder(uid, job_id, attempt)
+        self._records = records
+        introduce(postgres, records.cluster, job_id, uid)
 
-    def sql(self, statement: str, *words: object) -> Any:
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement, words)
-            return cursor.fetchone()[0] if cursor.description else None
+    def publish(self, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Store a report; return the orders."""
+        report = Report.model_validate_json(json.dumps(payload() if body is None else body))
+        (refusal,) = self._records.store_reports([SentReport(self.holder, report.at, report.row())])
+        if refusal is not None:
+            raise RefusedByStore(refusal)
+        return self.instructions()
 
-    def publish(self, body: dict[str, Any] | None = None, *, text: str | None = None) -> Any:
-        encoded = json.dumps(payload() if body is None else body) if text is None else text
-        return self.sql("SELECT pollux.publish_v1(%s, %s, %s, %s, %s, %s)", *self.credentials, encoded)
+    def instructions(self) -> dict[str, Any]:
+        assert self.holder.job_id is not None
+        orders = self._records.open_orders().get(self.holder.job_id)
+        answer = answer_of(orders, self.holder.attempt)
+        resize = answer.resize and answer.resize.model_dump(exclude_defaults=True)
+        return {"drain": answer.drain, "resize": resize}
 
-    def instructions(self) -> Any:
-        return self.sql("SELECT pollux.instructions_v1(%s, %s, %s, %s, %s)", *self.credentials)
+    def acknowledge(self, move_id: int, **stamps: float) -> bool:
+        said = Acknowledgement.model_validate_json(json.dumps({"move": move_id, **stamps}))
+        accepted = self._records.acknowledge(self.holder, said.move, said.facts())
+        if isinstance(accepted, str):
+            raise RefusedByStore(accepted)
+        return accepted
 
-    def acknowledge(self, move_id: int, **stamps: float) -> Any:
-        return self.sql(
-            "SELECT pollux.acknowledge_v1(%s, %s, %s, %s, %s, %s, %s)",
-            *self.credentials,
-            move_id,
-            json.dumps(stamps),
-        )
+    def prior(self, fingerprint: str, gpu_type: str = "") -> Any:
+        runs = Training(fingerprint=fingerprint, gpu_type=gpu_type)
+        found = self._records.introduce(self.holder, runs.fingerprint, runs.gpu_type)
+        if isinstance(found, str):
+            raise RefusedByStore(found)
+        return found
 
 
 @pytest.fixture
-def agent(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Agent]]:
-    made: list[Agent] = []
-
+def agent(postgres: DevPostgres, records: GatewayStore) -> Callable[..., Agent]:
     def make(job_id: int, **options: Any) -> Agent:
-        made.append(Agent(postgres, cluster, job_id, **options))
-        return made[-1]
+        return Agent(postgres, records, job_id, **options)
 
-    yield make
-    for one in made:
-        one.connection.close()
+    return make
 
 
 @pytest.fixture
@@ -161,25 +143,15 @@ def report() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def sign() -> Callable[..., str]:
-    return token
+def access_for(records: GatewayStore, cluster: str) -> Iterator[Callable[..., GatewayAccess]]:
+    """Makes access of attempts to a gateway of this test, with a token."""
+    with serving(records, cluster=cluster) as url:
 
+        def make(
+            postgres: DevPostgres, job_id: int, *, attempt: int = 0, uid: int = 1000, interval: float = 0.2
+        ) -> GatewayAccess:
+            introduce(postgres, cluster, job_id, uid)
+            grant = Grant(token_of(records, job_id, attempt=attempt, uid=uid), interval)
+            return GatewayAccess((url,), "", job_id, attempt, grant)
 
-@pytest.fixture
-def ticket_for() -> Callable[..., Ticket]:
-    """Makes tickets of jobs that polluxd knows."""
-
-    def make(
-        postgres: DevPostgres,
-        cluster: str,
-        job_id: int,
-        *,
-        attempt: int = 0,
-        uid: int = 1000,
-        interval: float = 0.2,
-    ) -> Ticket:
-        introduce(postgres, cluster, job_id, uid)
-        signed = token(cluster, job_id, attempt, uid)
-        return Ticket(cluster, job_id, attempt, uid, signed, login(postgres, cluster, uid), interval)
-
-    return make
+        yield make

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import psycopg2
 import pytest
+from pydantic import ValidationError
 
 pytestmark = pytest.mark.slurm
 
@@ -20,7 +21,7 @@ def test_mode_and_advice_are_kept_and_go_again(store, agent, seen, report, postg
     store.sync_jobs([seen(7)])
     agent(7).publish(report())
     assert read(postgres, cluster) == (None, None), "an agent of an earlier version"
-    agent(7).publish(report(mode="advise", advice=ADVICE | {"else": "dropped"}))
+    agent(7).publish(report(mode="advise", advice=ADVICE))
     assert read(postgres, cluster) == ("advise", ADVICE)
     (row,) = store.jobs_view()
     assert (row.mode, row.advice) == ("advise", ADVICE)
@@ -39,7 +40,6 @@ def test_mode_and_advice_are_kept_and_go_again(store, agent, seen, report, postg
 )
 def test_what_makes_no_sense_is_refused(store, agent, report, postgres, cluster, wrong):
     agent(7).publish(report(mode="observe"))
-    with pytest.raises(psycopg2.Error) as caught:
+    with pytest.raises(ValidationError):
         agent(7).publish(report(**wrong))
-    assert caught.value.pgcode == "PX422"
     assert read(postgres, cluster) == ("observe", None)

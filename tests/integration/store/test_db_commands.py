@@ -6,8 +6,6 @@ import os
 import shlex
 import stat
 import subprocess
-import threading
-import time
 
 import psycopg2
 import pytest
@@ -18,10 +16,6 @@ from typer.testing import CliRunner
 from contrib.devcluster.postgres import DevPostgres
 from polluxd.cli.ctl import app
 from polluxd.store import Store
-from polluxd.store.migrations import apply_migrations
-from polluxd.store.sqlfiles import migrations
-from tests.integration.store.conftest import Agent
-from tests.integration.store.credentials import SECRET
 
 pytestmark = pytest.mark.slurm
 
@@ -35,11 +29,11 @@ def server(scratch):
 
 @pytest.fixture
 def etc(tmp_path, server):
-    """polluxd.toml and the secret; the password comes from the password file."""
-    (tmp_path / "secret").write_text(SECRET.decode())
+    """polluxd.toml; the passwords come from password files."""
     (tmp_path / "polluxd.toml").write_text(
-        f'[slurm]\ncluster = "main"\n[database]\nsecret_file = "{tmp_path}/secret"\npassfile = "{tmp_path}/pgpass"\n'
+        f'[slurm]\ncluster = "main"\n[database]\npassfile = "{tmp_path}/pgpass"\n'
         f'url = "postgresql://pollux_daemon@127.0.0.1:{server.port}/site"\n'
+        f'[gateway]\npassfile = "{tmp_path}/gateway.pgpass"\n'
     )
     return tmp_path
 
@@ -55,6 +49,7 @@ def superuser(server) -> str:
 
 def init(server, etc, name="site"):
     words = f"--url={superuser(server)}", f"--database={name}", f"--passfile={etc}/pgpass", "--user=root"
+    words += f"--gateway-passfile={etc}/gateway.pgpass", "--gateway-user=root"
     done = run("init", *words)
     assert done.exit_code == 0, (done.output, done.exception)
     return done.output
@@ -80,7 +75,7 @@ def test_init_makes_all_and_may_be_repeated(server, etc):
 def test_check_finds_a_missing_migration(server, etc):
     init(server, etc)
     run("upgrade", config(etc))
-    server.execute("DELETE FROM pollux.schema_migration WHERE name LIKE '0003%'", database="site")
+    server.execute("DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'", database="site")
     done = run("check", config(etc))
     assert done.exit_code == 1
     assert "polluxd migrate" in done.output
@@ -96,55 +91,6 @@ def test_init_wants_a_superuser(server, etc):
     assert not (etc / "other").exists()
 
 
-@pytest.fixture
-def half(server, monkeypatch):
-    """A database with the schema of the first release."""
-    server.create_database("half")
-    monkeypatch.setattr(server, "database", "half")
-    connection = psycopg2.connect(server.admin_url.replace("+psycopg2", ""))
-    apply_migrations(connection, upto="0004_roles_and_grants")
-    connection.close()
-    # Other tests here have given the role another password.
-    server.execute(f"ALTER ROLE pollux_daemon PASSWORD '{make_url(server.url).password}'")
-    return server
-
-
-def test_agents_write_all_through_an_upgrade(half, etc):
-    store = Store(half.url, "main")
-    store.install_secret(SECRET)
-    agents = [Agent(half, "main", job) for job in (1, 2)]
-    accepted, faults, done = [0, 0], [], threading.Event()
-
-    def report(index: int) -> None:
-        while not done.is_set():
-            try:
-                agents[index].publish()
-                accepted[index] += 1
-            except psycopg2.Error as error:
-                if error.pgcode != "PX429":  # too often: the test does not wait between reports
-                    faults.append(error)
-            time.sleep(0.01)
-
-    threads = [threading.Thread(target=report, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        time.sleep(0.5)
-        applied = store.migrate()
-        after = list(accepted)
-        deadline = time.monotonic() + 20
-        while not all(now > then for now, then in zip(accepted, after, strict=True)) and not faults:
-            assert time.monotonic() < deadline, "no report was accepted after the upgrade"
-            time.sleep(0.05)
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-        store.close()
-    assert applied == [m.name for m in migrations()][4:]
-    assert faults == []
-
-
 def test_backup_and_restore_by_the_printed_commands(server, etc):
     init(server, etc)
     assert run("upgrade", config(etc)).exit_code == 0
@@ -155,7 +101,7 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     dump, restore = (
         next(line for line in printed if line.startswith(word)) for word in ("pg_dump", "pg_restore")
     )
-    assert f"{etc}/secret" in printed[2]
+    assert f"{etc}/gateway.pgpass" in printed[2]
     environment = {"PATH": os.environ["PATH"], "PGPASSWORD": make_url(server.admin_url).password}
     subprocess.run(shlex.split(dump), env=environment, cwd=etc, check=True)
     server.execute("DROP DATABASE site", database="postgres")
@@ -172,6 +118,4 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     with connection.cursor() as cursor:
         cursor.execute("SELECT value FROM pollux.setting WHERE cluster = 'main' AND name = 'paused'")
         assert cursor.fetchone() == (True,)
-        cursor.execute("SELECT key FROM pollux.secret WHERE cluster = 'main'")
-        assert bytes(cursor.fetchone()[0]) == SECRET
     connection.close()

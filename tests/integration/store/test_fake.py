@@ -131,7 +131,7 @@ def test_a_move_taken_back_and_pins(store, seen):
     assert [m.cancelled_by for m in store.open_moves()] == ["ann@host"]
     assert store.set_pin(7, "ann@host", pinned=True)
     assert store.set_pin(7, "bob@host", pinned=True)  # already: nothing new to audit
-    assert store.pins() == {7: "ann@host"}
+    assert store.pins() == {7: "pinned by ann@host"}
     assert store.set_pin(7, "ann@host", pinned=False)
     assert store.pins() == {}
     assert not store.set_pin(8, "ann@host", pinned=True)

@@ -5,17 +5,17 @@ The trainings run one after the other, through `attach` and a real Postgres.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pollux.goodput import step_time
+from pollux.slurm_job.access import ADDRESSES, SUBMITTED
 
 pytestmark = pytest.mark.slurm
 
@@ -55,22 +55,17 @@ job.close()
 
 
 @pytest.fixture
-def train(postgres: Any, cluster: str, ticket_for: Any, tmp_path: Path) -> Any:
+def train(postgres: Any, access_for: Any, tmp_path: Path) -> Any:
     """Run the script as a Slurm job of this user would.
 
-    The script finds the ticket that the prolog leaves for a job.
+    The script inherits the token that the launcher has asked for.
     """
     (tmp_path / "train.py").write_text(TRAINING)
 
-    def train(job_id: int, until: str, *, dsn: str | None = None) -> None:
-        uid = os.getuid()
-        ticket = asdict(ticket_for(postgres, cluster, job_id, uid=uid)) | {"gpu_type": "t4"}
-        if dsn:
-            ticket["dsn"] = dsn
-        path = tmp_path / f"{job_id}.n1.json"
-        path.write_text(json.dumps(ticket))
-        path.chmod(0o600)
-        place = {"POLLUX_TICKET_DIR": str(tmp_path), "SLURM_JOB_ID": str(job_id), "SLURMD_NODENAME": "n1"}
+    def train(job_id: int, until: str, *, address: str = "") -> None:
+        access = access_for(postgres, job_id, uid=os.getuid())
+        place = replace(access.grant, gpu_type="t4").to_environment()
+        place |= {ADDRESSES: address or access.addresses[0], SUBMITTED: "1", "SLURM_JOB_ID": str(job_id)}
         place |= {"POLLUX_CHECKPOINT_DIR": str(tmp_path / "checkpoints"), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
             [sys.executable, str(tmp_path / "train.py"), until],
@@ -102,5 +97,5 @@ def test_the_second_training_begins_with_the_fit_of_the_first(store: Any, train:
 
 
 @pytest.mark.timeout(300)
-def test_without_a_database_the_same_script_trains(train: Any) -> None:
-    train(7, "step", dsn="host=127.0.0.1 port=1 user=nobody dbname=none connect_timeout=1")
+def test_without_a_gateway_the_same_script_trains(train: Any) -> None:
+    train(7, "step", address="http://127.0.0.1:1")

@@ -10,8 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import psycopg2
-import psycopg2.errors
 import pytest
 
 pytestmark = pytest.mark.slurm
@@ -91,21 +89,6 @@ def test_a_leader_that_resigned_renews_nothing(new_store):
     time.sleep(1.0)
     assert (leader.epoch, leader.lease_left) == (None, 0.0)
     assert standby.still_leading()
-
-
-def test_no_user_can_take_part_in_the_election(new_store, agent, cluster):
-    """An advisory lock can be taken by anybody; the leader's row cannot."""
-    new_store().install_secret(b"a secret for tests only, 32 bytes")
-    hands = agent(7)
-    for statement in (
-        "SELECT pg_advisory_lock(hashtextextended('pollux:' || %s, 0))",
-        "UPDATE pollux.leader SET lease_until = now() + interval '1 day' WHERE cluster = %s",
-        "INSERT INTO pollux.leader VALUES (%s, 9, 'me', now(), now() + interval '1 day')",
-        "LOCK TABLE pollux.leader; SELECT %s",
-    ):
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
-            hands.sql(statement, cluster)
-    assert new_store().lead() == 1
 
 
 def test_a_standby_that_never_led_is_not_fenced_out_of_reading(new_store):

@@ -96,7 +96,7 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     store.advance(move.id, Step.DRAINING, began + 1, epoch=epoch)
     agent(7).acknowledge(move.id, last_step_at=began + 2, stopped_at=began + 2.5, checkpoint_s=0.25, step=9)
     store.take_in()
-    # acknowledge_v1 stamps by the server's clock: the later steps of this test lie after it
+    # an acknowledgement is stamped by the server's clock: the later steps of this test lie after it
     acknowledged = store.open_moves()[0].times[Step.CHECKPOINTED]
     for step, after in ((Step.REQUEUED, 1), (Step.CONFIGURED, 3), (Step.STARTED, 4)):
         store.advance(move.id, step, acknowledged + after, epoch=epoch)
@@ -104,6 +104,7 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     agent(7, attempt=1).publish(report(times={name: acknowledged + after for name, after in stamps.items()}))
     store.advance(move.id, Step.TRAINING, acknowledged + 9, epoch=epoch)
     # The next attempt's reports must not change what this move has cost.
+    store.sync_jobs([seen(7, restart_count=1)])
     agent(7, attempt=2).publish(report(times={"first_step_at": acknowledged + 50}))
 
     (cost,) = store.move_costs(7)

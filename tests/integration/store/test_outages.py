@@ -7,25 +7,27 @@ import signal
 import tempfile
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg2
-import psycopg2.extensions
 import pytest
 from sqlalchemy import make_url
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from polluxd.store import Store
+from polluxd.store.gateway import GatewayStore
+from tests.integration.gateway.serving import Caller, serving, token_of
+from tests.integration.store.conftest import introduce
+from tests.integration.store.reports import payload
 
 pytestmark = pytest.mark.slurm
 
 N1 = Placement(("n1",), 4)
-SECRET = b"a secret for tests only, 32 bytes"
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +43,32 @@ def server():
 def store(server):
     made = Store(server.url, "c", connect_timeout=3, statement_timeout=3, lease_s=0.3)
     made.migrate()
-    made.install_secret(SECRET)
     yield made
     made.close()
 
 
 @pytest.fixture
-def ticket(server, store, ticket_for):
-    return ticket_for(server, "c", 7, interval=0.5)
+def url(server, store):
+    with serving(GatewayStore(server.gateway_url, "c", statement_timeout=3), cluster="c") as found:
+        yield found
+
+
+@pytest.fixture
+def access_to(server, url):
+    """Makes access of attempts to a gateway, with a token."""
+    records = GatewayStore(server.gateway_url, "c")
+
+    def make(job_id, *, attempt=0, interval=0.5):
+        introduce(server, "c", job_id, 1000)
+        grant = Grant(token_of(records, job_id, attempt=attempt), interval)
+        return GatewayAccess((url,), "", job_id, attempt, grant)
+
+    return make
+
+
+@pytest.fixture
+def access(access_to):
+    return access_to(7)
 
 
 def freeze(server, number):
@@ -93,7 +113,7 @@ def test_a_stopped_database_is_told_and_recovered_from(store, server):
                 call()
             assert password not in str(caught.value)
         assert not store.still_leading()
-        assert store.wait_for_notify(0.01) is False
+        assert store.wait(0.6, for_news=True) is False
     finally:
         server.start()
     store.settings()
@@ -157,22 +177,22 @@ def training(report):
 
 
 @pytest.fixture
-def publisher(ticket, training):
-    made = Publisher(ticket, training.collect, training.deliver)
+def publisher(access, training):
+    made = Publisher(access, training.collect, training.deliver)
     made.start()
     yield made
     made.close()
 
 
-def test_reports_survive_a_stop_and_start(publisher, ticket, store, server, training, caplog):
+def test_reports_survive_a_stop_and_start(publisher, access, store, server, training, caplog):
     eventually(lambda: 7 in store.reports())
     server.stop()
-    eventually(lambda: "cannot be reached" in caplog.text)
+    eventually(lambda: "does not answer" in caplog.text)
     training.body["batch_size"] = 4096 // 8
     server.start()
     publisher.wake()
     eventually(lambda: store.reports()[7].batch_size == 512)
-    assert psycopg2.extensions.parse_dsn(ticket.dsn)["password"] not in caplog.text
+    assert access.grant.token not in caplog.text
 
 
 def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
@@ -222,7 +242,7 @@ def test_a_frozen_database_bounds_an_acknowledgement(publisher, store, server):
 def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, training, caplog):
     eventually(lambda: store.lead() is not None)
     training.body["goodput"] = -1.0
-    eventually(lambda: "goodput must be" in caplog.text)
+    eventually(lambda: "goodput: Input should be" in caplog.text)
     training.body["goodput"] = float("nan")
     eventually(lambda: "no report could be made" in caplog.text)
     move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
@@ -231,31 +251,65 @@ def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, trai
     store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
 
 
-@pytest.mark.parametrize("fault", ["token", "attempt"])
-def test_a_ticket_that_is_over_stops_the_reports_and_says_so_once(
-    server, store, sign, ticket_for, training, caplog, fault
-):
-    ticket = ticket_for(server, "c", 9, interval=0.02)
-    if fault == "token":
-        ticket = replace(ticket, token=sign("c", 8, 0, 1000))
-    else:
-        newer = ticket_for(server, "c", 9, attempt=1)
-        ahead = Publisher(newer, training.collect, training.deliver)
-        ahead.start()
-        eventually(lambda: 9 in store.reports())
-        ahead.close()
-    publisher = Publisher(ticket, training.collect, training.deliver)
+def test_an_attempt_that_is_over_ends_its_reports_and_says_so_once(store, access_to, training, seen, caplog):
+    access = access_to(9, interval=0.02)
+    publisher = Publisher(access, training.collect, training.deliver)
     publisher.start()
+    eventually(lambda: 9 in store.reports())
+    store.lead()
+    eventually(lambda: store.lead() is not None)
+    store.sync_jobs([seen(7), seen(9, restart_count=1)])
     eventually(lambda: publisher.ended)
     assert caplog.text.count("no more reports to Pollux") == 1
-    assert ticket.token not in caplog.text
+    assert access.grant.token not in caplog.text
     assert publisher.acknowledge(1, {}) is False
     publisher.wake()
     publisher.close()
 
 
-def test_closing_publishes_the_last_state(ticket, store, training):
-    publisher = Publisher(ticket, training.collect, training.deliver, interval_s=3600)
+def test_two_gateways_stand_for_each_other(server, store, access_to, training):
+    """A publisher with two addresses goes on while one gateway is away."""
+    records = GatewayStore(server.gateway_url, "c")
+    with serving(records, cluster="c") as stays:
+        with serving(records, cluster="c") as goes:
+            first = access_to(11, interval=0.1)
+            access = GatewayAccess((goes, stays), "", 11, 0, first.grant)
+            publisher = Publisher(access, training.collect, training.deliver)
+            publisher.start()
+            eventually(lambda: 11 in store.reports())
+        training.body["batch_size"] = 512
+        eventually(lambda: store.reports()[11].batch_size == 512)
+        eventually(lambda: store.lead() is not None)
+        move = store.plan_move(11, 0, "requeue", N1, N1, "x", store.epoch)
+        store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
+        assert training.drained.wait(80)
+        assert publisher.acknowledge(move.id, {"step": 1}, timeout_s=80)
+        publisher.close()
+    assert training.drains == [move.id]
+    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
+
+
+def test_the_gateway_says_that_the_database_is_away_and_recovers(server, url, access):
+    job = Caller(url, access.grant.token)
+    assert job.ask("POST", "/v1/report", payload())[0] == 204
+    first = job.ask("GET", "/v1/orders")[1]["seen"]
+    server.stop()
+    try:
+        assert job.code("POST", "/v1/report", payload()) == (503, "unavailable")
+        assert job.code("POST", "/v1/acknowledgements", {"move": 1}) == (503, "unavailable")
+        assert job.code("GET", f"/v1/orders?seen={first}") == (503, "unavailable")
+        eventually(lambda: job.ask("GET", "/v1/health")[1]["database"] is False)
+    finally:
+        server.start()
+    assert job.ask("POST", "/v1/report", payload())[0] == 204, (
+        "at once: connections that were lost are opened again"
+    )
+    assert job.ask("GET", "/v1/orders")[0] == 200
+    eventually(lambda: job.ask("GET", "/v1/health")[1]["database"] is True)
+
+
+def test_closing_publishes_the_last_state(access, store, training):
+    publisher = Publisher(access, training.collect, training.deliver, interval_s=3600)
     publisher.start()
     eventually(lambda: 7 in store.reports())
     training.body["progress"] = 499.0

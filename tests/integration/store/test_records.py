@@ -372,20 +372,6 @@ def test_the_table_checks_names_and_shapes_and_audits_changes_by_hand(store, pos
     assert [(c.who, c.name) for c in store.setting_audit()] == [("postgres", "paused")]
 
 
-def test_a_row_edited_into_nonsense_is_left_out_and_told(store, agent, seen, postgres, cluster):
-    store.lead()
-    store.sync_jobs([seen(7), seen(8)])
-    agent(7).publish()
-    agent(8).publish()
-    postgres.execute(
-        f"UPDATE pollux.report_history SET at = now() + interval '1 day' WHERE cluster = '{cluster}' AND job_id = 7"
-    )
-    assert set(store.reports()) == {8}
-    assert store.explain(7).report is None
-    assert "clock" in store.explain(7).rejected
-    assert store.explain(8).rejected == ""
-
-
 def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres, cluster):
     epoch = store.lead()
     now = time.time()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-import psycopg2
 import pytest
+from pydantic import ValidationError
 
 from polluxd.model import Placement, Step
 
@@ -82,9 +82,8 @@ def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report):
     ],
 )
 def test_what_makes_no_sense_is_refused(store, agent, report, wrong):
-    with pytest.raises(psycopg2.Error) as caught:
+    with pytest.raises(ValidationError):
         agent(7).publish(report(**wrong))
-    assert caught.value.pgcode == "PX422"
     assert store.reports() == {}
 
 
@@ -92,13 +91,12 @@ def test_news_of_a_resize_wake_polluxd_and_repetitions_do_not(store, agent, repo
     agent(7).publish(report())
     store.sync_jobs([seen(7)])
     move = store.plan_move(7, 0, "resize", SMALL, LARGE, "x", epoch)
-    store.wait_for_notify(0.01)
     agent(7).publish(report(resized=move.id))
-    assert store.wait_for_notify(60) is True
+    assert store.wait(60, for_news=True) is True
     agent(7).publish(report(resized=move.id))
-    assert store.wait_for_notify(0.5) is False
+    assert store.wait(1.2, for_news=True) is False
     agent(7).publish(report(resize_refused={"id": move.id, "why": ""}, resized=move.id))
-    assert store.wait_for_notify(60) is True
+    assert store.wait(60, for_news=True) is True
 
 
 def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, agent, report, seen, epoch):

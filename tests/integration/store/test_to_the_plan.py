@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from pollux.scheduler.database import JobDatabase
 from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Node
 from polluxd.policy import decide
@@ -34,13 +33,11 @@ OVER_RACKS = {"alpha_rack": 2.0, "beta_rack": 0.1}
 
 
 @pytest.fixture
-def measure(postgres, cluster, ticket_for, agent, report):
+def measure(agent, report):
     """Introduce a job's training on a GPU type and publish its fit there."""
 
     def measure(job_id, kind, params, *, fingerprint, attempt=0):
-        database = JobDatabase(ticket_for(postgres, cluster, job_id, attempt=attempt))
-        database.prior(fingerprint, kind)
-        database.close()
+        agent(job_id, attempt=attempt).prior(fingerprint, kind)
         agent(job_id, attempt=attempt).publish(
             report(
                 params=params,

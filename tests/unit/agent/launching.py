@@ -13,11 +13,11 @@ import pytest
 
 from pollux.launcher import launcher_channel, outcome
 from pollux.launcher.launcher_channel import LauncherChannels
+from pollux.launcher.node import WORKERS_OWN
 from pollux.launcher.outcome import Outcome
 from pollux.launcher.state import Graces
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, start_worker
-from pollux.slurm_job import wake_signal
 
 SHORT = Graces(sibling=0.1, term=0.3)
 
@@ -68,9 +68,8 @@ def run_workers(
 ) -> Outcome:
     """Fork one worker per body and see them through, as the launcher does."""
     notes = Notes(len(bodies))
-    unblock = WATCHED - {wake_signal.WAKE_SIGNAL}
     workers = [
-        start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=unblock)
+        start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=WORKERS_OWN)
         for number, body in enumerate(bodies)
     ]
     channels = channels or LauncherChannels.alone(len(bodies), "here")

@@ -30,6 +30,8 @@ class Training:
     """How its agent can be resized, as it reports."""
     refuses: bool = False
     """Its agent is not able to, when it comes to it."""
+    keeps_gpus: bool = False
+    """Its agent answers each drain with a refusal."""
     nodes: tuple[str, ...] = ()
     """Where its ranks are."""
     lent: dict[int, tuple[str, ...]] = field(default_factory=dict)

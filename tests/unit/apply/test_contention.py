@@ -154,3 +154,43 @@ def test_a_job_under_a_rule_that_slurm_does_not_keep_may_not_contend() -> None:
     assert left(gpu_counts="powers-of-two") == frozenset()
     assert left(account_ceilings={"lab": 4}) == left(user_ceilings={"ann": 4}) == frozenset()
     assert left(account_ceilings={"other": 4}, user_ceilings={"bob": 4}) == {1}
+
+
+def test_a_job_beyond_its_user_s_share_may_not_contend() -> None:
+    """Half of the GPUs are ann's, who holds them, and half are bob's."""
+    share = sum(node.capacity for node in NODES) // 2
+    mine = replace(WAITING, job_id=2, placement=Placement(("n1",), share), started=True)
+    more = replace(WAITING, job_id=3, user="bob", spec=JobSpec(min_gpus=share))
+    last = replace(WAITING, job_id=4, user="bob", submitted_at=10.0)
+    jobs = (WAITING, mine, more, last)
+    for fairness_per, may in (("user", {3}), ("job", {1, 3, 4})):
+        snapshot = Snapshot("lab", NOW, NODES, jobs, PolicySettings(fairness_per=fairness_per))
+        places = {2: mine.placement}
+        plan = Plan(
+            tuple(
+                Allocation(job.job_id, places.get(job.job_id, NO_PLACEMENT), 0.0, 0.0, 32, False, "")
+                for job in jobs
+            ),
+            0.0,
+            0.0,
+            "exact",
+        )
+        assert unplaced(snapshot, plan) == may
+
+
+def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None:
+    slurm = FakeSlurm([Node("n1", gpus=100, cpus=200)])
+    slurm.submit(None, gpus_per_node=100)
+    slurm.advance(2)
+    mine = [slurm.submit(JobSpec(min_gpus=1), gpus_per_node=1, lease=600) for _ in range(130)]
+    contenders = Contenders(slurm, lambda: 1)
+    state = slurm.observe()
+    waits = plain(999, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
+    state = replace(state, jobs=(*state.jobs, waits))
+    contenders.choose(state, set(mine))
+    assert len(contenders.jobs) == 100
+    slurm.advance(2)
+    released = [
+        job for job in slurm.observe().jobs if job.job_id in mine and job.eligible_time <= slurm.clock()
+    ]
+    assert len(released) == 50

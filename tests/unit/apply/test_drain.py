@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from polluxd.apply.placed import held
-from polluxd.model import JobSpec, Placement, Step
+from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Placement, Plan, Snapshot, Step
 from polluxd.policy import decide
 
 from .world import Process, World
@@ -78,3 +78,37 @@ def test_a_pinned_job_that_waits_is_started(world: World) -> None:
     placed = held(world.truth(job_id))
     assert placed is not None
     assert placed.gpus == 1
+
+
+def half_each(snapshot: Snapshot) -> Plan:
+    """All to the only job; a node each to two."""
+    nodes = [node.name for node in snapshot.nodes]
+    each = len(nodes) // len(snapshot.jobs)
+    places = [Placement(tuple(nodes[n * each : (n + 1) * each]), 4) for n in range(len(snapshot.jobs))]
+    return Plan(
+        tuple(
+            Allocation(job.job_id, place, 1.0, 1.0, 32, place != job.placement and not job.pinned, "")
+            for job, place in zip(snapshot.jobs, places, strict=True)
+        ),
+        1.0,
+        1.0,
+        "none",
+    )
+
+
+@pytest.mark.parametrize("others", [1001, 1000])
+def test_a_job_that_keeps_its_gpus_from_others_is_requeued(others: int) -> None:
+    """It refuses each drain. Another job of its user changes nothing."""
+    world = World(nodes=2, policy=half_each)
+    greedy = world.submit(at=Placement(("n1", "n2"), 4), uid=1000)
+    world.trainings[greedy].keeps_gpus = True
+    process = Process(world)
+    run(world, process, 10.0)
+    waits = world.submit(uid=others)
+    run(world, process, 150.0)
+    world.close()
+    refused = [m for m in world.rows.moves if m.job_id == greedy and m.step is Step.FAILED]
+    assert "could not drain" in refused[0].detail
+    assert (held(world.truth(waits)) == Placement(("n2",), 4)) == (others == 1001)
+    assert (held(world.truth(greedy)) == Placement(("n1",), 4)) == (others == 1001)
+    assert held(world.truth(greedy)) != NO_PLACEMENT

@@ -15,7 +15,6 @@ from polluxd.apply.actions import (
     Drain,
     Fail,
     Reach,
-    Remind,
     Requeue,
     Wait,
     Withdraw,
@@ -111,11 +110,10 @@ def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None
     assert isinstance(act(move(step), None), Fail)
 
 
-def test_the_agent_is_reminded_then_given_up_on() -> None:
+def test_the_agent_is_waited_for_then_given_up_on() -> None:
     running = slurm_job()
-    assert act(move(Step.DRAINING), running, since_try=1.0) == Wait()
-    assert act(move(Step.DRAINING), running, since_try=4.0) == Remind()
-    assert act(move(Step.DRAINING, waited=30), running, None, since_try=1.0) == Wait()
+    assert act(move(Step.DRAINING), running) == Wait()
+    assert act(move(Step.DRAINING, waited=30), running, None) == Wait()
     late = move(Step.DRAINING, waited=31)
     gone_back = act(late, running, report())
     assert isinstance(gone_back, Reach)
@@ -133,6 +131,20 @@ def test_a_drain_that_the_agent_refuses_leaves_the_job_running() -> None:
     assert ended.reason == "the job's agent could not drain: no space left on device; left running"
     for other in (replace(full, refused=draining.id + 1), replace(full, attempt=3)):
         assert isinstance(act(draining, slurm_job(), other), Reach)
+
+
+def test_a_job_that_left_a_drain_undone_is_requeued_all_the_same() -> None:
+    draining = move(Step.DRAINING, waited=31)
+    full = replace(report(checkpointed=False), refused=draining.id, refused_why="no")
+    assert act(draining, slurm_job(), full).undrained
+    ended = act(draining, slurm_job(), full, insist=True)
+    assert isinstance(ended, Reach)
+    assert ended.step is Step.CHECKPOINTED
+    assert "could not drain: no, not for the first time" in ended.detail
+    silent = report(checkpointed=False)
+    assert act(draining, slurm_job(), silent).undrained
+    assert isinstance(act(draining, slurm_job(), silent, insist=True), Reach)
+    assert isinstance(act(move(Step.DRAINING, waited=2), slurm_job(), silent, insist=True), Wait)
 
 
 def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:

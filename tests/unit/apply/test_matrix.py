@@ -24,7 +24,7 @@ from .world import LEADER_LEASE_S, Killed, Process, World
 pytestmark = pytest.mark.timeout(900)
 
 WRITES = {
-    *("signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
+    *("requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
     *("plan_move", "advance"),
 }
 
@@ -193,7 +193,7 @@ def scenario(story: Story, fault: str, at: int, *, after: bool) -> tuple[bool, l
             case "database down":
                 world.rows.down = True
             case "scontrol times out" | "applied but timed out":
-                for call in ("observe", "signal", "requeue", "configure", "renew", "shrink", "cancel"):
+                for call in ("observe", "requeue", "configure", "renew", "shrink", "cancel"):
                     error = SlurmUnavailable("no answer in time")
                     world.slurm.fail(call, error, applied=fault.startswith("applied"), times=2)
             case "slurmctld restarts":

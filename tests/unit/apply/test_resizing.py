@@ -15,7 +15,6 @@ from polluxd.apply.actions import (
     Place,
     Reach,
     Recruit,
-    Remind,
     Wait,
     Withdraw,
 )
@@ -64,8 +63,7 @@ def act(
 def test_a_shrink_waits_for_nobodys_gpus_and_then_for_its_agent() -> None:
     assert act(move(Step.PLANNED, grow=False), room=NONE_FREE) == Drain()
     draining = move(Step.DRAINING, grow=False)
-    assert act(draining, since_try=1.0) == Wait()
-    assert act(draining) == Remind()
+    assert act(draining) == Wait()
     # No checkpoint stands in for it: the ranks on the nodes to give back have to leave first.
     late = act(draining, report=says(checkpointed=True), waited=31.0)
     assert isinstance(late, Fail)
@@ -103,7 +101,7 @@ def test_a_move_from_where_the_job_is_no_longer_is_not_begun() -> None:
 
 def test_a_companion_is_placed_watched_and_joins() -> None:
     recruiting = move(Step.RECRUITING, grow=True)
-    assert act(recruiting) == Remind()
+    assert act(recruiting) == Wait()
     assert act(recruiting, lent=WAITING) == Place()
     assert act(recruiting, lent=WAITING, room=Capacity(closed={"n2"})) == Wait()
     assert isinstance(act(recruiting, lent=WAITING, room=Capacity(closed={"n2"}), waited=61.0), Fail)
@@ -141,9 +139,9 @@ def test_what_the_agent_refuses_is_not_waited_for_and_an_earlier_refusal_is() ->
     no = says(refused=5, refused_why="sbatch is forbidden")
     for step, grow in ((Step.RECRUITING, True), (Step.STARTED, True), (Step.DRAINING, False)):
         told = act(move(step, grow=grow), report=no, lent=None)
-        assert told == Fail("the job's agent could not: sbatch is forbidden")
-    assert act(move(Step.RECRUITING, grow=True), report=says(refused=4)) == Remind()
-    assert act(move(Step.RECRUITING, grow=True), report=says(refused=5, attempt=1)) == Remind()
+        assert told == Fail("the job's agent could not: sbatch is forbidden", undrained=not grow)
+    assert act(move(Step.RECRUITING, grow=True), report=says(refused=4)) == Wait()
+    assert act(move(Step.RECRUITING, grow=True), report=says(refused=5, attempt=1)) == Wait()
     assert act(move(Step.CHECKPOINTED, grow=False), report=no) == GiveBack(), "its ranks have left"
 
 

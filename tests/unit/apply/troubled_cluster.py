@@ -268,7 +268,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(
         call=st.sampled_from(
-            ["observe", "jobs", "signal", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"]
+            ["observe", "jobs", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"]
         ),
         applied=st.booleans(),
         refused=st.booleans(),

@@ -110,10 +110,6 @@ class Watched:
     def jobs(self, job_ids: Sequence[int]) -> Any:
         return self._slurm.jobs(job_ids)
 
-    def signal(self, job_id: int) -> None:
-        self._about_to("signal", job_id)
-        self._slurm.signal(job_id)
-
     def requeue(self, job_id: int) -> None:
         self._about_to("requeue", job_id)
         world, job = self._world, self._world.truth(job_id)
@@ -323,7 +319,9 @@ class World:
             training.done_s += seconds
         for move in self.rows.moves:
             asked = move.job_id == job_id and move.step is Step.DRAINING and move.attempt == training.attempt
-            if asked and not move.in_allocation:
+            if asked and not move.in_allocation and training.keeps_gpus:
+                training.refused = move.id
+            elif asked and not move.in_allocation:
                 training.saved_s = training.done_s
                 if self.rows.acknowledge(move.id, self.wall()):
                     training.stopped_at = now

@@ -19,7 +19,7 @@ PAGES = [
     if "_build" not in page.parts and page.name != "CHANGELOG.md"
 ]
 # A build of the site writes these.
-GENERATED = {"polluxctl.md", "polluxd.md", "sql-functions.md", "metrics.md", "examples.md", "scenario.md"}
+GENERATED = {"polluxctl.md", "polluxd.md", "messages.md", "metrics.md", "examples.md", "scenario.md"}
 
 
 def linked(page: Path) -> list[Path]:

@@ -26,6 +26,7 @@ EVERY_OPTION = {
     "user_guarantees": ["v=1"],
     "gpu_counts": "1,2,4",
     "starvation_bound": "3600",
+    "waiting_power": "1",
     "remaining_work_power": "-0.25",
     "start_gpus": "2",
     "hysteresis": "0.1",

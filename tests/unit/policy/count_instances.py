@@ -75,7 +75,7 @@ def best_limited(table, capacity, groups):
     A guarantee sets GPUs aside for its group, as far as the group can use them.
     """
     best = -np.inf
-    asked = {g.name: min(g.floor, _useful(table, g, groups, capacity)) for g in groups if g.floor}
+    asked = {g.name: _useful(table, g, groups, min(capacity, g.floor)) for g in groups if g.floor}
     for pick in itertools.product(*table):
         used = {g.name: sum(pick[j][0] for j in g.members) for g in groups}
         if any(used[g.name] > g.ceiling for g in groups):

@@ -57,7 +57,9 @@ def test_silent_jobs_that_come_one_after_another_start_on_no_more_than_the_share
     others = job(99, user="bea", report=report(explored=16, first_step_at=1.0))
     jobs = []
     for number in range(1, 9):
-        plan = decide(snapshot(nodes(6), [*jobs, job(number), others], objective="completion-time"))
+        plan = decide(
+            snapshot(nodes(6), [*jobs, job(number), others], objective="completion-time", waiting_power=0.0)
+        )
         placed = plan.of(number)
         assert placed is not None
         jobs.append(job(number, placement=placed.placement, report=said, started=True, pinned=True))

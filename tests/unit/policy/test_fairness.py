@@ -62,11 +62,11 @@ def test_starvation_bound_puts_those_who_waited_longest_first():
     jobs = [running(n, ["n000"], 1, report=report("scalable", explored=1)) for n in range(1, 5)]
     jobs += [job(5, JobSpec(min_gpus=4), report=report("stubborn", explored=4), age=7200.0)]
     jobs += [job(6, report=report(), age=50.0)]
-    patient = decide(snapshot(nodes(1), jobs))
+    patient = decide(snapshot(nodes(1), jobs, waiting_power=0.0))
     assert not patient.of(5).placement
-    bounded = decide(snapshot(nodes(1), jobs, starvation_bound=3600.0))
+    bounded = decide(snapshot(nodes(1), jobs, starvation_bound=3600.0, waiting_power=0.0))
     assert bounded.of(5).placement.gpus == 4
-    assert not decide(snapshot(nodes(1), jobs, starvation_bound=86400.0)).of(5).placement
+    assert not decide(snapshot(nodes(1), jobs, starvation_bound=86400.0, waiting_power=0.0)).of(5).placement
     assert 0 <= bounded.gap < 1
 
 
@@ -136,3 +136,32 @@ def test_of_two_overdue_jobs_the_one_that_has_waited_longer_goes_first(objective
     jobs = [job(n, report=report(explored=1), waiting=waiting) for n, waiting in ((1, 2_000.0), (2, 5_000.0))]
     plan = decide(snapshot(nodes(1, gpus=1), jobs, starvation_bound=1_000.0, objective=objective))
     assert [bool(plan.of(n).placement) for n in (1, 2)] == [False, True]
+
+
+@pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
+def test_a_wide_job_that_has_waited_long_comes_before_elastic_ones(objective):
+    """Eight jobs can use any number of the 16 GPUs, and one needs them all."""
+    elastic = [running(n, [f"n{n % 4:03d}"], 2, report=report()) for n in range(1, 9)]
+    wide = job(9, spec=JobSpec(min_gpus=16, max_gpus=16), age=7200.0)
+    plan = decide(snapshot(nodes(4), [*elastic, wide], objective=objective))
+    assert plan.of(9).placement.gpus == 16
+    plan = decide(snapshot(nodes(4), [*elastic, wide], objective=objective, waiting_power=0.0))
+    assert not plan.of(9).placement
+    fresh = replace(wide, age=60.0)
+    plan = decide(snapshot(nodes(4), [*elastic, fresh], objective=objective))
+    assert not plan.of(9).placement
+    assert "has waited 1 min; next in line for 16 GPUs" in plan.of(9).reason
+
+
+def test_slowdown_is_relative_to_the_job_s_own_length():
+    waits = [
+        replace(job(1), age=1200.0),
+        replace(job(2), age=1200.0, time_limit=600.0),
+        replace(job(3), age=1200.0, time_limit=1.0),
+        replace(job(4), age=1200.0, time_limit=1e6),
+        running(5, ("n1",), 1, age=1200.0),
+        replace(job(6, report=replace(report(), target=1000.0, progress=500.0)), age=1200.0),
+    ]
+    fair = np.array([np.nan, np.nan, np.nan, np.nan, np.nan, report().limits.initial / 4.0])
+    found = fairness.slowdowns(waits, fair)
+    assert found.tolist() == pytest.approx([2.0, 3.0, 5.0, 2.0, 1.0, 1.3])

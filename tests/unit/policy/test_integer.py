@@ -231,3 +231,13 @@ def test_a_speed_that_was_not_measured_on_the_type_is_told_as_assumed():
     measured = decide(snapshot(mixed(new=0), jobs)).of(1)
     assert measured.placement
     assert "assumed" not in measured.reason
+
+
+def test_a_guarantee_that_no_job_can_use_is_kept_for_nobody():
+    """The group's one job takes 8 GPUs, and 5 are guaranteed."""
+    gpus, value = np.array([0, 8, 0, 8]), np.array([0.0, 1.0, 0.0, 2.0])
+    pools = integer.Pools(np.array([-1, 0, -1, 0]), [8])
+    found = integer.solve(gpus, value, np.array([0, 2, 4]), pools, [Group("user ann", (0,), 5, 1 << 40)])
+    assert gpus[found.chosen].tolist() == [0, 8]
+    found = integer.solve(gpus, value, np.array([0, 2, 4]), pools, [Group("user ann", (0,), 8, 1 << 40)])
+    assert gpus[found.chosen].tolist() == [8, 0]

@@ -149,7 +149,7 @@ def test_max_min_finish_time_fairness_is_within_its_gap_and_within_two_percent_o
 def test_beyond_all_kappa_the_job_that_waited_longest_for_its_share_is_served_first():
     def given(kappa):
         late, early = declared(1, 5_000, age=5_000.0), declared(2, 5_000, age=50.0)
-        plan = decide(snapshot(nodes(1), [late, early], kappa=kappa, **COMPLETION))
+        plan = decide(snapshot(nodes(1), [late, early], kappa=kappa, waiting_power=0.0, **COMPLETION))
         return [plan.of(n).placement.gpus for n in (1, 2)]
 
     late, early = given(float("inf"))

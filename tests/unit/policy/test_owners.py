@@ -50,6 +50,18 @@ def test_a_share_without_use_is_lent_to_others():
     assert held(plan, jobs) == {"mallory": 13, "ann": 3}
 
 
+@pytest.mark.parametrize("objective", ["fair-share", "completion-time"])
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_job_that_no_share_can_start_keeps_nobody_from_gpus(objective, exact, monkeypatch):
+    """Half of the GPUs are ann's share, and her one job asks for all of them."""
+    if not exact:
+        monkeypatch.setattr("polluxd.policy.price.EXACT_WORK", 0)
+    jobs = [job(n, report=report(), user="mallory") for n in range(1, 9)]
+    jobs.append(job(9, report=report(), user="ann", spec=JobSpec(min_gpus=16)))
+    plan = decide(snapshot(nodes(4), jobs, fairness_per="user", objective=objective))
+    assert held(plan, jobs) == {"mallory": 16, "ann": 0}
+
+
 def test_shares_follow_users_weights_and_leave_guarantees_and_ceilings_alone():
     given = {"fairness_per": "user", "objective": "completion-time"}
     plan = decide(snapshot(nodes(4), FIVE_AND_THREE, user_weights={"ann": 3.0}, **given))

@@ -74,7 +74,7 @@ def test_the_bound_at_low_powers_knows_what_a_move_costs():
 
 def test_a_running_job_is_parked_only_for_a_gain():
     jobs = [running(1, ["n000"], 1, report=report()), job(2, report=report())]
-    seating, _ = seating_of(nodes(1, gpus=1), jobs)
+    seating, _ = seating_of(nodes(1, gpus=1), jobs, waiting_power=0.0)
     nothing = [seating.stay[int(o)] for o in options_of(seating, 0, 0)]
     assert nothing[0] < nothing[1]
     assert nothing[0] == pytest.approx(nothing[1], rel=1e-6, abs=1e-6)

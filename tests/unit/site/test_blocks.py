@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from polluxd.site.blocks import (
-    Wish,
     cli_filter_block,
     job_submit_block,
     merged_slurm_conf,
@@ -40,7 +39,7 @@ def run_lua(text: str, **options: object) -> list[str]:
 
 
 def script(folder: Path, *, site: str = "", job: str = "#!/bin/sh\\n#POLLUX min-gpus=0\\n") -> str:
-    text = with_block(site, job_submit_block(str(folder), {"ticket_dir": "/run/t"}))
+    text = with_block(site, job_submit_block(str(folder), {"gateway": "https://g:1"}))
     return STUB + f'SCRIPT = "{job}"\n' + text + CALLS
 
 
@@ -131,40 +130,21 @@ def test_a_block_is_replaced_and_removed_whole(site):
     assert without_block(once) == site
 
 
-SLURM_CONF = (
-    "ClusterName=c\nPrologFlags=X11\njobsubmitplugins = require_timelimit # ours\nProlog=/site/prolog\n"
-)
-WISHES = [
-    Wish("JobSubmitPlugins", "lua", is_list=True),
-    Wish("PrologFlags", "Alloc", is_list=True),
-    Wish("Prolog", "/etc/pollux/hooks/prolog"),
-    Wish("Epilog", "/etc/pollux/hooks/epilog"),
-]
+SLURM_CONF = "ClusterName=c\njobsubmitplugins = require_timelimit # ours\n"
+PLUGINS = {"JobSubmitPlugins": "lua", "CliFilterPlugins": "lua"}
 
 
 def test_slurm_conf_gets_what_is_missing_and_keeps_what_is_there():
-    merged, problems = merged_slurm_conf(SLURM_CONF, WISHES)
-    assert "PrologFlags=X11,Alloc\n" in merged
+    merged, problems = merged_slurm_conf(SLURM_CONF, PLUGINS)
     assert "jobsubmitplugins = require_timelimit,lua # ours\n" in merged
-    assert "Prolog=/site/prolog\n" in merged
-    assert "Epilog=/etc/pollux/hooks/epilog\n" in merged
-    assert problems == [
-        "Prolog=/site/prolog is the site's own script: call /etc/pollux/hooks/prolog from it; its last line is `exit 0`"
-    ]
-    assert merged_slurm_conf(merged, WISHES) == (merged, problems)
-
-
-def test_a_folder_of_prologs_gets_a_link():
-    wishes = [wish for wish in WISHES if wish.key == "Prolog"]
-    _, problems = merged_slurm_conf("Prolog=/etc/slurm/prolog.d/*\n", wishes)
-    assert problems == [
-        "Prolog=/etc/slurm/prolog.d/* is a folder of scripts: link /etc/pollux/hooks/prolog into it (ln -s)"
-    ]
+    assert "CliFilterPlugins=lua\n" in merged
+    assert problems == []
+    assert merged_slurm_conf(merged, PLUGINS) == (merged, [])
 
 
 def test_what_an_included_file_has_is_not_added():
     merged, problems = merged_slurm_conf(
-        "include more.conf\n", WISHES[:2], "JobSubmitPlugins=job_submit/lua\nPrologFlags=X11\n"
+        "include more.conf\n", PLUGINS, "JobSubmitPlugins=job_submit/lua\nCliFilterPlugins=site\n"
     )
     assert merged == "include more.conf\n"
-    assert problems == ["an included file has PrologFlags=X11: add Alloc to the list there"]
+    assert problems == ["an included file has CliFilterPlugins=site: add lua to the list there"]

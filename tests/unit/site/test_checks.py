@@ -10,7 +10,7 @@ import pytest
 
 from polluxd.config import parse_config
 from polluxd.errors import SlurmRefused
-from polluxd.site import database_checks, file_checks, slurm_checks
+from polluxd.site import file_checks, slurm_checks
 from polluxd.site.findings import Level
 from polluxd.site.hooks import Role, Site
 
@@ -21,10 +21,7 @@ SETTINGS = {
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "JobSubmitPlugins": "lua",
     "CliFilterPlugins": "cli_filter/lua",
-    "PrologFlags": "Alloc,Contain",
-    "Prolog": "/etc/pollux/hooks/prolog",
-    "Epilog": "/etc/pollux/hooks/epilog",
-    "TaskProlog": "/etc/pollux/hooks/task_prolog",
+    "TaskProlog": "/site/task_prolog",
     "GresTypes": "gpu",
     "SelectType": "select/cons_tres",
     "JobRequeue": "1",
@@ -65,7 +62,7 @@ def test_a_sound_slurm(tmp_path):
         ({"at": "2026-01-01T00:00:00"}, "clock", "NTP"),
         ({"GresTypes": ""}, "gres", "GresTypes=gpu"),
         ({"SelectType": "select/linear"}, "gres", "cons_tres"),
-        ({"PrologEpilogTimeout": "5"}, "prolog-timeout", "PrologEpilogTimeout=60"),
+        ({"Prolog": "/etc/pollux/hooks/prolog"}, "former-scripts", "take the call out"),
         ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
         ({"level": "None"}, "rights", "adminlevel=operator"),
         ({"level": ""}, "rights", "adminlevel=operator"),
@@ -77,15 +74,16 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     assert remedy in faults[check].remedy
 
 
-def test_a_folder_of_prologs_is_searched(tmp_path):
-    (tmp_path / "10-health").write_text("#!/bin/sh\nexit 0\n")
-    slurm = StubSlurm(Prolog=f"{tmp_path}/*")
-    assert list(found(slurm, tmp_path)) == ["prolog"]
-    (tmp_path / "50-pollux").symlink_to("/etc/pollux/hooks/prolog")
+def test_a_site_s_scripts_that_call_a_script_of_polluxd_0_1_are_named(tmp_path):
+    ours = "/etc/pollux/hooks/task_prolog"
+    (tmp_path / "10-health").write_text(f"#!/bin/sh\n# {ours}\nexit 0\n")
+    slurm = StubSlurm(TaskProlog=f"{tmp_path}/*")
     assert found(slurm, tmp_path) == {}
+    (tmp_path / "50-pollux").symlink_to(ours)
+    assert list(found(slurm, tmp_path)) == ["former-scripts"]
     (tmp_path / "50-pollux").unlink()
-    (tmp_path / "60-all").write_text("#!/bin/sh\n/etc/pollux/hooks/prolog\nexit 0\n")
-    assert found(slurm, tmp_path) == {}
+    (tmp_path / "60-all").write_text(f"#!/bin/sh\n{ours}\nexit 0\n")
+    assert found(slurm, tmp_path)["former-scripts"].level is Level.FAULT, "and the file is missing"
 
 
 class HidingSlurm(StubSlurm):
@@ -109,21 +107,20 @@ def test_nodes_that_slurm_hides_are_named(tmp_path):
 
 
 def test_scripts_that_slurm_numbers_are_found(tmp_path, monkeypatch):
-    table = {key: value for key, value in SETTINGS.items() if key not in ("Prolog", "Epilog")}
+    table = {key: value for key, value in SETTINGS.items() if key != "TaskProlog"}
     printed = f"Configuration data as of {time.time():.0f}\n" + "".join(
         f"{key:<23} = {value}\n"
         for key, value in {
             **table,
-            "Epilog[0]": "/etc/pollux/hooks/epilog",
             "Prolog[0]": "/site/prolog",
-            "Prolog[1]": "/etc/pollux/hooks/prolog",
+            "TaskProlog[0]": "/site/one",
+            "TaskProlog[1]": "/site/two",
         }.items()
     )
     real = slurm_checks.Slurm(None)
     monkeypatch.setattr(real, "ask", lambda *argv, given="": printed)
     settings = real.settings()
-    assert settings["Prolog"] == "/site/prolog,/etc/pollux/hooks/prolog"
-    assert settings["TaskProlog"] == "/etc/pollux/hooks/task_prolog"
+    assert settings["TaskProlog"] == "/site/one,/site/two"
     assert found(StubSlurm(**settings), tmp_path) == {}
 
 
@@ -133,20 +130,20 @@ def test_slurmuser_needs_no_rights(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
 def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
-    path, secret, passfile = (tmp_path / name for name in ("polluxd.toml", "secret", "pgpass"))
-    for each in (path, secret, passfile):
+    path, key, passfile = (tmp_path / name for name in ("polluxd.toml", "key", "pgpass"))
+    for each in (path, key, passfile):
         each.write_text("x" * 32)
     path.chmod(0o600)  # root's: polluxd cannot read it, as `chmod 600` once advised
-    secret.chmod(0o644)
+    key.chmod(0o644)
     passfile.chmod(0o640)
     config = parse_config(
         {
             "slurm": {"cluster": "main"},
             "database": {
                 "url": "postgresql://pollux_daemon@/pollux",
-                "secret_file": str(secret),
                 "passfile": str(passfile),
             },
+            "gateway": {"tls_certificate": str(key), "tls_key": str(key)},
         },
         "test",
     )
@@ -155,15 +152,8 @@ def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
         (each.check, each.said) for each in file_checks.configuration_files(config, path, user) if each.remedy
     }
     assert ("configuration", f"{user} cannot read {path} (mode 0600, owner 0:0)") in said
-    assert any(check == "secret" and "others could read it" in words for check, words in said)
+    assert any(check == "tls" and "any user could pose as the gateway" in words for check, words in said)
     assert any(check == "passfile" and "libpq ignores" in words for check, words in said)
-
-
-def test_an_agent_of_another_version_is_named(monkeypatch):
-    names = [("pollux 0.0.9 job 7",), (f"pollux {database_checks.__version__} job 8",), ("pollux job 9",)]
-    monkeypatch.setattr(database_checks, "_ask", lambda *_: names)
-    (finding,) = database_checks.agent_versions(None)
-    assert "job 7 runs agent 0.0.9" in finding.said
 
 
 def test_a_node_needs_the_devices_of_its_own_lines_in_gres_conf_alone(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+import subprocess
 
 import pytest
 from typer.testing import CliRunner
@@ -49,15 +50,15 @@ def install(etc, *words):
 def test_install_check_and_remove(etc):
     assert run(etc, "check", "--role=controller").exit_code == 1
     said = install(etc, "--role=controller", "--role=node")
-    assert "+Prolog=" in said, "the diff is shown"
-    secret = (etc / "pollux" / "ticket.secret").read_text().strip()
-    assert secret not in said
+    assert "+CliFilterPlugins=lua" in said, "the diff is shown"
+    for absent in ("Prolog", "Epilog"):
+        assert absent not in (etc / "slurm.conf").read_text()
     assert run(etc, "check", "--role=controller", "--role=node").exit_code == 0
     assert "nothing to change" in install(etc, "--role=controller", "--role=node")
     assert run(etc, "remove", "--yes", "--role=controller").exit_code == 0
     assert "pollux" not in (etc / "slurm.conf").read_text().lower()
     assert "pollux_config" not in (etc / "job_submit.lua").read_text()
-    assert (etc / "pollux" / "ticket.secret").read_text().strip() == secret
+    assert {path.name for path in (etc / "pollux").iterdir()} == {"hooks", "polluxd.toml"}, "nothing secret"
 
 
 def test_remove_edits_the_slurm_conf_that_the_configuration_names(etc):
@@ -73,18 +74,12 @@ def test_remove_edits_the_slurm_conf_that_the_configuration_names(etc):
 def test_modes_and_owners(etc):
     install(etc, "--role=controller")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (etc / "pollux" / "hooks").iterdir()}
-    assert modes == dict.fromkeys(module.SCRIPTS, 0o755) | dict.fromkeys(module.LUA_FILES, 0o644)
-    secret, settings = (etc / "pollux" / name for name in ("ticket.secret", "hooks.json"))
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o640
-    assert secret.stat().st_gid == pwd.getpwuid(1).pw_gid
-    assert stat.S_IMODE(settings.stat().st_mode) == 0o600
-    secret.chmod(0o644)
-    (etc / "pollux" / "hooks" / "prolog").chmod(0o644)
+    assert modes == dict.fromkeys(module.LUA_FILES, 0o644)
+    (etc / "pollux" / "hooks" / "companion.lua").chmod(0o600)
     said = run(etc, "check", "--role=controller").output
-    assert "ticket.secret: mode 0644, should be 0640" in said
-    assert "prolog: mode 0644, should be 0755" in said
+    assert "companion.lua: mode 0600, should be 0644" in said
     install(etc, "--role=controller")
-    assert stat.S_IMODE(secret.stat().st_mode) == 0o640
+    assert run(etc, "check", "--role=controller").exit_code == 0
 
 
 def test_the_settings_are_those_of_polluxd(etc):
@@ -93,8 +88,14 @@ def test_the_settings_are_those_of_polluxd(etc):
     assert "lease_s = 200.0" in script
     assert 'heartbeat_file = "/run/polluxd/heartbeat"' in script
     assert f'trusted_users = {{ "{pwd.getpwuid(1).pw_name}" }}' in script
-    dsn = "host=db.example.org port=5433 dbname=pollux sslmode=verify-full sslrootcert=/etc/ca.pem"
-    assert f'"dsn": "{dsn}"' in (etc / "pollux" / "hooks.json").read_text()
+    assert 'gateway = "http://127.0.0.1:9851"' in script
+    assert "gateway_ca" not in script
+    with (etc / "pollux" / "polluxd.toml").open("a") as file:
+        file.write('[gateway]\naddresses = ["https://a:9851", "https://b:9851"]\nca = "/etc/pollux/ca.pem"\n')
+    install(etc, "--role=controller")
+    script = (etc / "job_submit.lua").read_text()
+    assert 'gateway = "https://a:9851,https://b:9851"' in script
+    assert 'gateway_ca = "/etc/pollux/ca.pem"' in script
 
 
 def test_a_changed_file_of_the_site_is_kept_and_stays_in_force(etc):
@@ -114,7 +115,7 @@ def test_an_update_changes_pollux_own_scripts_alone(etc):
     install(etc, "--role=controller")
     script = etc / "job_submit.lua"
     before = script.read_text(), (etc / "slurm.conf").read_text()
-    (etc / "pollux" / "hooks" / "ticket").write_text("old")
+    (etc / "pollux" / "hooks" / "companion.lua").write_text("old")
     os.utime(script, (1, 1))
     done = CliRunner().invoke(app, ["update", f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux"])
     assert "1 scripts" in done.output
@@ -130,14 +131,19 @@ def test_nothing_changes_without_a_yes(etc):
     assert sorted(etc.rglob("*")) == before
 
 
-def test_a_node_wants_the_controllers_files(etc):
+def test_a_node_needs_nothing_of_the_controller(etc):
     (etc / "pollux" / "polluxd.toml").unlink()
-    done = run(etc, "install", "--yes", "--role=node")
-    assert done.exit_code == 1
-    for name in ("hooks.json", "ticket.secret"):
-        assert f"{name} is missing: copy it from the controller" in done.output
+    install(etc, "--role=node")
     assert not (etc / "job_submit.lua").exists()
-    assert "Prolog" not in (etc / "slurm.conf").read_text()
+    assert (etc / "slurm.conf").read_text() == "ClusterName=main\n"
+    assert {path.name for path in (etc / "pollux").iterdir()} == {"hooks"}
+
+
+def test_a_controller_has_to_know_the_gateways(etc):
+    (etc / "pollux" / "polluxd.toml").unlink()
+    done = run(etc, "install", "--yes", "--role=controller")
+    assert done.exit_code == 1
+    assert "to do: no configuration names polluxd's gateway" in done.output
 
 
 def test_slurm_conf_names_no_plugin_that_is_not_installed(etc):
@@ -172,16 +178,79 @@ def test_polluxds_user_must_exist(etc):
     assert "useradd" in str(done.exception)
 
 
-def test_nothing_is_left_to_do_where_the_sites_own_scripts_call_those_of_pollux(etc):
-    (etc / "prolog.d").mkdir()
-    conf = f"ClusterName=main\nProlog={etc}/prolog.d/*\nEpilog={etc}/epilog\nTaskProlog={etc}/gone\n"
-    (etc / "slurm.conf").write_text(conf)
-    (etc / "prolog.d" / "10-scratch").write_text("#!/bin/sh\nexit 0\n")
-    (etc / "epilog").write_text("#!/bin/sh\nexit 0\n")
-    said = run(etc, "install", "--yes", "--role=controller")
-    assert (said.exit_code, said.output.count("to do:")) == (1, 3)
-    (etc / "prolog.d" / "50-pollux").symlink_to(etc / "pollux" / "hooks" / "prolog")
-    (etc / "epilog").write_text(f"#!/bin/sh\n{etc}/pollux/hooks/epilog\nexit 0\n")
-    (etc / "gone").write_text(f"#!/bin/sh\n{etc}/pollux/hooks/task_prolog\n")
-    assert "nothing to change" in install(etc, "--role=controller")
+def test_the_sites_own_prologs_are_its_own_affair(etc):
+    (etc / "own").write_text(f"#!/bin/sh\n# once {etc}/pollux/hooks/task_prolog\n")
+    (etc / "slurm.conf").write_text(f"ClusterName=main\nProlog={etc}/prolog.d/*\nTaskProlog={etc}/own\n")
+    install(etc, "--role=controller")
     assert run(etc, "check", "--role=controller").exit_code == 0
+    assert "take the call out" not in run(etc, "remove", "--yes", "--role=controller").output
+
+
+def test_removal_names_the_calls_that_the_site_has_to_take_out_first(etc):
+    ours = f"{etc}/pollux/hooks"
+    (etc / "prolog.d").mkdir()
+    (etc / "prolog.d" / "50-pollux").symlink_to(f"{ours}/prolog")
+    (etc / "task").write_text(f"#!/bin/sh\n{ours}/task_prolog\n")
+    (etc / "epilog").write_text("#!/bin/sh\nexit 0\n")
+    conf = f"ClusterName=main\nProlog={etc}/prolog.d/*\nEpilog={etc}/epilog\ninclude more.conf\n"
+    (etc / "slurm.conf").write_text(conf)
+    (etc / "more.conf").write_text(f"TaskProlog={etc}/task\n")
+    (etc / "pollux" / "hooks").mkdir()
+    for name in ("prolog", "task_prolog"):
+        (etc / "pollux" / "hooks" / name).write_text("#!/bin/sh\n")
+    for role in ("controller", "node"):
+        said = run(etc, "remove", "--yes", f"--role={role}").output.replace("\n", " ")
+        assert f"Prolog={etc}/prolog.d/* of slurm.conf calls {ours}/prolog: take the call out first" in said
+        assert (
+            f"TaskProlog={etc}/task of slurm.conf calls {ours}/task_prolog: take the call out first" in said
+        )
+        assert said.count("take the call out first") == 2
+    assert (etc / "pollux" / "hooks" / "task_prolog").exists(), "without it every job of the node would fail"
+
+
+FORMER = """\
+ClusterName=main
+PrologFlags=X11,Alloc
+# BEGIN Pollux (`polluxctl hooks install` writes these lines; `polluxctl hooks remove` takes them out)
+JobSubmitPlugins=lua
+CliFilterPlugins=lua
+Prolog={etc}/pollux/hooks/prolog
+Epilog={etc}/pollux/hooks/epilog
+TaskProlog={etc}/pollux/hooks/task_prolog
+# END Pollux
+"""
+
+
+def test_an_upgrade_takes_out_what_polluxd_0_1_installed_and_drains_no_node(etc):
+    (etc / "slurm.conf").write_text(FORMER.format(etc=etc))
+    hooks = etc / "pollux" / "hooks"
+    hooks.mkdir()
+    for name in ("prolog", "epilog", "task_prolog"):
+        (hooks / name).write_text('#!/bin/sh\ntimeout 40 "$(dirname "$(readlink -f "$0")")/ticket"\nexit 0\n')
+        (hooks / name).chmod(0o755)
+    (hooks / "ticket").write_text("#!/usr/bin/python3 -IS\n")
+    (etc / "pollux" / "ticket.secret").write_text("5ec2e7" * 8)
+    (etc / "pollux" / "hooks.json").write_text('{"secret_file": "x"}')
+    said = install(etc, "--role=controller", "--role=node")
+    assert "5ec2e7" not in said
+    conf = (etc / "slurm.conf").read_text()
+    assert str(hooks) not in conf
+    assert "CliFilterPlugins=lua\n" in conf
+    assert not any(path.exists() for path in (hooks / "ticket", etc / "pollux" / "ticket.secret"))
+    assert not list((etc / "pollux").glob("*.pollux-old")), "no copy of a secret stays"
+    for name in ("prolog", "epilog", "task_prolog"):
+        done = subprocess.run([hooks / name], capture_output=True, check=False, env={"SLURM_JOB_GPUS": "0"})
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a running slurmd still calls it"
+    assert run(etc, "check", "--role=controller").exit_code == 0
+
+
+def test_an_upgrade_names_the_sites_script_that_calls_a_prolog_of_0_1(etc):
+    hooks = etc / "pollux" / "hooks"
+    hooks.mkdir()
+    (hooks / "prolog").touch(mode=0o755)
+    (etc / "prolog").write_text(f"#!/bin/sh\n{hooks}/prolog\nexit 0\n")
+    (etc / "slurm.conf").write_text(f"ClusterName=main\nProlog={etc}/prolog\n")
+    done = run(etc, "install", "--yes", "--role=controller")
+    assert done.exit_code == 1
+    assert "which does nothing any more: take the call out" in done.output.replace("\n", " ")
+    assert (hooks / "prolog").stat().st_mode & 0o111, "slurmd still finds it"

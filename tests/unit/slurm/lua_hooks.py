@@ -36,7 +36,7 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"TICKET_DIR", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
+for _, key in ipairs({{"GATEWAY", "GATEWAY_CA", "TOKEN", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
   print(tostring(job.environment and job.environment["POLLUX_" .. key]))
 end
 print((string.gsub(tostring(job.comment), "\\n", " ")))
@@ -67,7 +67,9 @@ class Outcome:
     begin_time: float
     requeue: str
     tres_per_job: str | None
-    ticket_dir: str | None
+    gateway: str | None
+    gateway_ca: str | None = None
+    token: str | None = None
     adaptive: str | None = None
     prior: str | None = None
     mode: str | None = None
@@ -109,7 +111,9 @@ def submit(head: str, config: dict[str, object] | None = None, **job: object) ->
         | job
     )
     return run(
-        "slurm_job_submit(job, nil, 1000)", fields, {"ticket_dir": "/run/t", "lease_s": 100} | (config or {})
+        "slurm_job_submit(job, nil, 1000)",
+        fields,
+        {"gateway": "https://g:1", "lease_s": 100} | (config or {}),
     )
 
 

@@ -68,9 +68,6 @@ class Job(Thing):
     def __init__(self, job_id=None, **values):
         super().__init__(id=job_id, **values)
     def get_resource_layout_per_node(self): return self.layout
-    def send_signal(self, signal, steps):
-        say("signal", self.id, signal, steps)
-        misbehave("signal")
     def requeue(self):
         say("requeue", self.id)
         misbehave("requeue")

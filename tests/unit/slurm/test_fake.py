@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from polluxd.errors import SlurmRefused, SlurmUnavailable
+from polluxd.errors import SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake import CRED_EXPIRE_S, FakeSlurm
 from polluxd.slurm.protocol import Geometry
@@ -98,18 +98,6 @@ def test_faults_before_and_after_the_deed(slurm: FakeSlurm) -> None:
             slurm.observe()
     assert len(slurm.observe().jobs) == 1
     assert [call for call in slurm.calls if call[0] == "requeue"] == [("requeue", job_id)] * 2
-
-
-def test_signals_reach_running_jobs_only(slurm: FakeSlurm) -> None:
-    job_id = running(slurm)
-    waiting = slurm.submit(JobSpec())
-    slurm.signal(job_id)
-    slurm.signal(waiting)
-    assert slurm.signals == [(job_id, "USR1")]
-    slurm.finish(job_id)
-    slurm.advance(1)
-    with pytest.raises(SlurmRefused):
-        slurm.signal(job_id)
 
 
 def test_a_cancelled_waiting_job_never_runs(slurm: FakeSlurm) -> None:

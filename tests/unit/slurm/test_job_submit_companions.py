@@ -20,7 +20,7 @@ COMPANION = f"#POLLUX companion-of=12 attempt=0 move=345 nonce={NONCE}"
 def test_a_companion_waits_for_polluxd_which_reads_whose_it_is() -> None:
     before = int(time.time())
     outcome = submit(COMPANION, requeue=0, min_nodes=2, cpus_per_task=4, num_tasks=2, min_mem_per_node=600)
-    assert (outcome.accepted, outcome.requeue, outcome.ticket_dir, outcome.said) == (True, "0", "", [])
+    assert (outcome.accepted, outcome.requeue, outcome.gateway, outcome.said) == (True, "0", None, [])
     assert before + 100 <= outcome.begin_time <= time.time() + 100
     read = parse_admin_comment(outcome.admin_comment or "")
     assert read is not None

@@ -26,7 +26,7 @@ def test_defaults() -> None:
     outcome = submit("#POLLUX")
     assert comment(outcome) == "pollux:v1 min-gpus=1 adaptive=yes preemptible=yes cpus-per-gpu=1"
     assert outcome.begin_time == pytest.approx(time.time() + 100, abs=60)
-    assert (outcome.requeue, outcome.ticket_dir, outcome.said) == ("1", "/run/t", [])
+    assert (outcome.requeue, outcome.gateway, outcome.said) == ("1", "https://g:1", [])
 
 
 def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
@@ -271,3 +271,27 @@ def test_gpu_types_have_an_end(types: str) -> None:
 def test_the_longest_gpu_types() -> None:
     types = ",".join(f"{letter}{'a' * 63}" for letter in "abcdefg")
     assert f"gpu-types={types}" in comment(submit(f"#POLLUX gpu-types={types}"))
+
+
+def test_a_pollux_job_learns_where_the_gateways_are() -> None:
+    outcome = submit("#POLLUX", {"gateway": "https://a:1,https://b:1", "gateway_ca": "/etc/pollux/ca.pem"})
+    assert (outcome.gateway, outcome.gateway_ca) == ("https://a:1,https://b:1", "/etc/pollux/ca.pem")
+    assert submit("#POLLUX", {"gateway_ca": None}).gateway_ca == ""
+
+
+def test_a_job_from_within_a_pollux_job_inherits_nothing_of_it() -> None:
+    inherited = {
+        "POLLUX_GATEWAY": "https://g:1",
+        "POLLUX_GATEWAY_CA": "/ca",
+        "POLLUX_TOKEN": "{}",
+        "SLURM_OPEN_MODE": "a",
+    }
+    plain = submit("", environment=inherited)
+    assert (plain.accepted, plain.gateway, plain.gateway_ca, plain.token) == (True, "", "", "")
+    another = submit("#POLLUX", environment=inherited)
+    assert (another.gateway, another.gateway_ca, another.token) == ("https://g:1", "", "")
+    untouched = submit("", environment={})
+    assert (untouched.gateway, untouched.token) == (None, None)
+    line = f"#POLLUX companion-of=7 attempt=0 move=3 nonce={'a' * 32}"
+    companion = submit(line, environment=inherited)
+    assert (companion.accepted, companion.gateway, companion.token) == (True, "", "")

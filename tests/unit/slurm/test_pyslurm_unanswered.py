@@ -40,15 +40,15 @@ def test_an_order_left_unanswered_may_have_been_applied_and_is_not_repeated(
     assert stand_in.commands
     assert stand_in.heard
     slurm.timeout = 60.0 if how != "hang" else 0.5
-    stand_in.fault(signal=how)
+    stand_in.fault(requeue=how)
     with pytest.raises(SlurmUnavailable, match=rf"{why}.*; it may have been applied all the same"):
-        slurm.signal(7)
+        slurm.run_again(7)
     # A worker that is killed may not have come that far.
-    assert all(words == ["signal", 7, "SIGUSR1", "children"] for words in stand_in.heard)
+    assert all(words == ["requeue", 7] for words in stand_in.heard)
     assert stand_in.commands == []
     slurm.timeout = 60.0
-    slurm.signal(7)
-    assert (stand_in.heard, stand_in.commands) == ([], [["--signal=USR1", "7"]])
+    slurm.run_again(7)
+    assert (stand_in.heard, stand_in.commands) == ([], [["requeue", "7"]])
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,6 @@ def test_no_more_memory_is_asked_for_than_a_node_has(commands: Commands) -> None
 
 def test_the_other_calls(commands: Commands) -> None:
     slurm = client()
-    slurm.signal(8)
-    assert commands.last == ["--signal=USR1", "8"]
     slurm.requeue(8)
     assert commands.last == ["requeue", "incomplete", "8"]
     slurm.renew([7, 8], 1_700_000_000.7)
@@ -326,7 +324,6 @@ def test_a_job_that_did_not_opt_in_is_never_written_to(commands: Commands) -> No
     commands.answer([job(9, "RUNNING", admin_comment="other min-gpus=1")])
     writes: list[Callable[[ScontrolClient], None]] = [
         lambda c: c.requeue(9),
-        lambda c: c.signal(9),
         lambda c: c.configure(9, Geometry(("n1",), 1, 1), start=True),
         lambda c: c.renew([9], 1e9),
     ]

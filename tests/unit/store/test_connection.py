@@ -31,7 +31,7 @@ class Answered(psycopg2.Error):
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        *(("PX001", LeaderLost), ("PX503", StoreUnavailable), ("PX409", StoreRejected)),
+        *(("PX001", LeaderLost), ("PX409", StoreRejected)),
         *(("57014", StoreUnavailable), ("57P01", StoreUnavailable), ("40P01", StoreUnavailable)),
         *(("53300", StoreUnavailable), ("08006", StoreUnavailable), ("55P03", StoreUnavailable)),
         *(("42501", StoreRejected), ("23505", StoreRejected), ("42P01", StoreRejected)),
@@ -71,6 +71,6 @@ def test_waking_ends_a_wait_without_a_database():
         port = server.getsockname()[1]
     store = Store(f"postgresql://u@127.0.0.1:{port}/x", "c", connect_timeout=0.2)
     store.wake()
-    assert store.wait_for_notify(60) is True
-    assert store.wait_for_notify(0) is False
+    assert store.wait(60, for_news=True) is True
+    assert store.wait(0, for_news=True) is False
     store.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import pytest
 from pollux.errors import LaunchError
 from pollux.launcher import launch
 from pollux.launcher.node import KEY_VARIABLE
+from pollux.scheduler import credentials
+from pollux.slurm_job.access import TOKEN
 from pollux.slurm_job.allocation import StepAllocation
 
 LAUNCHER = [sys.executable, "-m", "pollux.launcher.launch"]
@@ -59,7 +63,14 @@ print(*sorted((early | set(sys.modules) - of_torch) & set(sys.argv[1:])))
 
 def test_the_start_of_ranks_waits_for_nothing_but_torch_and_the_agent() -> None:
     # The first of these are imported by single ranks and in threads, once training goes on; the last by polluxd only.
-    later = ["scipy", "psycopg2", "pollux.fit", "pollux.scheduler.publisher", "pollux.checkpoint.sharded"]
+    later = [
+        "scipy",
+        "ssl",
+        "http.client",
+        "pollux.fit",
+        "pollux.scheduler.publisher",
+        "pollux.checkpoint.sharded",
+    ]
     never = ["polluxd", "sqlalchemy", "pydantic", "ClusterShell", "typer", "rich"]
     argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.loop.session"]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
@@ -78,33 +89,20 @@ dist.destroy_process_group()
 
 
 def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
-    """USR1 harms nobody from the first instant.
-
-    The shell's trap, as in the batch step, protects the start; then the launcher's mask does.
-    """
+    """`sbatch --signal=USR1@120` reaches the launcher, too."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     process = subprocess.Popen(
-        [
-            "/bin/sh",
-            "-c",
-            'trap "" USR1; echo; exec "$@"',
-            "sh",
-            *LAUNCHER,
-            "run",
-            "--nproc",
-            "2",
-            str(script),
-            "--lr",
-            "1",
-        ],
+        [*LAUNCHER, "run", "--nproc", "2", str(script), "--lr", "1"],
         stdout=subprocess.PIPE,
         text=True,
         env=env | {"OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
-    process.stdout.readline()  # the trap is set
+    while not _blocks(process.pid, signal.SIGUSR1):
+        assert process.poll() is None
+        time.sleep(0.002)
     while process.poll() is None:
         process.send_signal(signal.SIGUSR1)
         time.sleep(0.002)
@@ -112,6 +110,43 @@ def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
     assert process.returncode == 0, text
     assert "rank 0 total 3 args ['--lr', '1']" in text
     assert "rank 1 total 3" in text
+
+
+def _blocks(pid: int, number: signal.Signals) -> bool:
+    """Whether a process blocks a signal. proc(5)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (line.split()[1] for line in lines if line.startswith("SigBlk:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_the_environment_for_an_srun_of_the_script_has_the_sizes_of_now() -> None:
+    stale = {
+        "PATH": os.environ["PATH"],
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x2),6",
+        "SLURM_NTASKS": "16",
+        "SLURM_GPUS_PER_NODE": "4",
+        "SLURM_MEM_PER_NODE": "1000",
+        "MINE": "it's mine",
+    }
+    shell = f'eval "$({shlex.join([*LAUNCHER, "env"])})"; env'
+    done = subprocess.run(
+        ["sh", "-c", shell], env=stale, capture_output=True, text=True, check=True, timeout=60
+    )
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert {name: found[name] for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")} == {
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "2",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    assert (found["SLURM_NTASKS_PER_NODE"], found["SRUN_CPUS_PER_TASK"], found["MINE"]) == (
+        "1",
+        "6",
+        "it's mine",
+    )
+    assert not found.keys() & {"SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_NODE", TOKEN}
+    assert done.stderr == ""
 
 
 def test_an_allocation_outside_of_slurm_is_one_worker() -> None:
@@ -155,10 +190,41 @@ def test_in_a_container_srun_starts_the_python_of_the_container(
     inside = ["apptainer", "exec", "my image.sif", "python3", "-m", "pollux.launcher.launch"]
     container = "apptainer exec 'my image.sif'"
     command, env = batch_script("run", "--container", container, "/in/the/image/train.py")
-    assert command[command.index("sh") + 1 :][:6] == inside
+    assert command[command.index("apptainer") :][:6] == inside
     assert (env["POLLUX_CONTAINER"], env["POLLUX_BATCH_PYTHON"]) == (container, sys.executable)
     monkeypatch.setenv("POLLUX_CONTAINER", container)
     assert batch_script("run", "/in/the/image/train.py")[0] == command
+
+
+def test_the_ranks_inherit_the_token_and_a_companions_do_not(
+    batch_script: BatchScript,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits: list[float] = []
+
+    def ask(_: Mapping[str, str], *, patience_s: float) -> tuple[dict[str, str], str]:
+        waits.append(patience_s)
+        return {TOKEN: "granted"}, ""
+
+    monkeypatch.setattr(credentials, "environment_of_ranks", ask)
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command, env = batch_script("run", str(script))
+    assert env[TOKEN] == "granted"
+    assert not any("granted" in word for word in command)
+    assert batch_script("run", "--container", "apptainer exec i.sif", str(script))[1][TOKEN] == "granted"
+    assert waits == [0.0, credentials.CONTAINER_PATIENCE_S], "nobody in a container can ask later"
+    invitation = tmp_path / "companion-1.json"
+    facts = {"address": "127.0.0.1", "port": 1, "cwd": str(tmp_path), "argv": [str(script)], "secret": "s"}
+    invitation.write_text(json.dumps(facts))
+    invitation.chmod(0o600)
+    monkeypatch.chdir(tmp_path)
+    assert TOKEN not in batch_script("run", "--companion", str(invitation))[1]
+    monkeypatch.setattr(credentials, "environment_of_ranks", lambda *_, **__: ({}, "connection refused"))
+    assert TOKEN not in batch_script("run", str(script))[1]
+    assert "connection refused" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("job", ["", "7"])
@@ -187,5 +253,6 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(batch_script: BatchScrip
     assert command[-3:] == [str(script), "--epochs", "3"]
     assert len(env[KEY_VARIABLE]) == 64, "the launchers know each other by it"
     assert not any(env[KEY_VARIABLE] in word for word in command), "nobody else reads it"
+    assert TOKEN not in env, "a plain job has none"
     assert "SLURM_NTASKS" not in env
     assert "SLURM_GPUS_PER_NODE" not in env

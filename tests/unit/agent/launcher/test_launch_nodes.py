@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -280,7 +281,7 @@ def test_a_launcher_that_says_nonsense_of_itself_is_not_taken(text: bytes) -> No
 
 def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every user of the cluster knows (job, attempt, step) is no key."""
-    for name in (node.KEY_VARIABLE, "POLLUX_TICKET_DIR"):
+    for name in (node.KEY_VARIABLE, "POLLUX_GATEWAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LaunchError, match="need a secret to know each other by"):
         node.launch_key(StepAllocation(num_nodes=2), None)
@@ -291,3 +292,11 @@ def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch
     keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
     assert len(keys) == 3
     assert node.KEY_VARIABLE not in os.environ, "workers have no use for it"
+    # `eval "$(pollux env)"` before srun.
+    token = {"token": "J.1.0." + "a" * 43}
+    job = {"POLLUX_GATEWAY": "https://g:1", "POLLUX_SUBMITTED": "1", "SLURM_JOB_ID": "1"}
+    for name, value in (job | {"POLLUX_TOKEN": json.dumps(token)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
+    assert len(keys) == 4

@@ -18,7 +18,6 @@ from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost
 from pollux.launcher.node import Task
 from pollux.launcher.outcome import describe
 from pollux.launcher.workers import adopt_orphans
-from pollux.slurm_job import wake_signal
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     SHORT,
@@ -108,16 +107,24 @@ def test_a_signal_to_the_launcher_ends_all(number: signal.Signals) -> None:
     assert in_child(launcher)[0] == 128 + number
 
 
-def test_usr1_is_passed_on_and_ends_nobody() -> None:
-    def take_it() -> int:
-        signal.sigwait({signal.SIGUSR1})
-        return 0
+def test_usr1_is_the_workers_own_and_does_not_end_the_launcher() -> None:
+    def handled() -> int:
+        taken: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda number, _: taken.append(number))
+        signal.raise_signal(signal.SIGUSR1)
+        return 0 if taken == [signal.SIGUSR1] else 5
 
-    def launcher() -> int:
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        return run_workers(take_it, take_it).status
+    def not_handled() -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return 5
 
-    assert in_child(launcher)[0] == 0
+    def launcher(worker: Callable[[], int]) -> int:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as `pollux run` does first
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return run_workers(worker).status
+
+    assert in_child(lambda: launcher(handled))[0] == 0
+    assert in_child(lambda: launcher(not_handled))[0] == 128 + signal.SIGUSR1
 
 
 def test_what_a_worker_leaves_behind_is_ended() -> None:
@@ -144,27 +151,6 @@ def test_workers_die_with_a_killed_launcher() -> None:
     before = time.monotonic()
     assert in_child(launcher)[0] == -signal.SIGKILL
     assert time.monotonic() - before < 50
-
-
-def test_wake_calls_back_off_the_main_thread() -> None:
-    def body() -> int:
-        calls: list[int | None] = []
-        called = threading.Event()
-
-        def callback() -> None:
-            calls.append(threading.current_thread().ident)
-            called.set()
-
-        stop = wake_signal.watch(callback)
-        assert wake_signal.WAKE_SIGNAL in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert called.wait(20)
-        stop()
-        os.kill(os.getpid(), signal.SIGUSR1)  # ends nobody afterwards either
-        return 0 if calls[0] != threading.main_thread().ident else 1
-
-    code, text = in_child(body)
-    assert code == 0, text
 
 
 @pytest.mark.slow

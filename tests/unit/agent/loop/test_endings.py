@@ -141,16 +141,12 @@ def test_a_job_that_slurm_preempts_waits_for_slurm_to_requeue_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = "JobId=7 JobState=RUNNING PreemptTime={}"
-    asked = endings.Endings(
-        main=lambda: True, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"}
-    )
+    asked = endings.Endings(main=lambda: True, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"})
     for told, waits in (("2026-11-22T09:15:38", True), ("None", False)):
         monkeypatch.setattr(endings, "show_job", lambda _, told=told: shown.format(told))
         assert asked.left_to_slurm(endings.Reason.TERM) is waits
         assert asked.left_to_slurm(endings.Reason.TIME_LIMIT)
-    other = endings.Endings(
-        main=lambda: False, orders=False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"}
-    )
+    other = endings.Endings(main=lambda: False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"})
     assert not other.left_to_slurm(endings.Reason.TIME_LIMIT), "rank 0 asks Slurm"
 
 
@@ -172,9 +168,7 @@ def test_more_time_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has raised the limit that the job began with."""
     limits = [time.time() + 5.0, time.time() + 1e6]
     monkeypatch.setattr(endings, "time_limit_at", lambda _, ask=False: limits[ask])
-    asked = endings.Endings(
-        main=lambda: True, orders=False, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"}, look=0.01
-    )
+    asked = endings.Endings(main=lambda: True, margin=lambda: 10.0, environ={"SLURM_JOB_ID": "7"}, look=0.01)
     asked.begin()
     time.sleep(0.2)
     assert asked.wanted is endings.Reason.NONE
@@ -225,18 +219,17 @@ def test_data_loading_processes_outlive_a_signal_to_all_of_a_step(tmp_path: Path
 
 
 def test_a_forked_process_and_a_script_s_own_handler_are_left_alone(tmp_path: Path) -> None:
-    asked = endings.Endings(main=lambda: True, orders=True, margin=lambda: 0.0, environ={})
+    asked = endings.Endings(main=lambda: True, margin=lambda: 0.0, environ={})
     asked.begin()
     try:
         child = os.fork()
         if not child:
             os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL, "it asks for polluxd's orders"
         with asked.off():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a drained job ends at once"
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked.wanted is endings.Reason.TERM
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert asked.wanted is endings.Reason.USR1, "`sbatch --signal=USR1@120` saves"
     finally:
         asked.close()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

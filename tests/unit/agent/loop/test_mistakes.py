@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
-from pollux.loop.stepper import MIXED
+from pollux.loop.slips import MIXED
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network, train_step
 
@@ -362,9 +362,12 @@ def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capf
                 optimizer.zero_grad()
         job.close()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
+    start = "pollux: batch size 32 on 1 GPU: 32 per GPU; M0 = 32, fixed; learning rate 0.05 by rule auto"
     assert lines == [
+        start,
         f"pollux: restored the checkpoint in {tmp_path}: epoch 1, optimizer step 7",
-        "pollux: already finished: 7 optimizer steps, as the checkpoint says",
+        start,
+        "pollux: already finished: 7 optimizer steps, 1 of 1 epochs. Epochs count from the beginning of the training",
     ]
 
 
@@ -376,10 +379,11 @@ def test_a_restart_with_another_batch_size_takes_a_line(tmp_path: Path, capfd: A
             if job.progress.optimizer_steps:
                 break
         job.close()
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
+    _, *lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
     assert lines == [
         f"pollux: restored the checkpoint in {tmp_path}: epoch 0, optimizer step 1",
-        "pollux: batch size 16 on 1 GPU: 8 per GPU in each of 2 passes (before the restart: 32 on 1)",
+        "pollux: batch size 16 on 1 GPU: 8 per GPU in each of 2 passes (before the restart: 32 on 1); M0 = 16, fixed; "
+        "learning rate 0.05 by rule auto",
     ]
 
 

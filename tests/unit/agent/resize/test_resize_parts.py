@@ -36,8 +36,8 @@ from pollux.resize.machine import ResizePhase, ResizeState
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
+from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
-from pollux.slurm_job.ticket import Ticket
 from pollux.training.growing_model import GrowingModel
 
 LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
@@ -59,7 +59,7 @@ def training(
 
 
 def started(**changes: Any) -> Any:
-    return SimpleNamespace(**{"ticket": "one", "directory": Path("/somewhere")} | changes)
+    return SimpleNamespace(**{"access": "one", "directory": Path("/somewhere")} | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -85,9 +85,9 @@ def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> No
     assert capability_of(training(), started(), environment) == most
 
 
-def test_without_a_launcher_a_ticket_or_checkpoints_a_job_can_only_be_requeued() -> None:
+def test_without_a_launcher_a_scheduler_or_checkpoints_a_job_can_only_be_requeued() -> None:
     assert capability_of(training(), started(), {}) is ResizeCapability.REQUEUE
-    assert capability_of(training(), started(ticket=None), LAUNCHED) is ResizeCapability.REQUEUE
+    assert capability_of(training(), started(access=None), LAUNCHED) is ResizeCapability.REQUEUE
     assert capability_of(training(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
 
 
@@ -202,10 +202,9 @@ def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
 
 def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
     heard: list[Any] = []
-    ticket = Ticket("c", 1, 0, 0, "token", "dbname=nowhere")
-    publisher = Publisher(ticket, dict, heard.append)
+    publisher = Publisher(GatewayAccess((), "", 1, 0), dict, heard.append)
     order = {"id": 4, "path": "resize"}
-    for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}, "garbled"):
+    for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}):
         publisher.take_orders(instructions)
     assert heard == [ResizeOrder(order), ResizeWithdrawn()]
 
@@ -217,7 +216,8 @@ def test_the_companion_s_environment_is_the_user_s_own() -> None:
     kept = {"PATH": "/bin", "HOME": "/home/me", "DATA": "x", "SLURM_CONF": "/etc/slurm.conf", "RANKS": "3"}
     kept |= {"POLLUX_MODE": "enforce", "POLLUX_CHECKPOINT_DIR": "/c", "OMP_NUM_THREADS": "1"}
     dropped = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
-    dropped += ["SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "POLLUX_TICKET_DIR", "PMIX_RANK"]
+    dropped += ["SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "POLLUX_GATEWAY", "POLLUX_TOKEN"]
+    dropped += ["PMIX_RANK"]
     dropped += [
         "POLLUX_LAUNCHER_FD",
         "POLLUX_RESIZED",

@@ -13,8 +13,10 @@ from pollux.slurm_job.allocation import (
     expand_indices,
     fewest_cpus,
     first_host,
+    gpu_type_of,
     in_batch_script,
     machine_gpus,
+    munge_socket,
     node_address,
     nodes_now,
     read_allocation,
@@ -139,12 +141,17 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     )
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "POLLUX_TICKET_DIR": "/run/pollux"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "4",
+        "POLLUX_GATEWAY": "https://head:9851",
+        "POLLUX_SUBMITTED": "1",
+    }
     assert nodes_now(job) == 2
     assert (tmp_path / "scontrol.asked").read_text() == "show job -o 7\n"
     # Neither of these can have shrunk.
     assert nodes_now(job | {"SLURM_JOB_NUM_NODES": "1"}) == 1
-    assert nodes_now(job | {"POLLUX_TICKET_DIR": ""}) == 4
+    assert nodes_now(job | {"POLLUX_GATEWAY": ""}) == 4
     assert len((tmp_path / "scontrol.asked").read_text().splitlines()) == 1
     scontrol.write_text("#!/bin/sh\nprintf 'JobName=caf\\351 NumNodes=2\\n'\n")
     assert nodes_now(job) == 2
@@ -154,3 +161,33 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     scontrol.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert nodes_now(job) == 4
+
+
+def test_slurm_names_the_socket_of_munge_and_the_type_of_a_nodes_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scontrol = tmp_path / "scontrol"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    def answers(text: str) -> None:
+        scontrol.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+        scontrol.chmod(0o755)
+
+    answers(
+        "AccountingStorageTRES   = cpu\nAuthInfo                = socket=/run/m/socket,ttl=60\nAuthType = auth/munge"
+    )
+    assert munge_socket() == Path("/run/m/socket")
+    answers("AuthInfo                = (null)")
+    assert munge_socket() is None
+    for gres, kind in {
+        "gpu:a100:4(S:0-1)": "a100",
+        "gpu:4": "",
+        "(null)": "",
+        "gpu:a100:2,gpu:t4:2": "",
+        "gpu:a100:2,gpu:a100:2,nic:1": "a100",
+    }.items():
+        answers(f"NodeName=n1 CPUTot=8 Gres={gres} GresUsed=gpu:h100:1 State=IDLE")
+        assert gpu_type_of("n1") == kind
+    scontrol.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (munge_socket(), gpu_type_of("n1")) == (None, "")

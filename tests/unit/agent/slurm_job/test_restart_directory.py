@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pollux.slurm_job.environment import checkpoint_directory
 
-JOB = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
+JOB = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_GATEWAY": "https://head:9851"}
 
 
 def test_a_reused_job_id_does_not_find_another_jobs_checkpoint() -> None:
@@ -21,6 +21,11 @@ def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> Non
     assert checkpoint_directory("/scratch/b", named) == Path("/scratch/b")
     assert checkpoint_directory(None, named) == Path("/scratch/a/1-1700000000")
     assert checkpoint_directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
+
+
+def test_a_job_that_was_submitted_under_polluxd_0_1_goes_on_from_its_checkpoints() -> None:
+    former = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
+    assert checkpoint_directory(None, former) == Path("/home/ann/pollux-checkpoints/1")
 
 
 def test_a_companion_s_is_its_parent_s() -> None:

@@ -20,7 +20,7 @@ from pollux.goodput import (
     accumulation_time,
     step_time,
 )
-from pollux.slurm_job.ticket import Ticket
+from pollux.slurm_job.access import GatewayAccess, Grant
 from pollux.tuning.batch_choice import Advisor
 from pollux.tuning.knowledge import fingerprint, gpu_type, introduction
 from pollux.tuning.measurements import Configuration, ProfileRows
@@ -54,8 +54,8 @@ def test_a_fingerprint_is_of_script_shapes_and_per_gpu_batches_only() -> None:
 
 
 def test_the_gpu_type_is_slurms_where_it_has_one() -> None:
-    ticket = Ticket("c", 7, 0, 1000, "t", "d", gpu_type="a100")
-    assert gpu_type(torch.device("cpu"), ticket) == "a100"
+    granted = GatewayAccess(("http://127.0.0.1:9",), "", 7, 0, Grant("J.7.0." + "a" * 43, gpu_type="a100"))
+    assert gpu_type(torch.device("cpu"), granted) == "a100"
     assert gpu_type(torch.device("cpu"), None) == ""
 
 

@@ -48,7 +48,7 @@ def begin(maximum: int | None, **options: Any) -> tuple[bool, int]:
 
 
 def test_a_script_outside_of_slurm_adapts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_TICKET_DIR"):
+    for name in ("SLURM_JOB_ID", "POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_GATEWAY"):
         monkeypatch.delenv(name, raising=False)
     assert begin(320) == (True, 320)
     assert begin(None) == (False, 32), "no larger batch was allowed"
@@ -60,7 +60,7 @@ def test_a_script_outside_of_slurm_adapts_unasked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_TICKET_DIR"):
+    for name in ("POLLUX_ADAPTIVE", "POLLUX_MODE", "POLLUX_GATEWAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert begin(320) == (False, 32)
@@ -68,10 +68,9 @@ def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.Monk
     assert begin(320) == (True, 320)
 
 
-def test_a_ticket_is_the_schedulers_wherever_it_is_read() -> None:
-    assert stands_alone(None, {})
-    assert not stands_alone(None, {"SLURM_JOB_ID": "7"})
-    assert not stands_alone(object(), {})
+def test_a_job_of_slurm_does_not_stand_alone() -> None:
+    assert stands_alone({})
+    assert not stands_alone({"SLURM_JOB_ID": "7"})
 
 
 def train(

@@ -28,11 +28,11 @@ NOISY = NoiseScale(sqr=1.0, var=20.0)
 CALM = NoiseScale(sqr=20.0, var=1.0)
 
 
-def test_the_initial_choice_is_m0_as_near_as_division_allows() -> None:
+def test_the_initial_choice_is_m0_rounded_up() -> None:
     assert initial_choice(LIMITS, 1, 1, adaptive=True) == BatchChoice(32, 0)
     assert initial_choice(LIMITS, 1, 4, adaptive=True) == BatchChoice(8, 0)
     assert initial_choice(BatchLimits(512, 512, 4, 128), 1, 1, adaptive=False) == BatchChoice(128, 3)
-    assert initial_choice(BatchLimits(100, 100, 1, 100), 1, 3, adaptive=False) == BatchChoice(33, 0)
+    assert initial_choice(BatchLimits(100, 100, 1, 100), 1, 3, adaptive=False) == BatchChoice(34, 0)
 
 
 def test_more_gpus_than_the_limits_can_feed_still_train() -> None:

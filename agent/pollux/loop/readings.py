@@ -1,0 +1,134 @@
+"""What a script reads of its job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from pollux.learning_rate.progress import Progress
+from pollux.loop.coordinator import Coordinator
+from pollux.loop.stepper import Stepper
+from pollux.ranks.world import World
+from pollux.training.training import Training
+from pollux.tuning.mode import Mode
+from pollux.tuning.profile import StepProfile
+
+
+class Readings:
+    """The readings of a `Job`."""
+
+    training: Training
+    coordinator: Coordinator
+    _stepper: Stepper
+
+    @property
+    def stepper(self) -> Stepper:
+        """The agent's part in the steps.
+
+        Raises PolluxAgentError before `loader` was called.
+        """
+        self.training.check_begun()
+        return self._stepper
+
+    @property
+    def world(self) -> World:
+        """The ranks of this job, and this rank's number among them."""
+        return self.training.world
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0: print, log and write results there."""
+        return self.world.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def mode(self) -> Mode:
+        """The agent's mode: observe, advise or enforce."""
+        return self.training.mode
+
+    @property
+    def adaptive(self) -> bool:
+        """The batch size may change."""
+        return self.training.adaptive
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is; a step counts from `optimizer.step()` on."""
+        return self.training.progress
+
+    @property
+    def profile(self) -> StepProfile:
+        """Measured step times."""
+        return self.training.profile
+
+    @property
+    def local_batch(self) -> int:
+        """m: examples per GPU and pass."""
+        return self.stepper.training.choice.local_batch
+
+    @property
+    def accumulation(self) -> int:
+        """s: passes without synchronisation before the synchronising one."""
+        return self.stepper.training.choice.accumulation
+
+    @property
+    def batch_size(self) -> int:
+        """M: examples per optimizer step, over all GPUs."""
+        return self.stepper.training.batch_size
+
+    @property
+    def gain(self) -> float:
+        """Steps of M0 examples that the last step was worth."""
+        return self.training.step.gain
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """Factors on the learning rates of the parameter groups, if any."""
+        return tuple(self.training.models[0].rates.factors)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Learning rate of each parameter group in the newest optimizer step.
+
+        Before the first step: in that one. These are the schedule's values times `lr_factors`.
+        """
+        return self.training.models[0].rates.rates()
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """The agreed gradient noise scale; of several models, the least."""
+        return self.training.noise_scale
+
+    @property
+    def params(self) -> ThroughputParams | None:
+        """The fitted throughput model, on rank 0; None before the first fit."""
+        return self.training.params
+
+    @property
+    def limits(self) -> BatchLimits:
+        """The batch sizes that the user allows."""
+        return self.stepper.training.limits
+
+    @property
+    def dataset_length(self) -> int:
+        """|D|: examples in a pass."""
+        return self.stepper.training.data.length
+
+    @property
+    def sync_gradients(self) -> bool:
+        """True from a step's last micro-batch on: clip, step, zero gradients."""
+        return self.stepper.synchronises
+
+    def report(self) -> dict[str, Any]:
+        """The report to the scheduler, as it would be now."""
+        self.training.check_begun()
+        return self.coordinator.report()

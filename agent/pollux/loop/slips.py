@@ -1,0 +1,67 @@
+"""Mistakes of a training loop, in the words of its script."""
+
+from __future__ import annotations
+
+MIXED = (
+    "a model's gradients changed between two passes of a step, outside of its micro_batch(): another model's loss "
+    "reaches its parameters, and the step would hold both. Around the other model's pass, call requires_grad_(False) "
+    "on these parameters, as for a GAN's critic"
+)
+"""Of several models; warned of once."""
+
+LEFT_OUT = (
+    "rank %d left out a pass: the loop's body ended without a backward pass in job.micro_batch(). Every rank has to "
+    "make every pass, or ranks wait for one another without end. Leave a batch out by job.skip() instead of "
+    "job.backward(loss)"
+)
+
+STEP_WITHOUT_PASS = (
+    "optimizer.step() was called in a step whose last pass this loop left out: the ranks have not averaged its "
+    "gradients. Leave a batch out by job.skip() instead of job.backward(loss)"
+)
+
+IDLE = (
+    "a whole pass through the data made no step of the optimizer that `attach` got. Epochs and checkpoints follow its "
+    "steps, so this loop would never end. Call optimizer.step() under `if job.sync_gradients:`. To train on with a new "
+    "optimizer, call job.close(), pollux.attach(model, optimizer) and job.loader(...) again"
+)
+
+IDLE_PASSES = 3
+"""Passes without a step after which the loop ends. A script may accumulate over more than one."""
+
+CALLED_PER_PASS = (
+    "scheduler.step() was called {} times in one optimizer step: the schedule would run so many times too fast. Call "
+    "it once, under `if job.sync_gradients:`. job.step(...) calls it, too"
+)
+
+WAITS = (
+    "rank %d has waited for %.0f s at the beginning of a loop over the loader. If the other ranks are still in the "
+    "loop before, this rank has left it alone: every rank has to leave it after the same step"
+)
+
+GATHERS = (
+    "the loss gathers features of all ranks, and the ranks have different numbers of samples at the end of a pass: the "
+    "gathering fails there, or is wrong. Give job.loader(..., equal_parts=True), or drop_last=True"
+)
+
+UNEVEN = (
+    "a pass failed in which the ranks have different numbers of samples (%d on rank %d, of %d over all ranks). If the "
+    "script gathers something of all ranks in it, give job.loader(..., equal_parts=True), or drop_last=True"
+)
+
+NO_FUNCTION = (
+    "expected job.step(lambda: loss_fn(job.model(x), y)), a function that makes the forward pass and returns the loss; "
+    "got {}"
+)
+
+OWN_BACKWARD = (
+    "the loss that job.step(...) got has no graph any more: its function called loss.backward(). Return the loss, "
+    "job.step makes the backward pass"
+)
+
+NESTED = "job.epochs() was called inside the loop of another job.epochs(). Make one loop over the epochs"
+
+NOT_SHARDED = (
+    "job.skip() was called for a model under fully_shard, whose ranks gather it in each pass. Leave examples out of "
+    "the mean loss instead, on the ranks that have them"
+)

@@ -1,0 +1,64 @@
+"""Who listens on a port of this machine.
+
+A gateway on a loopback address has no certificate. While it is down, any user of the machine could listen on its port
+and receive tokens. So a client looks at the owner of the listening socket before it sends anything.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_LISTEN = "0A"  # TCP_LISTEN of Linux
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_FIRST_USER = 1000
+"""Uids below are the system's (login.defs(5), SYS_UID_MAX)."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class UntrustedListener(OSError):
+    """Another user, or nobody, listens on the port."""
+
+
+def require_trusted_listener(address: str, port: int, tables: tuple[Path, ...] = _TABLES) -> None:
+    """Refuse a port of this machine on which another user listens.
+
+    Root, system accounts and this user may listen. Raises UntrustedListener.
+    """
+    peer = _plain(ipaddress.ip_address(address))
+    owners = [uid for local, uid in _listeners(port, tables) if local == peer or local.is_unspecified]
+    strangers = [uid for uid in owners if uid >= _FIRST_USER and uid != os.getuid()]
+    if strangers:
+        raise UntrustedListener(
+            f"uid {strangers[0]} listens on port {port} of this machine, expected a system account"
+        )
+    if not owners:
+        raise UntrustedListener(f"no process of this machine listens on port {port}")
+
+
+def _listeners(port: int, tables: tuple[Path, ...]) -> Iterator[tuple[Address, int]]:
+    """Yield local address and uid of the listening sockets. proc(5)."""
+    for table in tables:
+        try:
+            lines = table.read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            host, _, number = fields[1].rpartition(":")
+            if fields[3] == _LISTEN and int(number, 16) == port:
+                yield _decoded(host), int(fields[7])
+
+
+def _decoded(text: str) -> Address:
+    """Decode an address: words of 32 bits in the machine's order."""
+    words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
+    raw = b"".join(word.to_bytes(4, "little") for word in words)
+    return _plain(ipaddress.ip_address(raw))
+
+
+def _plain(address: Address) -> Address:
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped or address

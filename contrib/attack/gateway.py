@@ -1,0 +1,164 @@
+"""Floods, silence and endless messages at the gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+
+from contrib.attack.registry import Attempt, Outcome, attack
+from contrib.attack.site import Answer, Site
+
+SECONDS = 25
+"""Of a flood."""
+LONGEST_S = 0.5
+"""By which an answer may take longer beside a flood."""
+MOST_GROWN_MB = 64
+"""By long messages: 6 connections show one token, and hold 16 kB each."""
+MEMORY_MB = 512
+"""Half of MemoryMax in polluxd-gateway.service."""
+
+STRANGERS_STAY = """
+from polluxd.gateway import connections, server
+connections.Bounds.__init__.__defaults__ = (3600.0, 75.0, 8192, 10**9, 300, 10**9, 10**9)
+def arrive(self, visitor):
+    if len(self) >= 300:
+        visitor.hang_up()
+    else:
+        self._all.add(visitor)
+connections.Entrance.arrive = arrive
+"""
+"""The first 300 keep their places, as in a server with a fixed number of them."""
+NO_TURNS = """
+from polluxd.gateway import budgets
+budgets.Budget.take = lambda self, key: True
+budgets.Budget.spent = lambda self, key: False
+made = budgets.Turns.__init__
+budgets.Turns.__init__ = lambda self, under_way, in_line: made(self, 10**6, 10**6)
+"""
+REFUSES_THE_ADDRESS = """
+from polluxd.gateway import refusals, tokens
+issue = tokens.Tokens.issue
+async def refusing(self, request, address):
+    if self._strange.spent(address):
+        raise refusals.unavailable("too many unknown tokens come from this address")
+    return await issue(self, request, address)
+tokens.Tokens.issue = refusing
+"""
+"""An address is that of all users of a login node."""
+ANY_LENGTH = """
+from dataclasses import replace
+from polluxd.gateway import app, connections
+defaults = connections.Bounds.__init__.__defaults__
+connections.Bounds.__init__.__defaults__ = (3600.0, *defaults[1:])
+app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
+"""
+
+
+def asked(site: Site, path: str = "/v1/jobs", times: int = 5) -> list[Answer]:
+    """Have alice ask a question.
+
+    Each time she has a new connection and a new token.
+    An answer's seconds are those of both requests.
+    """
+    found = []
+    for _ in range(times):
+        token, listed = site.ask("alice", ("GET", path, None), payload=site.question())
+        last = listed if token.ok else token
+        found.append(replace(last, seconds=token.seconds + listed.seconds))
+    return found
+
+
+def tokens(site: Site, number: int = 8) -> list[str]:
+    """Return user tokens of mallory's: no user has more at a time."""
+    return [site.ask("mallory", payload=site.question())[0].document["token"] for _ in range(number)]
+
+
+@contextmanager
+def flood(site: Site, what: str, connections: int, *more: str) -> Iterator[subprocess.Popen[str]]:
+    words = (what, site.gateway.url, str(SECONDS), str(connections), *more)
+    his = site.spawn("mallory", *site.command("floods"), *words)
+    assert his.stdout is not None
+    his.stdout.readline()
+    try:
+        yield his
+    finally:
+        his.kill()
+
+
+def beside(site: Site, floods: Mapping[str, int], *more: str, path: str = "/v1/jobs") -> Outcome:
+    """Compare alice's answers beside floods with those before them."""
+    quiet = statistics.median(each.seconds for each in asked(site, path, 3))
+    # Where other programs load this machine, all takes longer.
+    longest = LONGEST_S * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    with ExitStack() as stack:
+        for what, connections in floods.items():
+            stack.enter_context(flood(site, what, connections, *more))
+        answers = asked(site, path)
+    refused = [each.text for each in answers if not each.ok]
+    seconds = statistics.median(each.seconds for each in answers)
+    memory = site.gateway.memory_mb()
+    return Outcome(
+        bool(refused) or seconds > quiet + longest or memory > MEMORY_MB,
+        f"alice's answers: {seconds:.2f} s beside the flood, {quiet:.2f} s without, "
+        f"{longest:.1f} s more are due; "
+        f"{len(refused)} of {len(answers)} refused {refused[:1]}; {memory} MB",
+    )
+
+
+def _flood(name: str, floods: Mapping[str, int], patch: str, of: str = "") -> Attempt:
+    """Add an attack by floods.
+
+    Args:
+        floods: connections of each.
+        of: whose tokens it has: those of mallory ("user"), those of a job ("job"), none.
+    """
+
+    @attack("mallory", name)
+    def attempt(site: Site, defended: bool) -> Outcome:
+        with site.gateway.patched("" if defended else patch):
+            found = tokens(site) if of == "user" else [site.token("mallory")] if of else []
+            return beside(site, floods, json.dumps(found))
+
+    return attempt
+
+
+_flood(
+    "row 12: 1,000 silent connections, renewed without end", {"silent": 1000, "connect": 100}, STRANGERS_STAY
+)
+_flood(
+    "further: 1,000 requests of a byte every half second, renewed without end", {"slow": 1000}, STRANGERS_STAY
+)
+
+
+@attack("mallory", "further: explanations of jobs without end")
+def explanations(site: Site, defended: bool) -> Outcome:
+    """polluxd's decision is made again for each of them."""
+    his, hers = (f"/v1/jobs/{site.resident(user)}/explain" for user in ("mallory", "alice"))
+    with site.gateway.patched("" if defended else NO_TURNS):
+        return beside(site, {"ask": 48}, json.dumps(tokens(site)), his, path=hers)
+
+
+_flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, STRANGERS_STAY, "job")
+_flood(
+    "further: tokens that nobody gave out, and credentials that are no good, from the address of another user",
+    {"unknown": 100, "credentials": 100},
+    REFUSES_THE_ADDRESS,
+)
+
+
+@attack("mallory", "row 14: bodies and headers of 64 MB, deeply nested JSON")
+def long_messages(site: Site, defended: bool) -> Outcome:
+    token = json.dumps([site.token("mallory")])
+    with nullcontext() if defended else site.gateway.patched(ANY_LENGTH):
+        before = site.gateway.memory_mb()
+        outcomes = [beside(site, {what: 6}, token) for what in ("headers", "nested", "bodies")]
+        grown, runs = site.gateway.memory_mb() - before, site.gateway.runs
+    return Outcome(
+        any(each.succeeded for each in outcomes) or grown > MOST_GROWN_MB or not runs,
+        f"{grown} MB more; " + " | ".join(each.evidence for each in outcomes),
+    )

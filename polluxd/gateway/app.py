@@ -1,0 +1,352 @@
+"""The paths of the gateway.
+
+Each has one model of what it reads and one of what it answers; `openapi.py` makes the reference of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from polluxd.errors import PolluxError, StoreError
+
+from . import messages, refusals
+from .budgets import Budget, Turns
+from .inbox import Inbox
+from .messages import (
+    Accepted,
+    Acknowledgement,
+    ErrorAnswer,
+    ErrorDetail,
+    Health,
+    HistoryQuestion,
+    JobsQuestion,
+    NoQuestion,
+    OrdersAnswer,
+    OrdersQuestion,
+    PriorAnswer,
+    Report,
+    TokenAnswer,
+    TokenRequest,
+    Training,
+)
+from .orders import OrderWatch
+from .records import Holder, Records, SentReport
+from .refusals import Refused
+from .tokens import Decoder, Tokens
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 60.0
+"""Longest time from a whole request to its answer."""
+
+
+class Questions(Protocol):
+    """What `polluxctl` of ordinary users asks.
+
+    Each raises PolluxError with words for the user.
+    """
+
+    def jobs(self, uid: int, *, ended: bool) -> Any: ...
+
+    def top(self, uid: int) -> Any: ...
+
+    def explain(self, uid: int, job: int) -> Any: ...
+
+    def history(self, uid: int, job: int, since: float) -> Any: ...
+
+
+class Connection(Protocol):
+    """The connection that a request came over."""
+
+    def recognise(self, holder: Holder, token: str) -> None:
+        """The request has shown a valid token."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request that was read, checked and authorised."""
+
+    holder: Holder
+    token: str
+    address: str
+    message: Any
+    connection: Connection
+    job: int
+    """Of the path; 0: none."""
+
+
+Rights = Literal["anybody", "attempt", "user"]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One path, with its models."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    rights: Rights
+    reads: type[BaseModel]
+    answers: type[BaseModel] | None
+    """None: nothing, or a document of polluxctl."""
+    serve: Callable[[Gateway, Call], Awaitable[Any]]
+    longest: int = messages.LONGEST
+
+
+T = TypeVar("T")
+
+
+class Gateway:
+    """Answers agents and users.
+
+    Args:
+        cluster: ClusterName of slurm.conf.
+        interval_s: time between two reports of an agent [s].
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        questions: Questions,
+        munge: Decoder,
+        *,
+        cluster: str,
+        version: str,
+        interval_s: float = 30.0,
+    ) -> None:
+        self.records = records
+        self.questions = questions
+        self.version = version
+        self._statements = ThreadPoolExecutor(4, thread_name_prefix="pollux-statement")
+        # A long answer keeps no agent waiting, and an explanation, which decides again, no list.
+        self._lists = ThreadPoolExecutor(1, thread_name_prefix="pollux-list")
+        self._explanations = ThreadPoolExecutor(1, thread_name_prefix="pollux-explain")
+        self._looks = ThreadPoolExecutor(1, thread_name_prefix="pollux-orders")
+        self.tokens = Tokens(records, munge, cluster, self._statements, interval_s=interval_s)
+        self.watch = OrderWatch(records, self._looks)
+        self.inbox = Inbox(records, self._statements)
+        self.reports_of_user = Turns(32, 2048)
+        self._turns = Turns(4, 512)
+        self._questions_of_user = Turns(1, 3)
+        self._requests = Budget(200, 2000)
+        """Of one user: 600 jobs may report and acknowledge at once."""
+
+    def app(self) -> Router:
+        """Return the ASGI application.
+
+        A router alone suffices, since `answer` handles every error.
+        """
+        routes = [Route(each.path, _App(self, each), methods=[each.method]) for each in ENDPOINTS]
+        return Router(routes, redirect_slashes=False, default=_no_path)
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Return the answer, or a refusal."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                document = await self._serve(endpoint, request)
+        except Refused as refusal:
+            return _refusal(refusal)
+        except StoreError as error:
+            log.debug("the database refused or was away", exc_info=error)
+            return _refusal(refusals.unavailable("the database does not answer: try again"))
+        except PolluxError as error:
+            return _refusal(Refused(404, "no-answer", str(error)))
+        except TimeoutError:
+            return _refusal(refusals.unavailable(f"no answer within {ANSWER_S:g} s: try again"))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Exception:
+            log.exception("a fault in polluxd itself: a request got no answer; report the traceback below")
+            return _refusal(Refused(500, "fault", "a fault in polluxd: its log has a traceback"))
+        if document is None:
+            return Response(status_code=204)
+        if isinstance(document, BaseModel):
+            return _json(document.model_dump_json().encode())
+        return _json(document)
+
+    async def _serve(self, endpoint: Endpoint, request: Request) -> Any:
+        address = request.client.host if request.client else ""
+        connection: Connection = request.scope["state"]["connection"]
+        holder, token = Holder(-1), ""
+        if endpoint.rights != "anybody":
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            holder = await self.tokens.holder(token if scheme.lower() == "bearer" else "", address)
+            if (holder.job_id is None) is not (endpoint.rights == "user"):
+                raise refusals.token_refused(
+                    f"this path is for tokens of {'users' if endpoint.rights == 'user' else 'attempts'}"
+                )
+            connection.recognise(holder, token)
+            if not self._requests.take(holder.uid):
+                raise refusals.too_often("you send too many requests: wait a second")
+        job = request.path_params.get("job", 0)
+        if job >= 2**32:
+            raise refusals.not_sensible("expected a job id below 2^32")
+        message = await _message(endpoint, request)
+        return await endpoint.serve(self, Call(holder, token, address, message, connection, job))
+
+    async def ask(self, call: Call, statement: Callable[[], T]) -> T:
+        """Ask the database in the name of an attempt, in turn."""
+        async with self._turns.turn(call.holder.uid):
+            return await asyncio.get_running_loop().run_in_executor(self._statements, statement)
+
+    async def question(self, call: Call, ask: Callable[[], Any], *, long: bool = False) -> bytes:
+        """Answer a question of a user, in turn."""
+        threads = self._explanations if long else self._lists
+        async with self._questions_of_user.turn(call.holder.uid):
+            return await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: json.dumps(ask(), allow_nan=False).encode()
+            )
+
+
+class _App:
+    """One endpoint as an ASGI application."""
+
+    def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
+        self._gateway = gateway
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._gateway.answer(self._endpoint, Request(scope, receive))
+        await response(scope, receive, send)
+
+
+async def _message(endpoint: Endpoint, request: Request) -> Any:
+    """Read and check what a request says. Raises Refused."""
+    try:
+        if endpoint.method == "GET":
+            return endpoint.reads.model_validate(dict(request.query_params))
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > endpoint.longest:
+                raise refusals.not_sensible(f"expected at most {endpoint.longest} bytes")
+        return endpoint.reads.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise refusals.not_sensible(_fault(error)) from None
+
+
+def _fault(error: ValidationError) -> str:
+    """Say what is wrong with the first faulty member.
+
+    Its value may be a secret.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where[:100] or 'the document'}: {first['msg'][:300]}"
+
+
+async def _token(gateway: Gateway, call: Call) -> TokenAnswer:
+    """Give out a token for a munge credential."""
+    answer, holder = await gateway.tokens.issue(call.message, call.address)
+    call.connection.recognise(holder, answer.token)
+    return answer
+
+
+async def _report(gateway: Gateway, call: Call) -> None:
+    """Take in the state of a training."""
+    report: Report = call.message
+    async with gateway.reports_of_user.turn(call.holder.uid):
+        refusal = await gateway.inbox.store(SentReport(call.holder, report.at, report.row()))
+    if refusal is not None:
+        raise refusals.of_attempt(refusal)
+
+
+async def _orders(gateway: Gateway, call: Call) -> OrdersAnswer:
+    """Answer when the orders are not those `seen`, or after 50 s."""
+    return await gateway.watch.orders(call.holder, call.token, call.message.seen)
+
+
+async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
+    """Take in that the checkpoint of a move is durable, once or again."""
+    said: Acknowledgement = call.message
+    accepted = await gateway.ask(
+        call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
+    )
+    if not isinstance(accepted, bool):
+        raise refusals.of_attempt(accepted)
+    return Accepted(accepted=accepted)
+
+
+async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
+    """Take in which training runs, and return what earlier runs measured."""
+    runs: Training = call.message
+    found = await gateway.ask(
+        call, partial(gateway.records.introduce, call.holder, runs.fingerprint, runs.gpu_type)
+    )
+    if isinstance(found, Mapping):
+        return PriorAnswer(prior=messages.Prior(**found))
+    if found is not None:
+        raise refusals.of_attempt(found)
+    return PriorAnswer(prior=None)
+
+
+async def _jobs(gateway: Gateway, call: Call) -> bytes:
+    """List the user's jobs in full, and others' as squeue shows them."""
+    return await gateway.question(
+        call, partial(gateway.questions.jobs, call.holder.uid, ended=call.message.ended)
+    )
+
+
+async def _top(gateway: Gateway, call: Call) -> bytes:
+    """Return the status, and the jobs that have not ended."""
+    return await gateway.question(call, partial(gateway.questions.top, call.holder.uid))
+
+
+async def _explain(gateway: Gateway, call: Call) -> bytes:
+    """Explain the last decision on a job of the user."""
+    return await gateway.question(
+        call, partial(gateway.questions.explain, call.holder.uid, call.job), long=True
+    )
+
+
+async def _history(gateway: Gateway, call: Call) -> bytes:
+    """Return the reports of a job of the user."""
+    since: float = call.message.since
+    return await gateway.question(call, partial(gateway.questions.history, call.holder.uid, call.job, since))
+
+
+async def _health(gateway: Gateway, call: Call) -> Health:
+    """Tell whether the gateway reaches the database."""
+    return Health(version=gateway.version, database=await gateway.watch.database())
+
+
+ENDPOINTS = (
+    Endpoint("POST", "/v1/tokens", "anybody", TokenRequest, TokenAnswer, _token),
+    Endpoint("POST", "/v1/report", "attempt", Report, None, _report, messages.LONGEST_REPORT),
+    Endpoint("GET", "/v1/orders", "attempt", OrdersQuestion, OrdersAnswer, _orders),
+    Endpoint("POST", "/v1/acknowledgements", "attempt", Acknowledgement, Accepted, _acknowledgement),
+    Endpoint("POST", "/v1/training", "attempt", Training, PriorAnswer, _training),
+    Endpoint("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
+    Endpoint("GET", "/v1/top", "user", NoQuestion, None, _top),
+    Endpoint("GET", "/v1/jobs/{job:int}/explain", "user", NoQuestion, None, _explain),
+    Endpoint("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
+    Endpoint("GET", "/v1/health", "anybody", NoQuestion, Health, _health),
+)
+"""Everything that the gateway answers."""
+
+
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json")
+
+
+def _refusal(refusal: Refused) -> Response:
+    answer = ErrorAnswer(error=ErrorDetail(code=refusal.code, message=refusal.message[:2000]))
+    return _json(answer.model_dump_json().encode(), refusal.status)
+
+
+async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = Refused(404, "no-such-path", "the gateway does not know this path: are the versions the same?")
+    await _refusal(refusal)(scope, receive, send)

@@ -1,0 +1,195 @@
+"""Connections with bounds of time, bytes and number.
+
+A connection that has not shown a valid token is a stranger. Strangers give way to newer ones, the oldest first; whoever
+shows a valid token stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from .records import Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What clients may use."""
+
+    request_s: float = 5.0
+    """From the first byte of a request, or from the connection, to the last byte of the request."""
+    idle_s: float = 75.0
+    """Between two requests of a connection that has shown a token."""
+    header_bytes: int = 8192
+    known: int = 8192
+    """Connections that have shown a token; beyond it, the user with most of them loses the oldest."""
+    strangers: int = 2048
+    strangers_of_address: int = 1024
+    of_token: int = 6
+    """Connections that show the same token."""
+
+
+class Entrance:
+    """Knows all connections, and ends those that are too many."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self._all: set[Visitor] = set()
+        self._strangers: OrderedDict[Visitor, None] = OrderedDict()
+        self._of_address: dict[str, OrderedDict[Visitor, None]] = {}
+        self._of_token: dict[str, OrderedDict[Visitor, None]] = {}
+        self._of_user: dict[int, OrderedDict[Visitor, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def arrive(self, visitor: Visitor) -> None:
+        """Let a connection in."""
+        mine = self._of_address.get(visitor.address)
+        if mine is not None and len(mine) >= self.bounds.strangers_of_address:
+            self.end(next(iter(mine)))
+        elif len(self._strangers) >= self.bounds.strangers:
+            self.end_oldest_stranger()
+        self._all.add(visitor)
+        self._strangers[visitor] = None
+        self._of_address.setdefault(visitor.address, OrderedDict())[visitor] = None
+
+    def end_oldest_stranger(self) -> None:
+        if self._strangers:
+            self.end(next(iter(self._strangers)))
+
+    def recognise(self, visitor: Visitor, uid: int, token: str) -> None:
+        """A connection has shown a valid token."""
+        if visitor not in self._all or visitor.token == token:
+            return
+        self._forget(visitor)
+        visitor.token, visitor.uid = token, uid
+        self._of_user.setdefault(uid, OrderedDict())[visitor] = None
+        mine = self._of_token.setdefault(token, OrderedDict())
+        mine[visitor] = None
+        if len(mine) > self.bounds.of_token:
+            self.end(next(iter(mine)))
+        if len(self) - len(self._strangers) > self.bounds.known:
+            most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
+            self.end(next(iter(self._of_user[most])))
+
+    def end(self, visitor: Visitor) -> None:
+        self.leave(visitor)
+        visitor.hang_up()
+
+    def leave(self, visitor: Visitor) -> None:
+        self._all.discard(visitor)
+        self._forget(visitor)
+
+    def end_all(self) -> None:
+        for visitor in list(self._all):
+            self.end(visitor)
+
+    def _forget(self, visitor: Visitor) -> None:
+        self._strangers.pop(visitor, None)
+        _remove(self._of_address, visitor.address, visitor)
+        _remove(self._of_token, visitor.token, visitor)
+        _remove(self._of_user, visitor.uid, visitor)
+
+
+def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor: Visitor) -> None:
+    if (group := groups.get(key)) is not None:
+        group.pop(visitor, None)
+        if not group:
+            del groups[key]
+
+
+class Visitor(H11Protocol):
+    """One connection.
+
+    Args:
+        accepted: its socket, which TLS may not have taken over yet.
+    """
+
+    def __init__(self, entrance: Entrance, accepted: socket.socket, address: str, config: Config) -> None:
+        super().__init__(config, _STATE, {"connection": self})
+        self.address = address
+        self.token = ""
+        self.uid = -1
+        self._entrance = entrance
+        self._accepted = accepted
+        self._bounds = entrance.bounds
+        self.timeout_keep_alive = self._bounds.request_s  # type: ignore[assignment]
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is None and self.conn.their_state is h11.IDLE:
+            self._set_deadline()
+        super().data_received(data)
+        if self._deadline is not None and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._deadline.cancel()
+            self._deadline = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._unset_keepalive_if_required()
+        self._entrance.leave(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        if self.transport.is_closing():
+            # Whoever does not read the answer is not waited for.
+            self.loop.call_later(self._bounds.request_s, self.transport.abort)
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.hang_up()
+
+    def recognise(self, holder: Holder, token: str) -> None:
+        """The request has shown a valid token."""
+        self.timeout_keep_alive = self._bounds.idle_s  # type: ignore[assignment]
+        self._entrance.recognise(self, holder.uid, token)
+
+    def hang_up(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+        else:
+            with contextlib.suppress(OSError):
+                self._accepted.shutdown(socket.SHUT_RDWR)
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._bounds.request_s, self.hang_up)
+
+
+_STATE = ServerState()
+
+
+def uvicorn_config(app: Any, bounds: Bounds) -> Config:
+    """Return uvicorn's configuration.
+
+    It has no proxies, no WebSockets, and no log line for each request.
+    """
+    config = Config(
+        app,
+        interface="asgi3",
+        http=Visitor,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        h11_max_incomplete_event_size=bounds.header_bytes,
+    )
+    config.load()
+    return config

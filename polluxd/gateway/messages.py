@@ -1,0 +1,357 @@
+"""One model per message; the only check of what users' processes send.
+
+Whatever a model accepts can be stored, and crashes nothing that reads it: numbers are finite and bounded, texts
+printable and short, members known. Times are POSIX seconds, by the sender's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+LONGEST_REPORT = 16384
+"""Bytes of a report."""
+LONGEST = 4096
+"""Bytes of any other message."""
+_AHEAD_S = 300.0
+"""How far ahead of ours a node's clock may be."""
+
+
+def _not_ahead(value: float) -> float:
+    if value > time.time() + _AHEAD_S:
+        raise ValueError("it lies in the future: set the clock of the node")
+    return value
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("expected printable characters")
+    return value
+
+
+def _one_line(value: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in value)[:300]
+
+
+Stamp = Annotated[float, Field(ge=0), AfterValidator(_not_ahead)]
+Amount = Annotated[float, Field(ge=0, le=1e12)]
+Moment = Annotated[float, Field(ge=0, le=1e300)]
+Steps = Annotated[float, Field(ge=0, le=1e15)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Whole = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Examples = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Gpus = Annotated[int, Field(ge=0, le=1_000_000)]
+Nodes = Annotated[int, Field(ge=0, le=1_000_000)]
+MoveId = Annotated[int, Field(ge=1, le=9 * 10**15)]
+JobId = Annotated[int, Field(ge=1, lt=2**32)]
+Attempt = Annotated[int, Field(ge=0, lt=2**31 - 1)]
+Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+GpuType = Annotated[str, StringConstraints(max_length=64), AfterValidator(_printable)]
+Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+ClusterName = Annotated[str, StringConstraints(max_length=40)]
+
+
+class Message(BaseModel):
+    """A JSON document without unknown fields, or words for numbers."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class AttemptCredential(Message):
+    """What the munge credential of a job's process holds."""
+
+    purpose: Literal["attempt"]
+    cluster: ClusterName = ""
+    """ClusterName of slurm.conf; empty where the process does not know it."""
+    job: JobId
+    attempt: Attempt
+    """SLURM_RESTART_COUNT."""
+    nonce: Nonce
+
+
+class UserCredential(Message):
+    """What the munge credential of `polluxctl` holds."""
+
+    purpose: Literal["user"]
+    nonce: Nonce
+
+
+class TokenRequest(Message):
+    """Ask for a token: the credential shows who asks."""
+
+    credential: Annotated[str, StringConstraints(max_length=2048, pattern=r"^MUNGE:[A-Za-z0-9+/=]+:$")]
+    """Text that munge_encode(3) made of an AttemptCredential or UserCredential."""
+
+
+class TokenAnswer(Message):
+    """A token, and what its holder needs to know."""
+
+    token: str
+    cluster: str
+    publish_interval_s: float
+    """Time between two reports [s]."""
+    gpu_type: str
+    """Type of the job's GPUs, where the gateway knows it."""
+    expires_s: float | None
+    """Seconds for which the token lives; null: as long as the attempt."""
+    nonce: str
+    """That of the credential: the answer belongs to it."""
+
+
+class Params(Message):
+    """theta of the throughput model: seconds, and gamma without a unit."""
+
+    alpha_grad: Amount
+    beta_grad: Amount
+    alpha_local: Amount
+    beta_local: Amount
+    alpha_node: Amount
+    beta_node: Amount
+    gamma: Annotated[float, Field(ge=1, le=10)]
+    alpha_rack: Amount | None = None
+    beta_rack: Amount | None = None
+
+    @model_validator(mode="after")
+    def _both_of_racks(self) -> Self:
+        if (self.alpha_rack is None) != (self.beta_rack is None):
+            raise ValueError("expected alpha_rack and beta_rack, or none of them")
+        return self
+
+
+class Noise(Message):
+    """Statistics of the gradient."""
+
+    sqr: Moment
+    """Squared norm of the true gradient."""
+    var: Moment
+    """Trace of the covariance of a gradient over the initial batch size."""
+
+
+class Limits(Message):
+    """Batch sizes that the job allows [examples]."""
+
+    initial: Examples
+    maximum: Examples
+    local_min: Examples
+    local_max: Examples
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.maximum < self.initial or self.local_max < self.local_min:
+            raise ValueError("expected initial <= maximum and local_min <= local_max")
+        return self
+
+
+class Times(Message):
+    """When this attempt reached each stage of its start."""
+
+    launched_at: Stamp | None = None
+    imported_at: Stamp | None = None
+    rendezvous_at: Stamp | None = None
+    attached_at: Stamp | None = None
+    restored_at: Stamp | None = None
+    first_step_at: Stamp | None = None
+
+
+class Advice(Message):
+    """In mode `advise`, the better batch size."""
+
+    batch_size: Examples
+    local_batch: Examples
+    accumulation: Whole
+    goodput_ratio: Amount
+
+
+class ResizeRefused(Message):
+    """A move that the agent could not carry out."""
+
+    id: MoveId
+    why: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_one_line)] = ""
+
+
+class Report(Message):
+    """The present state of a training."""
+
+    v: Literal[1] = 1
+    at: Stamp
+    params: Params | None = None
+    noise: Noise | None = None
+    limits: Limits
+    explored_gpus: Gpus
+    explored_nodes: Nodes
+    measured_gpus: Gpus | None = None
+    """Most GPUs measured on `gpu_type`; `explored_gpus` counts every type."""
+    measured_nodes: Nodes | None = None
+    prior_gpus: Gpus | None = None
+    """Most GPUs that the fit takes from earlier runs."""
+    prior_nodes: Nodes | None = None
+    prior_refuted: bool | None = None
+    gpu_type: GpuType | None = None
+    gpus: Gpus
+    nodes: Nodes
+    batch_size: Whole
+    local_batch: Whole
+    accumulation: Whole
+    goodput: Amount
+    """Examples per second, times efficiency."""
+    throughput: Amount
+    """Examples per second."""
+    data_wait: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the training time spent waiting for the data loader."""
+    progress: Steps
+    """Steps of the initial batch size."""
+    target: Steps | None = None
+    epoch: Amount
+    lr_factor: Amount
+    gain: Amount
+    optimizer_steps: Annotated[int, Field(ge=0, le=10**15)]
+    checkpointed: bool
+    times: Times | None = None
+    restart_cost: Seconds | None = None
+    mode: Literal["observe", "advise", "enforce"] | None = None
+    advice: Advice | None = None
+    resize: Literal["in-place", "requeue"] | None = None
+    """The fastest way to change the job's size."""
+    resized: Annotated[int, Field(ge=0, le=9 * 10**15)] | None = None
+    """Newest resize in effect; 0: none in this attempt."""
+    resize_refused: ResizeRefused | None = None
+    resize_cost: Seconds | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of report_history that the report fills."""
+        flat = self.model_dump(exclude={"v", "at", "params", "noise", "limits", "times"})
+        params = self.params.model_dump() if self.params else {}
+        noise = (
+            {f"noise_{name}": value for name, value in self.noise.model_dump().items()} if self.noise else {}
+        )
+        limits = self.limits
+        sizes = {
+            "batch_initial": limits.initial,
+            "batch_maximum": limits.maximum,
+            "local_min": limits.local_min,
+            "local_max": limits.local_max,
+        }
+        filled = {name: flat[name] or 0 for name in ("prior_gpus", "prior_nodes", "resized")} | {
+            "prior_refuted": bool(flat["prior_refuted"]),
+            "gpu_type": flat["gpu_type"] or "",
+            "times": self.times.model_dump(exclude_none=True) if self.times else {},
+        }
+        return flat | params | noise | sizes | filled
+
+
+class Acknowledgement(Message):
+    """The checkpoint that a move asked for is durable."""
+
+    move: MoveId
+    last_step_at: Stamp | None = None
+    stopped_at: Stamp | None = None
+    checkpoint_s: Seconds | None = None
+    step: Steps | None = None
+
+    def facts(self) -> dict[str, float]:
+        return self.model_dump(exclude={"move"}, exclude_none=True)
+
+
+class Accepted(Message):
+    """Answer to an acknowledgement."""
+
+    accepted: bool
+    """The move counts on the checkpoint."""
+
+
+class Training(Message):
+    """Which training an attempt runs, on which GPU type."""
+
+    fingerprint: Fingerprint
+    gpu_type: GpuType = ""
+
+
+class Prior(Message):
+    """What the same user's earlier runs of the training measured."""
+
+    params: dict[str, float]
+    explored_gpus: int
+    explored_nodes: int
+
+
+class PriorAnswer(Message):
+    """Answer to a training; null: nothing was measured."""
+
+    prior: Prior | None
+
+
+class Resize(Message):
+    """An order to resize within the allocation."""
+
+    id: int
+    path: Literal["resize"]
+    kind: Literal["grow", "shrink"]
+    nodes: list[str]
+    gpus_per_node: int
+    step: str
+    nonce: str = ""
+    """With `grow`: what the companion job states."""
+
+
+class OrdersAnswer(Message):
+    """What the attempt is to do now."""
+
+    seen: str
+    """To send with the next question."""
+    drain: int | None
+    """Id of the move to save a checkpoint and stop for."""
+    resize: Resize | None
+
+
+class Health(Message):
+    """State of a gateway."""
+
+    version: str
+    database: bool
+
+
+class OrdersQuestion(BaseModel):
+    """Wait until the orders are not those `seen`, for 50 s at most."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seen: Annotated[str, StringConstraints(max_length=64)] = ""
+
+
+class JobsQuestion(BaseModel):
+    """List the jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ended: bool = False
+
+
+class HistoryQuestion(BaseModel):
+    """List the reports of a job since a POSIX time."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    since: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+
+
+class NoQuestion(BaseModel):
+    """No parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ErrorDetail(Message):
+    """What went wrong."""
+
+    code: str
+    message: str
+
+
+class ErrorAnswer(Message):
+    """Answer to a request that was refused."""
+
+    error: ErrorDetail

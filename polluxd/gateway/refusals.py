@@ -1,0 +1,48 @@
+"""Refusals, as the gateway answers them."""
+
+from __future__ import annotations
+
+from .records import Refusal
+
+RETRY = 503
+
+
+class Refused(Exception):
+    """A request gets an error in place of an answer.
+
+    Args:
+        status: of HTTP; 401 and 409 are final for an agent, 503 says to try again, 422 and 429 refuse this message.
+    """
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+def token_refused(why: str) -> Refused:
+    return Refused(401, "token-refused", why)
+
+
+def unavailable(why: str) -> Refused:
+    return Refused(RETRY, "unavailable", why)
+
+
+def not_sensible(why: str) -> Refused:
+    return Refused(422, "refused", why)
+
+
+def too_often(why: str) -> Refused:
+    return Refused(429, "too-often", why)
+
+
+def of_attempt(refusal: Refusal) -> Refused:
+    """Return the answer to an attempt that the database refuses."""
+    match refusal:
+        case "over":
+            return Refused(409, "attempt-over", "the job has ended, or a later attempt of it runs")
+        case "unknown":
+            return Refused(
+                RETRY, "not-known-yet", "polluxd has not seen this attempt of the job yet: try again"
+            )
+        case "too-often":
+            return too_often("this attempt sends too much: at most 120 reports a minute and 20 fingerprints")

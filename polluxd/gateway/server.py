@@ -1,0 +1,122 @@
+"""Listen, and let connections in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from polluxd.errors import ConfigError
+
+from .connections import Bounds, Entrance, Visitor, uvicorn_config
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+_AT_ONCE = 32
+"""Connections that are let in before those that are open get their turn."""
+
+
+class Server:
+    """Serves an ASGI application.
+
+    Args:
+        tls: certificate and key in PEM; None: plain HTTP.
+    """
+
+    def __init__(self, app: Any, tls: tuple[Path, Path] | None = None, bounds: Bounds | None = None) -> None:
+        # uvicorn logs each request that is no HTTP.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        self.entrance = Entrance(bounds or Bounds())
+        self._config = uvicorn_config(app, self.entrance.bounds)
+        self._tls = None if tls is None else _context(*tls)
+        self._listeners: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def listen(self, address: str) -> Sequence[tuple[str, int]]:
+        """Listen at HOST:PORT; return where. Raises ConfigError."""
+        host, _, port = address.rpartition(":")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            for family, where in dict.fromkeys((each[0], each[4]) for each in found):
+                self._listeners.append(socket.create_server(where[:2], family=family, backlog=_BACKLOG))
+        except OSError as error:
+            raise ConfigError(
+                f"gateway.listen {address}: {error.strerror or error}: name another address"
+            ) from None
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._start(self._let_in(listener))
+        return [listener.getsockname()[:2] for listener in self._listeners]
+
+    async def close(self) -> None:
+        """Stop listening, and end all connections.
+
+        Clients come again, or go to another gateway.
+        """
+        for task in list(self._tasks):
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+        self.entrance.end_all()
+        await asyncio.sleep(0)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _let_in(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        count = 0
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listener)
+            except OSError as error:
+                # No descriptor is left.
+                log.warning("no connection can be accepted: %s", error.strerror or error)
+                self.entrance.end_oldest_stranger()
+                await asyncio.sleep(0.1)
+                continue
+            visitor = Visitor(self.entrance, accepted, peer[0], self._config)
+            self.entrance.arrive(visitor)
+            self._start(self._connect(visitor, accepted))
+            count += 1
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _connect(self, visitor: Visitor, accepted: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: visitor,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self.entrance.bounds.request_s,
+            )
+        except (OSError, asyncio.CancelledError):
+            log.debug("a connection was not made", exc_info=True)
+            self.entrance.leave(visitor)
+            accepted.close()
+
+
+def _context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"gateway.tls_certificate {certificate} and tls_key {key}: {error.strerror or error}: name a PEM file with "
+            "the chain, and its key, readable for the gateway's user"
+        ) from None
+    return context

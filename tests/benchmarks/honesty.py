@@ -1,0 +1,282 @@
+"""Random honest lives of jobs: how many does `TrustedReports` doubt?
+
+`make bench-honesty` writes the table of tests/benchmarks/honesty.md, and bench-out/honesty.json.
+
+A life is a training of one application of the simulator, moved between random numbers of GPUs. Its agent is the
+simulator's (`polluxd.sim.agent`): it measures, fits, and chooses its batch size. polluxd sees only its reports, when
+they arrive, and where the job is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pollux.goodput import BatchLimits, NoiseScale
+from polluxd.model import Report
+from polluxd.progress_rates import Place
+from polluxd.sim.agent import Agent, Memory
+from polluxd.sim.applications import BUILT_IN, Application, most_gpus
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.profiles import load_profiles
+from polluxd.sim.simulated_job import Seats, SimulatedJob
+from polluxd.sim.workload import Submission
+from polluxd.trusted_reports import Held, TrustedReports
+
+ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).with_suffix(".md")
+LIVES = 10_000
+CLUSTER = Scenario()
+"""16 nodes of 4 GPUs."""
+PARTS = 20
+"""Of an epoch. After each one, an agent looks at its batch size."""
+REPORT_S = 30.0
+POLL_S = 5.0
+DECISION_S = 60.0
+OFF = 0.1
+"""Largest log-error of the step times that an agent measures: 10 %."""
+SHARES = 1.5
+"""Shares of the error that `Agent` adds up for one step time: half for the run, one for the configuration."""
+MOST_HOURS = 6.0
+"""Of training in a life; most end sooner."""
+
+
+@dataclass(frozen=True)
+class GrowingNoise:
+    """An application whose noise scale grows by `growth`, beyond its own.
+
+    Its epochs are divided into parts, since an agent chooses its batch size all through an epoch, not only after it.
+    """
+
+    app: Application
+    growth: float
+
+    @property
+    def name(self) -> str:
+        return self.app.name
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self.app.limits
+
+    @property
+    def epochs(self) -> int:
+        return self.app.epochs * PARTS
+
+    @property
+    def most_gpus(self) -> int | None:
+        return self.app.most_gpus
+
+    @property
+    def fixed_batch(self) -> int | None:
+        return self.app.fixed_batch
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        return self.app.times(placement, local_batch)
+
+    def noise(self, batch_size: int, epoch: int) -> NoiseScale:
+        own = self.app.noise(batch_size, min(epoch // PARTS, self.app.epochs - 1))
+        return own._replace(var=own.var * self.growth ** (epoch / (self.epochs - 1)))
+
+    def progress(self, epoch: int) -> float:
+        whole, part = divmod(epoch, PARTS)
+        begun = self.app.progress(whole)
+        return begun + (self.app.progress(whole + 1) - begun) * part / PARTS if part else begun
+
+    def iterations(self, batch_size: int, epoch: int) -> float:
+        return self.app.iterations(batch_size, epoch // PARTS)
+
+    def on(self, gpu_type: str) -> Application | None:
+        return None
+
+
+class RoughAgent(Agent):
+    """An agent whose step times are off by at most `OFF`.
+
+    Its gradient statistics are off by a little more.
+    """
+
+    def _error(self, share: float = 1.0) -> float:
+        return float(np.exp(self._random.uniform(-OFF, OFF) * share / SHARES))
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What became of one life."""
+
+    application: str
+    hours: float
+    moves: int
+    doubts: tuple[str, ...]
+
+
+def honest_life(seed: int, applications: Mapping[str, Application], memories: dict[str, Memory]) -> Life:
+    """Live one random life; `memories` are the fits that earlier lives left."""
+    draw = np.random.default_rng([0x40E57, seed])
+    name = sorted(applications)[int(draw.integers(len(applications)))]
+    app = GrowingNoise(applications[name], float(100.0 ** draw.random()))
+    job = _Training(seed, app, draw, memories.setdefault(name, Memory()) if draw.random() < 0.5 else None)
+    doubts = tuple(job.doubts())
+    return Life(name, job.now / 3600.0, job.moves, doubts)
+
+
+class _Training:
+    """One job, polluxd's look at it, and the hand that moves it."""
+
+    def __init__(self, seed: int, app: Application, draw: np.random.Generator, memory: Memory | None) -> None:
+        self._draw, self._app = draw, app
+        agent = RoughAgent(app.limits, name=str(seed), seed=seed, memory=memory, seconds_apart=30.0)
+        self._job = SimulatedJob(
+            seed, Submission(str(seed), 0.0, app.name, 1, app.limits.initial), app,
+            batch_size=app.fixed_batch, agent=agent, measures=True, scenario=CLUSTER, on={"": app},
+        )  # fmt: skip
+        self._length_off = float(3.0 ** draw.uniform(-1, 1))
+        self._evaluates = draw.random() < 0.7
+        self._evaluation_share = float(draw.uniform(0.02, 0.2))
+        self._trusted = TrustedReports()
+        self._most = (0, 0)
+        self._report: Report | None = None
+        self._first_step_at: float | None = None
+        self.now, self.attempt, self.moves = 0.0, 0, 0
+
+    def doubts(self) -> list[str]:
+        """Train to the end, or for `MOST_HOURS`; return all that was doubted."""
+        found: list[str] = []
+        moves_at = 0.0
+        paused_until, epoch, epoch_began = 0.0, 0, 0.0
+        next_report, next_decision = 0.0, float(self._draw.uniform(0, DECISION_S))
+        while self._job.ended_at is None and self.now < MOST_HOURS * 3600:
+            if self.now >= moves_at:
+                self._move()
+                epoch_began = self.now
+                moves_at = self.now + 60.0 * float(self._draw.choice([3, 8, 20, 60])) * float(
+                    self._draw.uniform(0.5, 1.5)
+                )
+            pause = min(max(paused_until - self.now, 0.0), POLL_S)
+            if pause < POLL_S:
+                self._job.advance(self.now + pause, POLL_S - pause)
+            self.now += POLL_S
+            if self._job.restarting <= 0 and self._job.seats and self._first_step_at is None:
+                self._first_step_at = self.now
+            if self._job.epoch // PARTS != epoch:
+                if self._evaluates:
+                    took = self.now - epoch_began
+                    paused_until = self.now + min(self._evaluation_share * took, 120.0)
+                epoch, epoch_began = self._job.epoch // PARTS, max(paused_until, self.now)
+            if self._draw.random() < POLL_S / 3600.0:  # a checkpoint to slow storage, a busy file server
+                paused_until = max(paused_until, self.now + float(self._draw.uniform(5, 60)))
+            if self.now >= next_report and self._job.seats:
+                next_report = self.now + REPORT_S
+                self._report = self._published()
+            if self._report is None:
+                continue
+            place = self._place
+            self._trusted.observe({1: self._report}, {1: place})
+            if self.now >= next_decision:
+                next_decision = self.now + DECISION_S
+                held = Held(place.gpus, place.nodes, *self._most, float(self._draw.choice([4.0, 16.0])))
+                found += self._trusted.trust({1: self._report}, {1: held}, self.now)[1].get(1, ())
+        return found
+
+    @property
+    def _place(self) -> Place:
+        job = self._job
+        moving = not job.seats or job.restarting > 0
+        return Place(0, 0) if moving else Place(job.gpus, job.nodes)
+
+    def _move(self) -> None:
+        """Change the number of GPUs, by a restart or in place; at times to 0."""
+        draw, job = self._draw, self._job
+        if job.seats and draw.random() < 0.1:
+            job.place((), self.now, 0.0)
+            return
+        cap = min(most_gpus(self._app), 2 * max(self._most[0], 2), CLUSTER.gpus)
+        gpus = int(min(2 ** draw.uniform(0, np.log2(cap) + 0.2), cap))
+        full, rest = divmod(gpus, CLUSTER.gpus_per_node)
+        if full and rest:
+            rest = 0
+        seats: Seats = tuple((node, CLUSTER.gpus_per_node) for node in range(full)) or ((0, rest),)
+        if seats == job.seats:
+            return
+        self.moves += 1
+        in_place = bool(job.seats) and draw.random() < 0.5
+        if not in_place:
+            self.attempt += 1
+        job.place(seats, self.now, float(draw.uniform(1, 5) if in_place else draw.uniform(5, 180)))
+        self._most = (max(self._most[0], job.gpus), max(self._most[1], job.nodes))
+        self._first_step_at = self._first_step_at if in_place else None
+
+    def _published(self) -> Report | None:
+        job, agent = self._job, self._job.agent
+        if self._first_step_at is None:
+            return self._report and replace(
+                self._report, attempt=self.attempt, at=self.now, first_step_at=None
+            )
+        return Report(
+            attempt=self.attempt,
+            at=self.now + float(self._draw.uniform(0, 1)),
+            limits=self._app.limits,
+            params=agent.params,
+            noise=agent.noise,
+            explored_gpus=agent.explored_gpus,
+            explored_nodes=agent.explored_nodes,
+            prior_gpus=agent.prior_gpus,
+            prior_nodes=agent.prior_nodes,
+            gpus=job.gpus,
+            nodes=job.nodes,
+            batch_size=job.total_batch,
+            progress=job.progress,
+            target=job.length * self._length_off,
+            checkpointed=True,
+            first_step_at=self._first_step_at,
+        )
+
+
+def applications() -> dict[str, Application]:
+    """The shipped applications, and the paper's where its data is present."""
+    profiles = ROOT / "../shared/data/osdi21/profiles"
+    return {**BUILT_IN, **(load_profiles(profiles) if profiles.is_dir() else {})}
+
+
+def table(lives: Sequence[Life]) -> str:
+    """Return the table by application."""
+    rows = ["| application | lives | hours of training | moves | doubted |", "|---|--:|--:|--:|--:|"]
+    kinds = [*sorted({life.application for life in lives}), "all"]
+    for kind in kinds:
+        mine = [life for life in lives if kind in (life.application, "all")]
+        hours, moves = sum(life.hours for life in mine), sum(life.moves for life in mine)
+        doubted = sum(bool(life.doubts) for life in mine)
+        rows.append(f"| {kind} | {len(mine):,} | {hours:,.0f} | {moves:,} | {doubted} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Live the lives and write the figures; fail where one is doubted."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lives", type=int, default=LIVES)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first life")
+    parser.add_argument("--page", action="store_true", help="write the page's table")
+    arguments = parser.parse_args()
+    known, memories, lives = applications(), dict[str, Memory](), list[Life]()
+    for seed in range(arguments.first, arguments.first + arguments.lives):
+        lives.append(honest_life(seed, known, memories))
+        if lives[-1].doubts:
+            print(f"life {seed}, {lives[-1].application}: {lives[-1].doubts[0]}", flush=True)
+    print(table(lives))
+    out = ROOT / "bench-out" / "honesty.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps([asdict(life) for life in lives], indent=1))
+    if arguments.page:
+        head = PAGE.read_text().partition("\n| application")[0]
+        PAGE.write_text(f"{head}\n{table(lives)}\n")
+    if any(life.doubts for life in lives):
+        raise SystemExit("an honest job was doubted")
+
+
+if __name__ == "__main__":
+    main()
