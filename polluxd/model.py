@@ -181,11 +181,11 @@ class Report:
     data_wait: float | None = None
     """Share of the training time spent waiting for the data loader."""
     resize: str = "requeue"
-    """The fastest way in which the job's size can be changed: `in-place`, `relaunch` or `requeue`."""
+    """The fastest way in which the job's size can be changed: `in-place` or `requeue`."""
     resized: int = 0
-    """The newest resize or relaunch in effect, by the id of its `Move`; 0: none in this attempt."""
+    """The newest resize in effect, by the id of its `Move`; 0: none in this attempt."""
     refused: int = 0
-    """A resize or relaunch that the agent could not carry out, by its id; 0: none."""
+    """A resize that the agent could not carry out, by its id; 0: none."""
     refused_why: str = ""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
@@ -328,7 +328,7 @@ class Step(StrEnum):
         return self in (Step.TRAINING, Step.PARKED, Step.FAILED)
 
 
-RESTARTING_PATHS = frozenset({"requeue", "park", "relaunch"})
+RESTARTING_PATHS = frozenset({"requeue", "park"})
 """Those that end every process of a running job."""
 
 _LAST_CHANCE = {
@@ -344,9 +344,9 @@ class Move:
 
     `attempt` is the restart count that the job had when the move was planned: with the job id it is the fence
     that keeps a move from being applied twice. `path` is `start` (first placement of a pending job), `requeue`
-    (running job to another placement), `park` (running job to none), `resize` (in place: the processes that stay
-    live on) or `relaunch` (new processes in what stays of the allocation). The nodes of the latter two's target begin
-    with the job's batch host, and are a subset of the source's (shrink) or a superset (grow).
+    (running job to another placement), `park` (running job to none) or `resize` (in place: the processes that stay
+    live on). The nodes of a resize's target begin with the job's batch host, and are a subset of the source's (shrink)
+    or a superset (grow). A database may hold finished moves of the path `relaunch`, which polluxd no longer takes.
     """
 
     id: int
@@ -370,7 +370,7 @@ class Move:
     @property
     def in_allocation(self) -> bool:
         """The job is not requeued: its attempt goes on."""
-        return self.path in ("resize", "relaunch")
+        return self.path == "resize"
 
     @property
     def grows(self) -> bool:

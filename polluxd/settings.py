@@ -160,11 +160,11 @@ GatewayUrls = Annotated[
     expected("a list of URLs such as https://head.example.org:9851", "URLS"),
 ]
 MovePaths = Annotated[
-    tuple[Literal["resize", "relaunch", "requeue"], ...],
+    tuple[Literal["resize", "requeue"], ...],
     Field(strict=False),
     AfterValidator(_paths),
     expected(
-        'each of "resize", "relaunch", "requeue" at most once, and "requeue" among them: every job can be requeued',
+        'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
         "PATHS",
     ),
 ]
@@ -347,7 +347,7 @@ class MoveSettings(_Section):
     """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
     default_resize_cost_s: Duration = 2.0
     """Expected cost of a resize in place until the job's own are measured."""
-    paths: MovePaths = ("resize", "relaunch", "requeue")
+    paths: MovePaths = ("resize", "requeue")
     """How polluxd may move running jobs. It takes the fastest path that a job supports."""
     planned_timeout_s: Seconds = 60.0
     """Longest wait for the GPUs of the target to come free."""

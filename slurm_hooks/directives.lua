@@ -71,6 +71,15 @@ local function gpu_types(text)
   return table.concat(kinds, ",")
 end
 
+-- "relaunch" was a third path once: say what to write instead.
+local function resize(text)
+  local accepted, allowed = one_of("in-place or requeue")(text)
+  if text == "relaunch" then
+    allowed = allowed .. "; the path relaunch is gone: write requeue, or leave resize out"
+  end
+  return accepted, allowed
+end
+
 local READERS = {
   ["min-gpus"] = gpu_count,
   ["max-gpus"] = gpu_count,
@@ -80,7 +89,7 @@ local READERS = {
   ["preemptible"] = one_of("yes or no"),
   ["prior"] = one_of("yes or no"),
   ["mode"] = one_of("observe, advise or enforce"),
-  ["resize"] = one_of("in-place, relaunch or requeue"),
+  ["resize"] = resize,
   ["continue"] = one_of("yes or no"),
 }
 

@@ -305,7 +305,7 @@ SET step = CAST(:step AS text),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
         SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE p.times END || jsonb_strip_nulls(
-            CASE WHEN r.path IN ('resize', 'relaunch') THEN jsonb_build_object('resize_cost', p.resize_cost)
+            CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.resize_cost)
             ELSE jsonb_build_object('restart_cost', p.restart_cost) END)
         FROM pollux.report p
         WHERE p.cluster = r.cluster AND p.job_id = r.job_id
@@ -320,7 +320,7 @@ RETURNING r.id;
 SELECT coalesce(j.user_name, '') AS user_name, count(*) AS restarts
 FROM pollux.move m
 LEFT JOIN pollux.job j ON j.cluster = m.cluster AND j.job_id = m.job_id
-WHERE m.cluster = :cluster AND m.path IN ('requeue', 'park', 'relaunch') AND (
+WHERE m.cluster = :cluster AND m.path IN ('requeue', 'park') AND (
     m.step = 'planned' OR m.times ? 'draining' AND (m.times ->> 'draining')::double precision >= :since)
 GROUP BY 1;
 
@@ -358,7 +358,7 @@ WHERE cluster = :cluster AND step NOT IN ('training', 'parked', 'failed') ORDER 
 -- Moves within allocations: those that companions name (:ids), and those of present attempts that failed once begun.
 SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
-WHERE r.cluster = :cluster AND r.path IN ('resize', 'relaunch')
+WHERE r.cluster = :cluster AND r.path = 'resize'
   AND (r.id = ANY(CAST(:ids AS bigint[]))
        OR r.step = 'failed' AND r.times ?| ARRAY['draining', 'recruiting']
           AND j.ended_at IS NULL AND r.attempt = j.attempt)
@@ -590,7 +590,7 @@ FROM known k LEFT JOIN pollux.prior p ON p.cluster = :cluster AND p.uid = :uid A
 -- What the agents are to do now: a drain, or a resize within the allocation, of all jobs. A job has one open move at most.
 SELECT m.id, m.job_id, m.attempt, m.path, m.step, m.target, m.nonce, k.grows
 FROM pollux.move m, LATERAL (
-    SELECT m.path IN ('resize', 'relaunch')
+    SELECT m.path = 'resize'
            AND jsonb_array_length(m.target -> 'nodes') > jsonb_array_length(m.source -> 'nodes') AS grows) k
 WHERE m.cluster = :cluster AND m.step NOT IN ('training', 'parked', 'failed')
   AND CASE WHEN k.grows THEN m.step IN ('recruiting', 'configured', 'started')

@@ -25,10 +25,6 @@ RETRY_STATUS = 75
 LEFT_STATUS = 76
 """Exit status of a rank that a resize removes; nothing has failed."""
 
-RELAUNCH_STATUS = 77
-"""Exit status of a rank that starts again in the same allocation after other nodes have left."""
-
-
 STOPPED_STATUS = 143
 """Exit status of a rank that was asked to end and has saved: 128 + SIGTERM, as if SIGTERM had ended it."""
 

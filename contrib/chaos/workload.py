@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 SMALL, LARGE = "max-gpus=2", "min-gpus=2 max-gpus=3"
-"""What jobs ask of Pollux. On nodes with one GPU each, a SMALL job is relaunched or requeued, because it may have a
+"""What jobs ask of Pollux. On nodes with one GPU each, a SMALL job is often requeued, because it may have a
 single rank. A LARGE job grows and shrinks in place."""
 
 SCRIPT = """\

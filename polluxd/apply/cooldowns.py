@@ -1,6 +1,6 @@
 """Leave a job alone for a while after a move (its cooldown).
 
-The cooldown depends on the cost of the move, so a job that started or relaunched within seconds may soon grow.
+The cooldown depends on the cost of the move, so a job that started within seconds may soon grow.
 """
 
 from __future__ import annotations

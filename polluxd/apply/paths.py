@@ -1,8 +1,8 @@
 """Choose the path by which a job moves to its new placement.
 
-The paths are, fastest first: resize in place, relaunch within the allocation, requeue. polluxd takes the fastest path
-that the job's agent, Slurm and the administrator allow. Where a path failed for a job's growth or shrink, polluxd does
-not use that path again in the same direction during the same attempt, and takes the next slower path.
+There are two: resize in place, which is fast, and requeue. polluxd resizes a job in place where the job's agent, Slurm
+and the administrator allow it. Where that failed for a job's growth or shrink, polluxd requeues the job for every
+further move in the same direction during the same attempt.
 
 All functions here are pure.
 """
@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from polluxd.apply.actions import PAUSED
 from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
-
-_ABLE = {"in-place": ("resize", "relaunch"), "relaunch": ("relaunch",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,10 @@ def choose(
         return "start", target
     if not target:
         return "park", target
-    able = _open(job, report, means, grows=len(target.nodes) > len(source.nodes))
-    path = _within(source, target, job, able, means)
-    return (path, _ordered(source, target, job.batch_host)) if path else ("requeue", target)
+    able = _resizable(job, report, means, grows=len(target.nodes) > len(source.nodes))
+    if able and _within(source, target, job, means):
+        return "resize", _ordered(source, target, job.batch_host)
+    return "requeue", target
 
 
 def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_nodes: bool) -> str:
@@ -69,9 +68,9 @@ def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_no
     The path, and so the cost of a move, is known for certain only once its target is known.
 
     A job that can be resized in place and holds whole nodes usually gains and gives back whole nodes. Any other job
-    moves through the queue. A shrink may also be a relaunch.
+    moves through the queue.
     """
-    both = all("resize" in _open(job, report, means, grows=grows) for grows in (True, False))
+    both = all(_resizable(job, report, means, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"
 
 
@@ -81,7 +80,7 @@ def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str
     The order is the batch host, the job's other own nodes, then the companions' nodes, oldest companion first. So a
     shrink gives up the newest companion first. The result is empty where the job cannot shrink within its allocation.
     """
-    if len(job.gpus_per_node_held) < 2 or not _open(job, report, means, grows=False):
+    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, means, grows=False):
         return ()
     own = sorted(job.base, key=lambda name: (name != job.batch_host, name))
     lent = [
@@ -90,33 +89,28 @@ def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str
     return (*own, *lent)
 
 
-def _open(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bool) -> tuple[str, ...]:
+def _resizable(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bool) -> bool:
+    """Whether the job, the administrator and the attempt so far allow a resize in place."""
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
-        return ()
+        return False
     if grows and (job.demands.reservation or job.demands.exclusive):
-        return ()  # a companion is a job without these options
+        return False  # a companion is a job without these options
     failed = means.failed.get(job.job_id, frozenset())
-    return tuple(p for p in _ABLE.get(report.resize, ()) if p in means.paths and (p, grows) not in failed)
+    return report.resize == "in-place" and "resize" in means.paths and ("resize", grows) not in failed
 
 
-def _within(
-    source: Placement, target: Placement, job: SlurmJob, able: tuple[str, ...], means: PathOptions
-) -> str | None:
-    """Return the path within the allocation; None where there is none."""
+def _within(source: Placement, target: Placement, job: SlurmJob, means: PathOptions) -> bool:
+    """Whether the allocation can become `target`."""
     old, new = set(source.nodes), set(target.nodes)
-    if not able or source.gpus_per_node != target.gpus_per_node or set(job.gpus_per_node_held) != old:
-        return None
+    if source.gpus_per_node != target.gpus_per_node or set(job.gpus_per_node_held) != old:
+        return False
     if not job.batch_host or job.batch_host not in new:
-        return None
+        return False
     if old < new:
-        return "resize" if "resize" in able else None
+        return True
     own, lent = set(job.base), [set(c.gpus_per_node_held) for c in job.companions]
     whole = all(nodes <= new or nodes.isdisjoint(new) for nodes in lent)
-    if not new < old or not whole or (not own <= new and not means.can_shrink):
-        return None
-    if "resize" in able:
-        return "resize"
-    return None if lent else "relaunch"
+    return new < old and whole and (own <= new or means.can_shrink)
 
 
 def _ordered(source: Placement, target: Placement, first: str) -> Placement:

@@ -1,6 +1,6 @@
 """Decide what to do next about a move within an allocation.
 
-The job is resized in place or relaunched. All functions here are pure.
+The job is resized in place. All functions here are pure.
 
     shrink:  planned -> draining -> checkpointed -> configured -> training
              The agent makes the ranks on the nodes to give back leave, and acknowledges; then Slurm takes the nodes.
@@ -109,12 +109,10 @@ def _shrink(
 ) -> Action:
     match move.step:
         case Step.DRAINING:
-            # In a relaunch the new processes acknowledge, and they have to start first.
-            patience = limits.drain_timeout_s + (
-                limits.training_timeout_s if move.path == "relaunch" else 0.0
-            )
-            if waited > patience:
-                return Fail(f"the job's agent did not shrink it within {patience:.0f} s", undrained=True)
+            if waited > limits.drain_timeout_s:
+                return Fail(
+                    f"the job's agent did not shrink it within {limits.drain_timeout_s:.0f} s", undrained=True
+                )
             return Wait()
         case Step.CHECKPOINTED:
             if same_place(job, move.target):

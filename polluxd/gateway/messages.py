@@ -214,10 +214,10 @@ class Report(Message):
     restart_cost: Seconds | None = None
     mode: Literal["observe", "advise", "enforce"] | None = None
     advice: Advice | None = None
-    resize: Literal["in-place", "relaunch", "requeue"] | None = None
+    resize: Literal["in-place", "requeue"] | None = None
     """The fastest way to change the job's size."""
     resized: Annotated[int, Field(ge=0, le=9 * 10**15)] | None = None
-    """Newest resize or relaunch in effect; 0: none in this attempt."""
+    """Newest resize in effect; 0: none in this attempt."""
     resize_refused: ResizeRefused | None = None
     resize_cost: Seconds | None = None
 
@@ -285,10 +285,10 @@ class PriorAnswer(Message):
 
 
 class Resize(Message):
-    """An order to resize within the allocation, or to relaunch."""
+    """An order to resize within the allocation."""
 
     id: int
-    path: Literal["resize", "relaunch"]
+    path: Literal["resize"]
     kind: Literal["grow", "shrink"]
     nodes: list[str]
     gpus_per_node: int

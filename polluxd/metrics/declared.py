@@ -28,7 +28,7 @@ CYCLE_RESULTS = (
 """How a turn of polluxd's loop may end. `polled`: sound, and no decision was due. `fault`: a mistake in polluxd."""
 
 PHASES = ("observe", "decide", "act")
-MOVE_PATHS = ("start", "requeue", "park", "relaunch", "resize")
+MOVE_PATHS = ("start", "requeue", "park", "resize")
 MOVE_RESULTS = ("completed", "failed", "withdrawn")
 SLURM_CALLS = (
     "observe",

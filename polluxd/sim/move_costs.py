@@ -13,7 +13,7 @@ from polluxd.apply import paths
 from polluxd.model import JobState, Placement, Report
 from polluxd.slurm.protocol import SlurmJob
 
-_MEANS = paths.PathOptions(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
+_MEANS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 Cost = Annotated[float, Field(ge=0, lt=86400)]
@@ -29,8 +29,6 @@ class MoveCosts:
 
     resize: Cost = 0.4
     """In place."""
-    relaunch: Cost = 1.0
-    """By new ranks in the same allocation."""
     requeue: Cost = 5.0
     """Through Slurm's queue."""
     start: Cost = 5.0

@@ -61,18 +61,12 @@ def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> Mov
         stamps["acknowledged"] = {**stamps["acknowledged"], "saving_at": saving_at}
     last_step = stamps["acknowledged"].get("last_step_at")
     first_step = stamps["resumed"].get("first_step_at")
-    pause = stamps["resumed"].get("resize_cost")
-    if pause is not None and first_step is not None:
-        # A relaunch: the new processes acknowledge it, and they need not wait for polluxd's part of the move.
-        last_step = float(first_step) - float(pause)
-        stamps |= {"acknowledged": {}, "times": {}}
     ordered = float(times.get(Step.DRAINING, times.get(Step.CONFIGURED, times[Step.PLANNED])))
     over = float(times[Step.TRAINING])
     # A user may claim any time. By polluxd's own clock the job trained up to the order, had no processes between the
     # steps in `placed`, and trained again at `over`.
-    # A relaunched job acknowledges by its new processes, so its steps bound nothing.
-    placed = [] if row["path"] == "relaunch" else [float(times[s]) for s in _PLACED if s in times]
-    stopped = over if row["path"] == "relaunch" else float(times.get(Step.CHECKPOINTED, over))
+    placed = [float(times[s]) for s in _PLACED if s in times]
+    stopped = float(times.get(Step.CHECKPOINTED, over))
     begin = ordered if last_step is None else min(max(float(last_step), ordered), max(stopped, ordered))
     end = over if first_step is None else min(max([float(first_step), *placed, begin]), over)
     end = max(begin, end)
@@ -141,7 +135,7 @@ def totals(costs: Iterable[MoveCost]) -> dict[int, MoveTotals]:
     """Sums per job, and means per path."""
     by_path: dict[int, dict[str, list[float]]] = {}
     for cost in costs:
-        kind = cost["path"] if cost["path"] in ("resize", "relaunch") else "requeue"
+        kind = "resize" if cost["path"] == "resize" else "requeue"
         by_path.setdefault(cost["job_id"], {}).setdefault(kind, []).append(cost["total_s"])
     return {
         job_id: MoveTotals(

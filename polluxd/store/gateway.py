@@ -147,7 +147,7 @@ def _attempt(holder: Holder) -> dict[str, int | None]:
 
 
 def _orders(row: Mapping[str, Any]) -> Orders:
-    if row["path"] not in ("resize", "relaunch"):
+    if row["path"] != "resize":
         return Orders(row["attempt"], row["id"], None)
     resize = {
         "id": row["id"],

@@ -56,7 +56,7 @@ class MoveTotals:
     lost_seconds: float
     """C_j."""
     mean_cost: Mapping[str, float]
-    """Seconds per move, by path: `resize`, `relaunch`, or `requeue` for all that go through the queue; paths
+    """Seconds per move, by path: `resize`, or `requeue` for all others; paths
     that were never taken are left out."""
 
 

@@ -104,7 +104,7 @@ def grow(nodes: list[str]) -> None:
 
     def capability(training: Training, *_: Any) -> ResizeCapability:
         obstacle = obstacle_in_place(training)
-        return ResizeCapability.RELAUNCH if obstacle else ResizeCapability.IN_PLACE
+        return ResizeCapability.REQUEUE if obstacle else ResizeCapability.IN_PLACE
 
     def stepped(self: Coordinator) -> None:
         after_step(self)

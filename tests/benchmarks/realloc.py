@@ -4,7 +4,7 @@
 
 Two real trainings move about, one after the other. The trainings (digits, two to four ranks over gloo), the
 checkpoints, Slurm, its accounting, Postgres and polluxd's controller are real. Only the decisions are scripted, so that
-every move happens: one training grows and shrinks in place, the other is relaunched within its allocation and goes
+every move happens: one training grows and shrinks in place, the other goes
 through the queue. Both write down each optimizer step.
 
 Pause: from the last step before a move to the first step after it. It is the pause of the longest-waiting process that
@@ -55,7 +55,7 @@ cd {root}
 pollux run contrib/chaos/counted.py --passes 100000 --until {folder}/{name}.end --ledger {folder}/ledger-{name}
 """
 
-PATHS = ("requeue", "relaunch", "resize grow", "resize shrink")
+PATHS = ("requeue", "resize grow", "resize shrink")
 
 _TRAINING_FOR = 2.0
 """Seconds of training between two moves: time for steps and a report, so that a move can lose work."""
@@ -96,7 +96,7 @@ def in_place(moves: int) -> Tour:
 def through_the_queue(moves: int) -> Tour:
     """Return the tour of a training that goes through the queue.
 
-    It grows through the queue to two nodes, of one GPU or of two. Then it is relaunched on one of the nodes.
+    It grows to two nodes, of one GPU or of two. Then it shrinks to one of the nodes.
     """
     places = []
     for number in range(moves):
@@ -104,7 +104,7 @@ def through_the_queue(moves: int) -> Tour:
         per_node = 1 + number % 2
         places += [_on(per_node, a, b), _on(per_node, a)]
     a, b, _, _ = _nodes_from(moves)
-    return Tour("relaunch", "max-gpus=4 resize=relaunch", (*places, _on(1, a, b)))
+    return Tour("requeue", "max-gpus=4 resize=requeue", (*places, _on(1, a, b)))
 
 
 def _nodes_from(number: int) -> tuple[str, ...]:

@@ -63,16 +63,16 @@ typed: st.SearchStrategy[Message] = st.one_of(
             st.integers(1, 65535),
         )
     ),
-    st.builds(MoveNotice, st.integers(1, (1 << 63) - 1), st.booleans(), nodes, st.booleans()),
+    st.builds(MoveNotice, st.integers(1, (1 << 63) - 1), nodes, st.booleans()),
     st.builds(StartGrace, counts),
     st.builds(Done, st.none() | failures),
     st.builds(StartDecided, st.none() | failures, st.none() | agains),
-    st.builds(AnnounceMove, counts, st.sampled_from(["resize", "relaunch"]), names, counts),
+    st.builds(AnnounceMove, counts, names, counts),
     st.builds(AwaitLeavers, counts),
     st.builds(Taken, counts),
     st.builds(Refused, counts, st.text(max_size=20)),
     st.builds(NodesLeft, names),
-    st.sampled_from([Alert(), AskForMove(), Left()]),
+    st.sampled_from([Alert(), Alert(True), AskForMove(), Left()]),
 )
 
 
@@ -81,14 +81,14 @@ def sensible(message: Message) -> bool:
     match message:
         case Start(workers, texts, port):
             return len(workers) == len(texts) and all(count > 0 for count in workers) and 0 < port < 65536
-        case MoveNotice(move_id, _, leaving, _):
+        case MoveNotice(move_id, leaving, _):
             return move_id > 0 and 0 not in leaving and all(node > 0 for node in leaving)
         case StartDecided(_, Again(kept, _, _, port)):
             return kept[0] == 0 and list(kept) == sorted(set(kept)) and 0 < port < 65536
         case Done(Failure(rank=rank, status=status)):
             return rank >= 0 and 0 <= status < 256
-        case AnnounceMove(move_id, path, _, lent):
-            return move_id >= 0 and path in ("resize", "relaunch") and lent >= 0
+        case AnnounceMove(move_id, _, lent):
+            return move_id >= 0 and lent >= 0
     return True
 
 

@@ -80,10 +80,14 @@ def test_the_example_shows_every_key_with_its_default():
         (LEAST + "[moves]\nmax_concurrent = -1", "moves.max_concurrent"),
         (
             LEAST + '[moves]\npaths = ["resize"]',
-            'moves.paths: expected each of "resize", "relaunch", "requeue" at most once, and "requeue" among them',
+            'moves.paths: expected each of "resize", "requeue" at most once, and "requeue" among them',
         ),
         (LEAST + '[moves]\npaths = ["requeue", "requeue"]', "moves.paths: expected each of"),
         (LEAST + '[moves]\npaths = ["teleport", "requeue"]', "moves.paths"),
+        (
+            LEAST + '[moves]\npaths = ["relaunch", "requeue"]',
+            'moves.paths.0: expected each of "resize", "requeue" at most once',
+        ),
         (LEAST.replace('"c"', '"a b"'), "slurm.cluster"),
         (
             LEAST + "[policy]\npaused = true",

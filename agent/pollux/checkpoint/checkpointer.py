@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,10 +15,12 @@ from pollux.checkpoint import training_state
 from pollux.checkpoint.file import check_state
 from pollux.checkpoint.fruitless import FruitlessRestarts
 from pollux.checkpoint.keepers import Keeper, ShardedKeeper, fingerprint_of, keeper_for
+from pollux.checkpoint.memory_tier import MemoryTier
 from pollux.data.place import ElasticData
 from pollux.errors import CheckpointError
 from pollux.goodput import ThroughputParams
 from pollux.ranks.control import ControlExchange
+from pollux.ranks.node_memory import node_memory
 from pollux.scheduler.line import Receipt
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.training import Training
@@ -50,6 +52,9 @@ class Checkpointer:
         self._restarts: FruitlessRestarts | None = None
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
+        self.memory = MemoryTier(training, node_memory(), attempt.settings.memory_share)
+        self.from_memory = False
+        """The state was restored from the nodes' memory, not from a file."""
         self._random: tuple[list[dict[str, Any]], int] | None = None
         """The checkpoint's random numbers, by rank, and its optimizer step; until the loop begins."""
         self._begun = False
@@ -89,9 +94,10 @@ class Checkpointer:
             self.keeper.store.fingerprint = fingerprint_of([model])
             record = training.models[0].record
             self.keeper.store.difference = lambda state: record.difference(state, "script")
-            state = self.keeper.open(exchange)
+        if not world.waiting:
+            state = self._newest(exchange)
         attempt.times.restored_at = time.time()
-        if state is None or self.keeper is None:
+        if state is None:
             return
         if state.get("version") != STATE_VERSION:
             raise CheckpointError(
@@ -100,9 +106,26 @@ class Checkpointer:
         self._load(training.parts(), state)
         steps = self._take(state)
         self.interrupted_at = state["last_step_at"] or None
-        self.keeper.saved = steps
+        memory = node_memory()
+        if memory is not None and not self.from_memory:
+            memory.note(saved=steps)
+        if self.keeper is not None:
+            self.keeper.saved = (memory.saved or None) if self.from_memory and memory else steps
         self._state = state
         attempt.times.restored_at = time.time()
+
+    def _newest(self, exchange: ControlExchange) -> dict[str, Any] | None:
+        """The newest state in the nodes' memory, else in a file; None where there is none."""
+        step = self.memory.newest(exchange)
+        if step is not None:
+            try:
+                state = self.memory.restore(exchange, step)
+            except CheckpointError as error:
+                logger.warning("%s; the newest file counts instead", error)
+            else:
+                self.from_memory = True
+                return state
+        return None if self.keeper is None else self.keeper.open(exchange)
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
         """Load further parts of the checkpoint that `restore` opened.
@@ -117,6 +140,7 @@ class Checkpointer:
         if self._state is not None:
             data.load_state_dict(self._state["loader"])
             self._state = None  # it holds a second copy of the model
+            self.memory.restored()
 
     def begin_training(self) -> None:
         """Begin the loop: take the checkpoint's random numbers, or own ones.
@@ -180,13 +204,16 @@ class Checkpointer:
         return steps
 
     def _load(self, parts: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-        assert self.keeper is not None
         for name, part in parts.items():
             if name not in state:
                 logger.warning("the checkpoint holds no state for %r: it starts from its beginning", name)
                 continue
             try:
-                self.keeper.load(name, self.keeper.part(part), state[name])
+                if self.from_memory:
+                    self.memory.load(name, part, state[name])
+                else:
+                    assert self.keeper is not None
+                    self.keeper.load(name, self.keeper.part(part), state[name])
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointError(
                     f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
@@ -241,24 +268,14 @@ class Checkpointer:
         if keeper is None:
             return None
         world, parts = self._training.world, self._training.parts()
-        models = [part for name, part in parts.items() if name.endswith("model")]
-        finite = all(map(training_state.is_finite, models))
-        mine = (training_state.rng_state(world.device), finite, self._training.data.rank_state())
-        answers = exchange.gather(mine)
+        rest = self._gathered(exchange, parts)
         self._saved_at = started = time.monotonic()
-        if not all(finite for _, finite, _ in answers):
+        if rest is None:
             if world.rank == 0:
                 stands = "there is none" if self.saved is None else f"the one of step {self.saved} stands"
                 logger.error("the model's parameters are not finite: no checkpoint is written, %s", stands)
             self.trouble = "the model's parameters are not finite"
             return None
-
-        def rest() -> dict[str, Any]:
-            found = self._rest([rng for rng, _, _ in answers])
-            if self._training.data.divided:
-                found["loader"]["ranks"] = [place for _, _, place in answers]
-            return found
-
         meta = {"optimizer_steps": self._training.progress.optimizer_steps, "world_size": world.size}
         kept = {name: keeper.part(part) for name, part in parts.items()}
         try:
@@ -276,6 +293,32 @@ class Checkpointer:
             self.slowest = max(self.slowest, self._saved_at - started)
         return self._saved_at - started
 
+    def _gathered(
+        self, exchange: ControlExchange, parts: Mapping[str, Any]
+    ) -> Callable[[], dict[str, Any]] | None:
+        """What makes a checkpoint's entries that belong to no part; None where parameters are not finite."""
+        models = [part for name, part in parts.items() if name.endswith("model")]
+        finite = all(map(training_state.is_finite, models))
+        random = training_state.rng_state(self._training.world.device)
+        answers = exchange.gather((random, finite, self._training.data.rank_state()))
+        if not all(finite for _, finite, _ in answers):
+            return None
+
+        def rest() -> dict[str, Any]:
+            found = self._rest([rng for rng, _, _ in answers])
+            if self._training.data.divided:
+                found["loader"]["ranks"] = [place for _, _, place in answers]
+            return found
+
+        return rest
+
+    def copy(self, exchange: ControlExchange) -> None:
+        """Copy the state into the nodes' memory; every rank calls it after the same step."""
+        begun, parts = time.monotonic(), self._training.parts()
+        rest = self._gathered(exchange, parts)
+        if rest is not None:
+            self.memory.copy(parts, rest(), begun)
+
     def _rest(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
         """The entries of a checkpoint that belong to no part."""
         now = self._training.last_attempt()
@@ -291,6 +334,8 @@ class Checkpointer:
     def _note_checkpoint(self) -> None:
         if self._restarts is not None and self.keeper is not None and self.keeper.written:
             self._restarts.checkpointed()
+            if (memory := node_memory()) is not None and self.keeper.saved is not None:
+                memory.note(saved=self.keeper.saved)
 
     # -- what stands ------------------------------------------------------------------------------------------
 
@@ -339,7 +384,7 @@ class Checkpointer:
 
     def report(self) -> dict[str, Any]:
         """The checkpoints' share of a report."""
-        # The cost of a relaunch is reported as a resize's: a requeue costs more.
+        # A restart in the allocation is no requeue, which costs more.
         cost = None if self._attempt.resized_for else self._cost
         return {
             "checkpointed": self.saved is not None,

@@ -47,6 +47,15 @@ def keeper_for(model: torch.nn.Module, directory: Path, size: int) -> Keeper:
     return ShardedKeeper(ShardedStore(directory, group=_group_of(size)))
 
 
+def as_written(part: Any, *, sharded: bool) -> Any:
+    """The part as a checkpoint holds it: under fully_shard, shards apart from the rest."""
+    if sharded and isinstance(part, torch.nn.Module):
+        return ShardedModel(part)
+    if sharded and isinstance(part, torch.optim.Optimizer):
+        return ShardedOptimizer(part)
+    return part
+
+
 def _group_of(size: int) -> dist.ProcessGroup | None:
     """Form a group of the keeper's own.
 
@@ -242,11 +251,7 @@ class ShardedKeeper(Keeper):
         self._shards = {}
 
     def part(self, part: Any) -> Any:
-        if isinstance(part, torch.nn.Module):
-            return ShardedModel(part)
-        if isinstance(part, torch.optim.Optimizer):
-            return ShardedOptimizer(part)
-        return part
+        return as_written(part, sharded=True)
 
     def open(self, exchange: ControlExchange) -> dict[str, Any] | None:
         self._opened = self.store.newest()

@@ -19,8 +19,8 @@ Accelerate places, casts and compiles the model, and the agent wraps it. Do not 
 `prepare`: the agent divides the data, and steps the scheduler by the progress of each step. The agent writes the
 checkpoints. It refuses FSDP, DeepSpeed and Megatron.
 
-Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. If a rank is
-lost (gloo, `pollux run`), the other ranks can then go on in their processes.
+Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. The agent
+can then form the group again when it resizes a Trainer's job in place.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def attach(
         )
     if isinstance(scheduler, AcceleratedScheduler):
         raise PolluxAgentError("expected a scheduler that was not passed to accelerator.prepare()")
-    job = attach_plainly(
+    return attach_plainly(
         # As for evaluation, which is all but DistributedDataParallel: the agent wraps after restoring.
         accelerator.prepare_model(model, evaluation_mode=True),
         getattr(optimizer, "optimizer", optimizer),
@@ -79,12 +79,10 @@ def attach(
         ddp_kwargs=ddp_arguments(accelerator),
         **options,
     )
-    job.training.on_ranks = lambda: follow(job.world, accelerator)
-    return job
 
 
 def follow(world: World, accelerator: Any) -> None:
-    """Update Accelerate's ranks and their number: some ranks were lost."""
+    """Update Accelerate's ranks and their number, after a resize in place."""
     local = world.places[: world.rank].count(world.places[world.rank])
     for state in (PartialState(), accelerator.state):
         if state.distributed_type is not DistributedType.NO:  # else it knows of this rank alone
@@ -116,7 +114,7 @@ def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _own_accelerate_s_group() -> None:
-    """Let the agent form Accelerate's process group again after a loss.
+    """Let the agent form Accelerate's process group again after a resize.
 
     Accelerate has no reference to the group: it takes the default one in each call.
     """

@@ -25,18 +25,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pollux.checkpoint.checkpoint_store import CheckpointStore
-from pollux.errors import PolluxAgentError, RankLost
+from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments, follow
 from pollux.integrations.scalars import scalars
 from pollux.integrations.trainer_state import TrainerState
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
-from pollux.ranks.control import lost_peer
 from pollux.slurm_job.environment import checkpoint_directory
 
 try:
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import ProgressCallback
 except ImportError as missing:
     raise PolluxAgentError(
         "transformers is not installed here: install it, or this package's extra `huggingface`"
@@ -194,16 +192,12 @@ class ElasticMixin:
         return job.model, train_dataloader
 
     def _on_ranks(self) -> None:
-        """Update Trainer's number of ranks: some ranks were lost."""
+        """Update Trainer's number of ranks, after a resize in place."""
         this: Any = self
         follow(self.job.world, this.accelerator)
         state = this.state
         state.is_world_process_zero = this.is_world_process_zero()
         state.is_local_process_zero = this.is_local_process_zero()
-        for callback in this.callback_handler.callbacks:
-            # The one of rank 0, which was lost.
-            if isinstance(callback, ProgressCallback) and callback.training_bar is None:
-                callback.on_train_begin(this.args, state, this.control)
 
     def _make_loader(self, job: Job) -> TrainingLoader:
         this: Any = self
@@ -297,40 +291,6 @@ class ElasticMixin:
 
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
         self._backward(loss * weigh(self.job.stepper), **kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's; again where other ranks are lost in it."""
-        this: Any = self
-        evaluate = super().evaluate  # type: ignore[misc]
-        where = f"{kwargs.get('metric_key_prefix', 'eval')} of step {this.state.global_step}"
-        return self._mended(lambda: evaluate(*args, **kwargs), where, lambda: True)
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        this: Any = self
-        logged, act = this._globalstep_last_logged, super()._maybe_log_save_evaluate  # type: ignore[misc]
-        # Losses are gathered before they count as logged. What comes after is not repeated.
-        self._mended(
-            lambda: act(*args, **kwargs),
-            f"log of step {this.state.global_step}",
-            lambda: this._globalstep_last_logged == logged,
-        )
-
-    def _mended(self, body: Callable[[], Any], where: str, repeats: Callable[[], bool]) -> Any:
-        """Run collectives of Trainer's; again where other ranks are lost.
-
-        `repeats`: what has failed may run again.
-        """
-        while True:
-            try:
-                return body()
-            except RuntimeError as error:
-                if self._job is None or not lost_peer(error) or not repeats():
-                    raise
-                self.job.stepper.commit_in_hand()  # its optimizer step is made
-                if not self.job.coordinator.mend(where):
-                    raise RankLost(
-                        f"another rank ended in a collective of Trainer's ({where}); its own output says why: {error}"
-                    ) from error
 
     def _get_learning_rate(self) -> float:
         """The learning rate in use: the schedule's, times the agent's factor."""

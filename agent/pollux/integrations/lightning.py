@@ -217,13 +217,6 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             self._process_group_backend = self._get_process_group_backend()
             meet(self.root_device)
 
-    def _on_ranks(self) -> None:
-        """Update Lightning's number of ranks: some ranks were lost."""
-        self.cluster_environment.world = self.job.world
-        self.set_world_ranks()
-        # The next validation divides its data again, and counts its batches.
-        self.lightning_module.trainer.fit_loop.epoch_loop.val_loop._combined_loader = None
-
     @property
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
@@ -260,7 +253,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             **self._attach,
         )
         self.model = self._job.model
-        self._job.training.on_ranks, self._job.training.ends_epochs = self._on_ranks, True
+        self._job.training.ends_epochs = True
         rates = self._job.training.models[0].rates
         trainer.callbacks[:] = [
             callback

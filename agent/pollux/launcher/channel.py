@@ -8,8 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import struct
-import termios
 import time
 from collections.abc import Iterator
 
@@ -64,17 +62,6 @@ class Channel:
             pass
         while (message := self._take()) is not None:
             yield message
-
-    @property
-    def unread(self) -> bool:
-        """Whether the other side has unread messages of ours. unix(7), SIOCOUTQ.
-
-        False if the system does not say.
-        """
-        try:
-            return bool(struct.unpack("i", fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)))[0])
-        except OSError:
-            return False
 
     def signal_arrivals(self) -> None:
         """Have this process sent SIGIO when something comes."""

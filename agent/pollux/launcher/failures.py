@@ -1,18 +1,16 @@
 """Decide which ends of workers are failures, and which came first.
 
-Pure functions of a launcher's state. A worker that a move removes may end in any way. So may a lost rank if the other
-ranks go on without it.
+Pure functions of a launcher's state. A worker that a move removes may end in any way.
 """
 
 from __future__ import annotations
 
 import signal
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS
+from pollux.errors import LEFT_STATUS, RETRY_STATUS
 from pollux.launcher.outcome import Failure, describe_status
-from pollux.launcher.state import LauncherState, StartTerms
+from pollux.launcher.state import End, LauncherState, StartTerms
 
-MOVED = {LEFT_STATUS, RELAUNCH_STATUS}
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
@@ -33,7 +31,7 @@ def first_failure(terms: StartTerms, state: LauncherState) -> Failure | None:
     failures += [
         _of_worker(terms, state, local_rank)
         for local_rank, end in state.ended.items()
-        if end.status and not excused(terms, state, end.status) and local_rank not in state.dropped
+        if end.status and not excused(terms, state, end.status)
     ]
     if failures and state.orphaned is not None:
         failures.append(state.orphaned)
@@ -47,7 +45,7 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
     odd = [
         _of_worker(terms, state, local_rank)
         for local_rank, end in state.ended.items()
-        if end.status and end.status not in MOVED and end.at < state.ended_from
+        if end.status and end.status != LEFT_STATUS and end.at < state.ended_from
     ]
     return min(odd, key=lambda failure: failure.order, default=None)
 
@@ -55,13 +53,16 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
 def node_gone(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
     """The connection to a node's launcher has ended at an unexpected time."""
     why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
+    at -= HEAD_START_S
     return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
 
 
-def stuck(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
-    """A node's workers have not ended in time for a relaunch."""
-    why = "its workers did not end in time to be started again"
-    return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
+def is_loss(terms: StartTerms, state: LauncherState, end: End) -> bool:
+    """Whether somebody else has ended this worker: the script itself has not failed."""
+    if end.why is None:
+        return end.status - 128 in SUDDEN and end.at < state.killed_from
+    # A companion's rank is lost, or memory ran out and the next start takes smaller batches.
+    return end.status == RETRY_STATUS and (terms.may_retry or not terms.hub)
 
 
 def asks_for_start(terms: StartTerms, state: LauncherState, failure: Failure) -> bool:

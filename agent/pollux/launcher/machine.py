@@ -10,8 +10,8 @@ ASKING     a worker ended as in a move, but this node knows of no move; it asks 
     STOPPING   a signal asks this launcher, or another's, to end; after SIGTERM workers have time to save
 
 When its workers have ended, each launcher reports its first failure to node 0. Node 0 names the earliest one as the
-cause, and decides whether all start again. On a node that a move removes, and everywhere in a relaunch, workers may end
-in any way: that is no failure.
+cause, and decides whether all start again. On a node that a move removes, workers may end in any way: that is no
+failure.
 """
 
 from __future__ import annotations
@@ -19,20 +19,16 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from pollux.errors import STOPPED_STATUS
-from pollux.launcher import losses
-from pollux.launcher.failures import MOVED, asks_for_start, excused, first_failure, node_gone, stuck
+from pollux.errors import LEFT_STATUS, STOPPED_STATUS
+from pollux.launcher.failures import asks_for_start, excused, first_failure, is_loss, node_gone
 from pollux.launcher.messages import (
     Alert,
     AnnounceMove,
     AskForMove,
     AwaitLeavers,
-    CanMend,
     Done,
-    Emptied,
     LauncherMessage,
     Left,
-    Mended,
     MoveNotice,
     NodesLeft,
     RankMessage,
@@ -116,8 +112,6 @@ class _Step:
         if self.state.kill_at is not None and now.clock >= self.state.kill_at:
             self.actions.append(SignalWorkers(signal.SIGKILL))
             self._set(kill_at=now.clock + grace, killed_from=min(state.killed_from, now.posix))
-        if self.state.mend_by is not None and now.clock >= self.state.mend_by:
-            self._fail()
 
     # -- this node's workers ----------------------------------------------------------------------------------
 
@@ -132,15 +126,13 @@ class _Step:
             return
         if excused(self.terms, self.state, end.status):
             self._begin_grace()
-        elif waiting := losses.without_worker(self.terms, self.state, local_rank, end, self.now):
-            self.state = waiting
-        elif end.status in MOVED and not self.terms.hub:
+        elif end.status == LEFT_STATUS and not self.terms.hub:
             # Node 0 answers by an alert, unless it has already sent the move that explains this end.
             if state.phase is Phase.TRAINING:
                 self._set(phase=Phase.ASKING)
             self.actions.append(Tell(AskForMove()))
         else:
-            self._fail()
+            self._fail(lost=is_loss(self.terms, state, end))
 
     def _signalled(self, number: int) -> None:
         if number == signal.SIGTERM and self.state.phase is not Phase.STOPPING:
@@ -157,48 +149,31 @@ class _Step:
             kill_at=kill_at if state.kill_at is None else min(kill_at, state.kill_at),
         )
 
-    def _fail(self, *, tell: bool = True) -> None:
+    def _fail(self, *, lost: bool = False, tell: bool = True) -> None:
         """End all workers: a rank has failed, here or on another node.
 
         The other ranks cannot go on without it. A node that learns of the failure from another node sends no alert
-        (`tell`): the alert could reach node 0 in the next start.
+        (`tell`): the alert could reach node 0 in the next start. `lost`: somebody else has ended the rank. If new ranks
+        can restore the state, nothing is worth waiting for: node 0 has all others killed at once. This holds too where
+        ranks that lost their peer failed before anybody knew of the loss.
         """
-        if self.state.phase in (Phase.FAILING, Phase.STOPPING):
+        state, terms = self.state, self.terms
+        if state.phase is Phase.STOPPING or state.recovers or state.reported:
             return
-        self.state = losses.given_up(self.terms, self.state, self.now)
-        clock, graces = self.now.clock, self.terms.graces
-        self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
+        recovers = lost and terms.hub and terms.recovers and terms.may_retry
+        if state.phase is Phase.FAILING and not (recovers or (lost and tell)):
+            return
+        if state.phase is not Phase.FAILING:
+            clock, graces = self.now.clock, terms.graces
+            self._set(phase=Phase.FAILING, term_at=clock + graces.sibling, decide_by=clock + graces.reports)
+        if recovers:
+            self._recover()
         if tell:
-            self.actions.append(Tell(Alert()))
+            self.actions.append(Tell(Alert(recovers if terms.hub else lost)))
 
-    # -- lost ranks -------------------------------------------------------------------------------------------
-
-    def _of_a_loss(self, node: int, message: CanMend | Mended | Emptied) -> None:
-        """Handle a message about a loss, of rank 0 (on any node) or a launcher."""
-        if self.state.phase in (Phase.FAILING, Phase.STOPPING):
-            return
-        hub, own = self.terms.hub, node == self.terms.node
-        if isinstance(message, CanMend):
-            if hub or own:
-                self.actions.append(Tell(message))
-            self._set(mends=message.able)
-            if not message.able and self.state.mend_by is not None:
-                self._fail()
-        elif not hub and own:
-            self.actions.append(Tell(message))
-        elif hub and isinstance(message, Mended):
-            self._mended(message)
-        elif hub:
-            self._set(emptied=self.state.emptied | {node})
-
-    def _mended(self, message: Mended) -> None:
-        self.state, stopped, move = losses.mended(self.terms, self.state, message)
-        if stopped:
-            self.actions.append(SignalWorkers(signal.SIGKILL, stopped))
-        if move is not None:
-            self.actions.append(Tell(move))
-            self._begin_move(move)
-            self._begin_grace()
+    def _recover(self) -> None:
+        """Kill this node's workers: all start again with what is in memory."""
+        self._set(recovers=True, term_at=None, kill_at=self.now.clock)
 
     # -- moves ------------------------------------------------------------------------------------------------
 
@@ -215,8 +190,6 @@ class _Step:
                 self._take_move(move)
                 # Last: the other launchers must know of the move before rank 0 goes on.
                 self.actions.append(TellRank0(Taken(move.move_id)))
-            case CanMend() | Mended():
-                self._of_a_loss(self.terms.node, message)
             case AwaitLeavers(move_id) if not ending:
                 self._begin_grace(move_id)
 
@@ -230,13 +203,13 @@ class _Step:
         leaving = frozenset(node for node in state.staying if names[node] in message.leaving)
         if 0 in leaving:
             return f"expected {names[0]}, where rank 0 is, to stay"
-        return MoveNotice(message.move_id, message.path == "relaunch", leaving, bool(message.lent))
+        return MoveNotice(message.move_id, leaving, bool(message.lent))
 
     def _take_move(self, move: MoveNotice) -> None:
         """On node 0: rank 0 has announced a move."""
         state = self.state
         self._set(staying=state.staying - move.leaving, leaving=state.leaving | move.leaving)
-        if move.leaving or move.relaunch:
+        if move.leaving:
             names = tuple(self.terms.names[node] for node in sorted(move.leaving))
             self._set(resized=Resized(move.move_id, names))
         self.actions.append(Tell(move))
@@ -245,8 +218,6 @@ class _Step:
     def _begin_move(self, move: MoveNotice) -> None:
         me, state = self.terms.node, self.state
         self._set(move=move, grace_begun=False)
-        if move.ends(me):
-            self._set(mend_by=None, missing=frozenset())
         if state.phase is Phase.ASKING:
             self._set(phase=Phase.TRAINING)
         if not move.ends(me):
@@ -271,8 +242,6 @@ class _Step:
         if move.ends(self.terms.node) and self.state.phase in (Phase.TRAINING, Phase.ASKING):
             term_at, kill_at = clock + graces.leave, clock + 2 * graces.leave
             self._set(phase=Phase.LEAVING, term_at=term_at, kill_at=kill_at)
-            if self.terms.hub:
-                self._set(decide_by=clock + graces.relaunch)
         self.actions.append(Tell(StartGrace(move.move_id)))
 
     # -- the other launchers ----------------------------------------------------------------------------------
@@ -287,10 +256,10 @@ class _Step:
                 self._begin_grace(move_id)
             case AskForMove() if not ends:
                 self._fail()
-            case Alert() if not (ends and hub):
-                self._fail(tell=hub)
-            case CanMend() | Mended() | Emptied():
-                self._of_a_loss(node, message)
+            case Alert(lost) if not (ends and hub):
+                self._fail(lost=lost and hub, tell=hub)
+                if lost and not hub and self.state.phase is Phase.FAILING:
+                    self._recover()
             case Stop() if self.state.phase is not Phase.STOPPING:
                 if hub:
                     self.actions.append(Tell(Stop()))
@@ -310,20 +279,17 @@ class _Step:
         self._set(connected=state.connected - {node})
         if state.decided is not None or state.phase is Phase.STOPPING:
             return
-        relaunches = state.move is not None and state.move.relaunch
         if not self.terms.hub:
-            if state.running or relaunches:
+            if state.running:
                 self._set(lost=node_gone(self.terms, state, 0, self.now.posix))
                 self._fail()
         elif node in state.leaving:
             self._set(leaving=state.leaving - {node})
             self.actions.append(TellRank0(NodesLeft((self.terms.names[node],))))
-        elif waiting := losses.without_node(self.terms, self.state, node, self.now):
-            self.state = waiting
-        elif node in state.staying and (node not in state.reports or relaunches):
+        elif node in state.staying and node not in state.reports:
             failure = node_gone(self.terms, state, node, self.now.posix)
             self._set(reports={**state.reports, node: failure})
-            self._fail()
+            self._fail(lost=True)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -338,13 +304,6 @@ class _Step:
         if state.move is not None and terms.node in state.move.leaving:
             self.actions += [Tell(Left()), Finish(Outcome(left=True))]
             return
-        if state.mend_by is not None:
-            if losses.waits(terms, state):
-                if not terms.hub and not state.emptied:
-                    self._set(emptied=frozenset({terms.node}))
-                    self.actions.append(Tell(Emptied()))
-                return
-            self._fail()  # nobody is left
         if state.phase is not Phase.ASKING or not state.connected:
             self._report()
         if self.state.decided is not None:
@@ -373,23 +332,20 @@ class _Step:
         everybody, overdue = state.staying <= state.reports.keys(), self._overdue
         if not everybody and not overdue:
             return
-        relaunch = state.move is not None and state.move.relaunch
         failures = [state.reports[node] for node in state.staying & state.reports.keys()]
-        if relaunch and not everybody:
-            late = min(state.staying - state.reports.keys())
-            failures.append(stuck(self.terms, state, late, self.now.posix))
         known = [failure for failure in failures if failure is not None]
         first = min(known, key=lambda failure: failure.order, default=None)
         again = None
-        asked = first is not None and asks_for_start(self.terms, state, first)
-        if relaunch if first is None else (asked or self.terms.may_restart):
+        asked = first is not None and (state.recovers or asks_for_start(self.terms, state, first))
+        if asked or (first is not None and self.terms.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
             if state.leaving and not overdue:
                 if state.decide_by is None:
-                    self._set(decide_by=self.now.clock + self.terms.graces.relaunch)
+                    self._set(decide_by=self.now.clock + self.terms.graces.gone)
                 return
-            if everybody and state.staying <= {0, *state.connected}:
-                again = Again(tuple(sorted(state.staying)), state.resized, asked)
+            here = state.staying & {0, *state.connected}
+            if everybody and (state.recovers or here == state.staying):
+                again = Again(tuple(sorted(here)), state.resized, asked, lost=here != state.staying)
         self.actions.append(Finish(Outcome(first, again=again), tell=True))
 
     @property

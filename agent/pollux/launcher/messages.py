@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pollux.launcher.outcome import LONGEST, Again, Failure, is_count
 
@@ -38,8 +38,6 @@ class MoveNotice:
     """Node 0: rank 0 has announced a move."""
 
     move_id: int
-    relaunch: bool
-    """All ranks end, and the remaining nodes start theirs again."""
     leaving: frozenset[int]
     """Nodes, by number, whose ranks end for good."""
     lent: bool = False
@@ -50,7 +48,7 @@ class MoveNotice:
 
         No end of these ranks counts as a failure.
         """
-        return self.relaunch or node in self.leaving
+        return node in self.leaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,9 @@ class AskForMove:
 @dataclass(frozen=True, slots=True)
 class Alert:
     """A rank has failed: the others cannot go on."""
+
+    lost: bool = False
+    """To node 0: the rank was killed. From node 0: its place is taken at once, so all other ranks are killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,47 +96,7 @@ class StartDecided:
     again: Again | None
 
 
-@dataclass(frozen=True, slots=True)
-class CanMend:
-    """Whether the ranks go on without a rank that is killed.
-
-    Rank 0 sends it to its launcher, and node 0 to the other launchers.
-    """
-
-    able: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Emptied:
-    """All workers of this node were lost; it waits for the other nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """Rank 0, and its node to node 0: the ranks have gone on, on these nodes."""
-
-    names: tuple[str, ...]
-    """Slurm's names; the ranks of other nodes are to end."""
-    without: tuple[int, ...] = ()
-    """Local ranks on the only node that are to end."""
-    lent: bool = False
-    """Ranks of companions are among those that have gone on."""
-
-
-LauncherMessage = (
-    Start
-    | MoveNotice
-    | StartGrace
-    | AskForMove
-    | Alert
-    | Stop
-    | Done
-    | Left
-    | StartDecided
-    | CanMend
-    | Emptied
-    | Mended
-)
+LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
@@ -143,13 +104,9 @@ LauncherMessage = (
 
 @dataclass(frozen=True, slots=True)
 class AnnounceMove:
-    """Rank 0.
-
-    These nodes' ranks, or in a relaunch all ranks, are about to end.
-    """
+    """Rank 0: these nodes' ranks are about to end."""
 
     move_id: int
-    path: Literal["resize", "relaunch"]
     leaving: tuple[str, ...]
     """Slurm's names of nodes."""
     lent: int
@@ -185,7 +142,7 @@ class NodesLeft:
     names: tuple[str, ...]
 
 
-RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft | CanMend | Mended
+RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft
 Message = LauncherMessage | RankMessage
 
 
@@ -227,14 +184,12 @@ def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
     match raw:
         case {
             "move_id": int(move_id),
-            "relaunch": bool(relaunch),
             "leaving": [*leaving],
             "lent": bool(lent),
         }:
             nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
-            # 0: no move of polluxd's, but ranks that were lost.
-            if is_count(move_id) and nodes and len(leaving) <= MAX_NODES:
-                return MoveNotice(move_id, relaunch, frozenset(leaving), lent)
+            if is_count(move_id) and move_id and nodes and len(leaving) <= MAX_NODES:
+                return MoveNotice(move_id, frozenset(leaving), lent)
     return None
 
 
@@ -242,19 +197,10 @@ def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
     match raw:
         case {
             "move_id": int(move_id),
-            "path": "resize" | "relaunch" as path,
             "leaving": [*leaving],
             "lent": int(lent),
         } if _names(leaving) and is_count(move_id) and is_count(lent):
-            return AnnounceMove(move_id, path, tuple(leaving), lent)
-    return None
-
-
-def _mended(raw: Mapping[str, Any]) -> Mended | None:
-    match raw:
-        case {"names": [*names], "without": [*without], "lent": bool(lent)}:
-            if _names(names) and all(is_count(rank) for rank in without):
-                return Mended(tuple(names), tuple(without), lent)
+            return AnnounceMove(move_id, tuple(leaving), lent)
     return None
 
 
@@ -282,11 +228,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
     "MoveNotice": _move,
     "StartGrace": _of_move(StartGrace),
     "AskForMove": lambda _: AskForMove(),
-    "Alert": lambda _: Alert(),
-    "Emptied": lambda _: Emptied(),
+    "Alert": lambda raw: Alert(raw["lost"]) if isinstance(raw.get("lost"), bool) else None,
     "Stop": lambda _: Stop(),
-    "CanMend": lambda raw: CanMend(raw["able"]) if isinstance(raw.get("able"), bool) else None,
-    "Mended": _mended,
     "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
     "Left": lambda _: Left(),
     "StartDecided": lambda raw: StartDecided(

@@ -27,10 +27,9 @@ from pollux.launcher.launcher_channel import LauncherChannels, candidate_ports, 
 from pollux.launcher.outcome import Outcome, Resized, describe
 from pollux.launcher.rank_channel import VARIABLE, open_line
 from pollux.launcher.state import Graces
-from pollux.launcher.store_process import StoreProcess
 from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
 from pollux.launcher.workers import Notes, adopt_orphans, start_worker
-from pollux.ranks.value_store import VARIABLE as STORE
+from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address
 from pollux.slurm_job.network import interface_of
@@ -51,13 +50,13 @@ KEY_VARIABLE = "POLLUX_LAUNCH_KEY"
 """The secret by which the launchers of a step know each other, from `pollux run` in the batch script."""
 
 MAX_RETRIES = 3
-"""Starts beside --max-restarts after a rank has asked for one (out of memory: once per type of GPU). The count begins
-at 0 with each move that rank 0 announces: a companion that is lost costs a start, too."""
+"""Starts beside --max-restarts after a rank was lost, or has asked for one (out of memory: once per type of GPU). The
+count begins at 0 with each move that rank 0 announces, and where the ranks have made steps since the start before."""
 
 WORKERS_OWN = WATCHED | {signal.SIGUSR1}
 """Signals that the launcher blocks, and its workers receive."""
 
-OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_COMPANION", VARIABLE, STORE)
+OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_LOST", "POLLUX_COMPANION", VARIABLE)
 """Variables that only this launcher sets for its workers. An outer launcher may have set them for this one."""
 
 
@@ -122,7 +121,9 @@ def _start_until_done(
     allocation: StepAllocation, task: Task, channels: LauncherChannels, parent: Parent | None
 ) -> int:
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
-    resized = Resized()
+    resized, lost, reached = Resized(), False, 0
+    memory = NodeMemory(allocation.workers)
+    hand_on(memory)
     while True:
         env = _shared_environment(allocation, channels) | resized.environment
         env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
@@ -130,6 +131,8 @@ def _start_until_done(
             "POLLUX_RESTARTS": str(failures),
             "POLLUX_COMMAND": json.dumps({"cwd": os.getcwd(), "argv": list(task.command)}),
         }
+        if lost:
+            env["POLLUX_LOST"] = "1"
         if task.companion is not None:
             env["POLLUX_COMPANION"] = str(task.companion)
         context = LaunchContext(
@@ -140,18 +143,20 @@ def _start_until_done(
             parent=parent,
             graces=task.graces,
         )
-        outcome, moved = _start_once(allocation, task, channels, env, context)
+        outcome, moved = _start_once(allocation, task, channels, env, context, memory)
         if outcome.failure is not None and channels.is_hub:
             say(describe(outcome.failure))
         if outcome.again is None:
             return outcome.status
-        retries = 0 if moved else retries
+        progress = max(memory.copied, memory.saved)
+        retries = 0 if moved or progress > reached else retries
+        reached, lost = progress, lost or outcome.again.lost
         launched, resized = time.time(), outcome.again.resized
         if outcome.failure is None:
             what = f"for move {resized.move_id}, on {len(outcome.again.nodes)} node(s)"
         elif outcome.again.asked:
             retries, failures = retries + 1, failures + 1
-            what = "from the newest checkpoint: as the rank has asked"
+            what = f"from their newest state, on {len(outcome.again.nodes)} node(s)"
         else:
             restarts, failures = restarts + 1, failures + 1
             what = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
@@ -166,12 +171,13 @@ def _start_once(
     channels: LauncherChannels,
     env: dict[str, str],
     context: LaunchContext,
+    memory: NodeMemory,
 ) -> tuple[Outcome, bool]:
     """Start this node's workers, and supervise them to their end.
 
     Returns how they ended, and whether rank 0 announced a move.
     """
-    # A companion's ranks never lead the job's: they need no line, and no store.
+    # A companion's ranks never lead the job's: they need no line.
     lines = [open_line() for _ in range(allocation.workers)] if context.parent is None else []
 
     def close(keep: int | None = None) -> None:
@@ -184,15 +190,12 @@ def _start_once(
                 theirs.close()
 
     def body() -> int:
-        own = int(os.environ["LOCAL_RANK"])
+        own = memory.local_rank = int(os.environ["LOCAL_RANK"])
         close(keep=own)
         if lines:
             os.environ[VARIABLE] = f"{lines[own][1].fileno()}:{os.getpid()}"
         return task.run()
 
-    store = StoreProcess(close) if channels.is_hub and context.parent is None else None
-    if store is not None:
-        env = env | store.environment
     notes = Notes(allocation.workers)
     workers = []
     for local_rank in range(allocation.workers):
@@ -204,13 +207,10 @@ def _start_once(
     for ours, theirs in lines:
         theirs.close()
         ours.signal_arrivals()
-    supervisor = Supervisor(workers, notes, channels, context, [ours for ours, _ in lines])
-    supervisor.spared = frozenset() if store is None else frozenset({store.pid})
+    supervisor = Supervisor(workers, notes, channels, context, [ours for ours, _ in lines], memory)
     outcome = supervisor.wait()
     for ours, _ in lines:
         ours.close()
-    if store is not None:
-        store.end()
     odd = supervisor.oddly_ended
     if odd is not None and outcome.ended_by is None:
         say(f"ranks of this node were to end for a move; {describe(odd)}, and nothing depends on it")

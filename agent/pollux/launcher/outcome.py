@@ -88,6 +88,8 @@ class Again:
     """A rank asked for it: it does not count as a restart after a failure."""
     port: int = 0
     """Its MASTER_PORT; 0 until node 0 has chosen one."""
+    lost: bool = False
+    """A node of the allocation takes no part any more: it was lost."""
 
     @classmethod
     def parse(cls, raw: Any) -> Self | None:
@@ -95,11 +97,17 @@ class Again:
         match raw:
             case None:
                 return None
-            case {"nodes": [0, *more], "resized": resized, "asked": bool(asked), "port": int(port)}:
+            case {
+                "nodes": [0, *more],
+                "resized": resized,
+                "asked": bool(asked),
+                "port": int(port),
+                "lost": bool(lost),
+            }:
                 nodes = (0, *more)
                 whole = all(map(is_count, nodes)) and list(nodes) == sorted(set(nodes))
                 if whole and is_count(port) and 0 < port < 65536:
-                    return cls(nodes, Resized.parse(resized), asked, port)
+                    return cls(nodes, Resized.parse(resized), asked, port, lost)
         raise ValueError(f"expected the next start, got {raw!r:.200}")
 
 

@@ -2,10 +2,9 @@
 
 Each worker inherits one end of a socket pair. POLLUX_LAUNCHER_FD names this end as "DESCRIPTOR:PID". Rank 0 sends
 Announce and AwaitLeavers. The launcher of node 0 answers Taken or Refused, and sends NodesLeft as launchers end (see
-`messages`). If ranks are lost, any other rank may become rank 0, also on another node. The launcher of that node then
-passes on its messages about the loss.
+`messages`).
 
-Without an announcement, an exit status of 76 or 77 is an ordinary failure: scripts may use these statuses, too.
+Without an announcement, an exit status of 76 is an ordinary failure: scripts may use it, too.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ import os
 import socket
 import time
 from collections.abc import Collection, Mapping
-from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.launcher.channel import Channel
 from pollux.launcher.messages import (
     AnnounceMove,
     AwaitLeavers,
-    CanMend,
-    Mended,
     NodesLeft,
     Refused,
     Taken,
@@ -60,23 +56,20 @@ class LauncherLine:
     def announce(
         self,
         move: int,
-        path: Literal["resize", "relaunch"],
         leaving: Collection[str],
         *,
         lent: int = 0,
     ) -> None:
-        """Announce that these nodes' ranks, or all ranks, are about to end.
+        """Announce that these nodes' ranks are about to end.
 
-        Call it before any of them does. In a relaunch all ranks end.
+        Call it before any of them does.
 
         `leaving` are Slurm's names of nodes; names outside of this step (a companion's nodes) are ignored. A move that
         removes no node (a growth) is announced, too: the launcher then forgets earlier failures. After the move, the
         job has `lent` ranks of companions. When the first rank has ended, or after `gone`, the other removed ranks have
         a few seconds to end. Raises LaunchError if the launcher refuses the move, which must then not go on.
         """
-        if path not in ("resize", "relaunch"):
-            raise LaunchError(f"expected a move by resize or relaunch, got {path!r}")
-        self._channel.send(AnnounceMove(move, path, tuple(sorted(leaving)), lent))
+        self._channel.send(AnnounceMove(move, tuple(sorted(leaving)), lent))
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while move not in self._answers:
             if not self._take(deadline):
@@ -85,24 +78,6 @@ class LauncherLine:
         if why:
             raise LaunchError(f"the launcher does not take move {move}: {why}")
         self._announced = move
-
-    def can_mend(self, able: bool) -> None:
-        """Say whether the ranks go on without one that is killed.
-
-        If they do, wait until the launcher has read the message: a rank may be killed right afterwards.
-        """
-        self._channel.send(CanMend(able))
-        deadline = time.monotonic() + (ANSWER_TIMEOUT_S if able else 0.0)
-        while self._channel.unread and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def mended(self, names: Collection[str], without: Collection[int], *, lent: bool) -> None:
-        """Say that the ranks have gone on, on these nodes.
-
-        The launcher ends the ranks of other nodes, and the local ranks `without` on its own. `lent`: ranks of
-        companions are among those that have gone on.
-        """
-        self._channel.send(Mended(tuple(sorted(set(names))), tuple(sorted(without)), lent))
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """The nodes among `names` whose launchers have ended.

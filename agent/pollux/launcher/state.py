@@ -37,17 +37,14 @@ class Graces:
     """Workers that a move removes may end by themselves, from the first one's end or from when rank 0 waits for them.
     With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 
-    mend: float = 300.0
-    """The other ranks go on without one that was lost; else all end. Rank 0 may be in an evaluation before it does."""
-
     @property
     def reports(self) -> float:
         """Node 0 waits for the other nodes' reports of a failure."""
         return self.sibling + self.term + 5.0
 
     @property
-    def relaunch(self) -> float:
-        """Node 0 waits for all workers to end in a relaunch."""
+    def gone(self) -> float:
+        """Node 0 waits for nodes that leave before it starts the others again."""
         return 2 * self.leave + 4.0
 
 
@@ -64,6 +61,8 @@ class StartTerms:
     """This node, in messages."""
     may_restart: bool = False
     may_retry: bool = False
+    recovers: bool = False
+    """On node 0: new ranks would restore the training's state after a loss."""
     companion: bool = False
     """The job lends its ranks to another: they may leave at any time."""
     graces: Graces = Graces()
@@ -146,8 +145,6 @@ Event = WorkerEnded | Signalled | FromRank0 | FromNode | NodeGone | ParentGone |
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
     number: int
-    only: frozenset[int] | None = None
-    """These workers, by local rank; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,18 +201,8 @@ class LauncherState:
     reports: Mapping[int, Failure | None] = field(default_factory=dict)
     """On node 0: what each node has reported at its end."""
     reported: bool = False
-    mends: bool = False
-    """The ranks go on without one that is killed."""
-    mend_by: float | None = None
-    """Ranks were lost; by then the others have to have gone on."""
-    missing: frozenset[int] = frozenset()
-    """Workers of this node, by local rank, that were lost; the others may go on without them."""
-    dropped: frozenset[int] = frozenset()
-    """Workers of this node, by local rank, that the others have gone on without."""
-    silent: frozenset[int] = frozenset()
-    """On node 0: nodes whose launchers are gone; the others may go on without their ranks."""
-    emptied: frozenset[int] = frozenset()
-    """Nodes all of whose workers are gone, and that wait for what the others do: on node 0 all such, else this one."""
+    recovers: bool = False
+    """A rank was lost: all others are killed, and start again with what was in memory."""
     lost: Failure | None = None
     """Node 0's launcher is gone."""
     orphaned: Failure | None = None
@@ -233,5 +220,5 @@ class LauncherState:
     @property
     def due(self) -> float | None:
         """When the next Tick is due."""
-        times = [at for at in (self.term_at, self.kill_at, self.decide_by, self.mend_by) if at is not None]
+        times = [at for at in (self.term_at, self.kill_at, self.decide_by) if at is not None]
         return min(times, default=None)

@@ -24,8 +24,6 @@ from pollux.launcher.machine import begin, step
 from pollux.launcher.messages import (
     AnnounceMove,
     AwaitLeavers,
-    CanMend,
-    Mended,
     NodesLeft,
     Refused,
     Start,
@@ -53,6 +51,7 @@ from pollux.launcher.state import (
     WorkerEnded,
 )
 from pollux.launcher.workers import Notes, Worker, kill_descendants, kill_forks_of_the_dead, reap
+from pollux.ranks.node_memory import NodeMemory
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO}
@@ -86,6 +85,7 @@ class Supervisor:
         channels: LauncherChannels,
         context: LaunchContext,
         lines: Sequence[Channel] = (),
+        memory: NodeMemory | None = None,
     ) -> None:
         """`lines` lead to the workers."""
         self._workers = {worker.pid: worker for worker in workers}
@@ -93,8 +93,7 @@ class Supervisor:
         self._notes, self._channels, self._lines = notes, channels, lines
         self._rank_0 = lines[0] if lines else None
         """To the worker that has spoken as rank 0."""
-        self.spared: frozenset[int] = frozenset()
-        """Children of this process, by pid, that are no worker's."""
+        self._memory = memory
         self._parent = context.parent
         self._terms = StartTerms(
             channels.node_rank,
@@ -144,7 +143,7 @@ class Supervisor:
             yield from self._heard_from_rank_0()
             gone += yield from self._heard_from_nodes()
             if any(end.status > 128 for _, end in ended):
-                kill_forks_of_the_dead(self.spared | self._running.keys())
+                kill_forks_of_the_dead(self._running.keys())
             for worker, end in ended:
                 yield WorkerEnded(worker.local_rank, end)
         elif number in ENDING:
@@ -173,7 +172,7 @@ class Supervisor:
     def _heard_from_rank_0(self) -> Iterator[Event]:
         for line in self._lines:
             for message in line.pending():
-                if isinstance(message, AnnounceMove | AwaitLeavers | CanMend | Mended):
+                if isinstance(message, AnnounceMove | AwaitLeavers):
                     self._rank_0 = line
                     yield FromRank0(message)
 
@@ -186,14 +185,17 @@ class Supervisor:
 
     def _feed(self, event: Event) -> None:
         now = Now(time.monotonic(), time.time())
-        self._state, actions = step(self._terms, self._state, event, now)
+        terms = self._terms
+        if terms.hub and self._memory is not None:
+            terms = replace(terms, recovers=self._memory.restores)
+        self._state, actions = step(terms, self._state, event, now)
         for action in actions:
             self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
         match action:
-            case SignalWorkers(number, only):
-                self._signal_workers(number, only)
+            case SignalWorkers(number):
+                self._signal_workers(number)
             case Tell(message):
                 self._channels.tell(message)
             case TellRank0(message) if self._rank_0 is not None:
@@ -205,8 +207,7 @@ class Supervisor:
                     self._channels.tell(StartDecided(outcome.failure, outcome.again))
                 self._outcome = outcome
 
-    def _signal_workers(self, number: int, only: frozenset[int] | None = None) -> None:
-        for pid, worker in self._running.items():
-            if only is None or worker.local_rank in only:
-                # Not yet reaped, so the pid is still its own: it cannot have become another process's.
-                os.kill(pid, number)
+    def _signal_workers(self, number: int) -> None:
+        for pid in self._running:
+            # Not yet reaped, so the pid is still its own: it cannot have become another process's.
+            os.kill(pid, number)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, STOPPED_STATUS, RankLost
+from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS, RankLost
 from pollux.slurm_job.environment import LENT_RANKS
 
 NOTE_BYTES = 512
@@ -116,7 +116,7 @@ def start_worker(
             code = 1
         if code:
             notes.write(local_rank, code, f"sys.exit({exit_.code!r})")
-        if code in (LEFT_STATUS, RELAUNCH_STATUS, STOPPED_STATUS):
+        if code in (LEFT_STATUS, STOPPED_STATUS):
             # The other ranks, or Slurm, wait for this one's end.
             end_at_once(code)
         raise SystemExit(code) from None

@@ -209,8 +209,6 @@ class MicroBatchContext:
                 own = training.data.local_samples
                 logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
             if lost_peer(error):
-                if stepper.mend():
-                    return True
                 raise RankLost(
                     "another rank ended in a pass that needs all of them; its own output says why. Every rank "
                     f"has to make the same number of passes: {error}"

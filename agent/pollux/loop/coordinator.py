@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from threading import Timer
-from typing import Any, TypeVar
+from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.checkpoint.training_state import is_finite
@@ -21,7 +21,6 @@ from pollux.errors import RankLost
 from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
-from pollux.loop.mending import Mender
 from pollux.loop.notices import in_words, notice
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
@@ -29,6 +28,7 @@ from pollux.loop.restored_parameters import RestoredParameters
 from pollux.loop.slips import WAITS
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import ControlExchange, Decision
+from pollux.ranks.node_memory import node_memory
 from pollux.resize.groups import Groups
 from pollux.resize.joining import Joiner
 from pollux.resize.resizer import Resizer
@@ -38,8 +38,6 @@ from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
-
-Exchanged = TypeVar("Exchanged")
 
 logger = logging.getLogger("pollux")
 
@@ -61,12 +59,9 @@ class Coordinator:
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
-        self.mender = Mender(training, self.exchange, self.checkpointer, self.groups)
         self.inbox = Inbox(self.drains, self.resizer)
         self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
-        self.on_lead: Callable[[], None] = lambda: None
-        """Called where a loss has made this rank rank 0."""
         self._loops = 0
         self._steps = 0
         """Optimizer steps among the present ranks."""
@@ -93,10 +88,12 @@ class Coordinator:
         self.checkpointer.restore(self.exchange)
         progress = self.training.progress
         if self._main and progress.optimizer_steps:
-            notice(
-                f"restored the checkpoint in {self.attempt.directory}: epoch {progress.epoch}, "
-                f"optimizer step {progress.optimizer_steps}"
+            where = (
+                "copy in memory"
+                if self.checkpointer.from_memory
+                else f"checkpoint in {self.attempt.directory}"
             )
+            notice(f"restored the {where}: epoch {progress.epoch}, optimizer step {progress.optimizer_steps}")
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def keep_restored(self, model: TrainedModel) -> None:
@@ -115,7 +112,7 @@ class Coordinator:
         if self._main:
             self.resizer.prepare()
         self.line.open(self.report, self.inbox.put, introduction, main=self._main)
-        self.resizer.acknowledge_relaunch()
+        self.resizer.acknowledge_earlier()
 
     def begin_loop(self) -> None:
         """A loop over the epochs begins; a joiner comes in here."""
@@ -126,12 +123,17 @@ class Coordinator:
             come_in(
                 self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
             )
-            self.mender.hold()
             return
         if self._main:
             self.resizer.begin_loop(self._loops)
-        if self._loops == 1:
-            self.mender.arm()
+            self._note_restorable(self.checkpointer.keeps or self.checkpointer.memory.on)
+
+    @staticmethod
+    def _note_restorable(restores: bool) -> None:
+        """On rank 0: tell the launcher whether new ranks would go on with the training after a loss."""
+        memory = node_memory()
+        if memory is not None:
+            memory.note(restores=restores)
 
     def begin_epoch(self) -> None:
         """Begin an epoch.
@@ -185,7 +187,7 @@ class Coordinator:
             self.checkpointer.after_first_step()
             self.line.wake()
         self._steps += 1
-        self._or_mend(lambda: check_first(training, self.exchange, self._steps))
+        check_first(training, self.exchange, self._steps)
         self.resizer.after_step()
 
     def exchange_decisions(self, *, last: bool) -> None:
@@ -197,59 +199,17 @@ class Coordinator:
         """
         if last and not self.training.ends_epochs:
             return
-        decision = self._or_mend(lambda: self.exchange.step(self._decide))
+        decision = self.exchange.step(self._decide)
         if decision is not None:
             self._act(decision)
-
-    def _or_mend(self, exchange: Callable[[], Exchanged]) -> Exchanged | None:
-        """Return the exchanged values; None if the exchange lost ranks.
-
-        The training then goes on without these ranks. Raises RankLost if it cannot.
-        """
-        try:
-            return exchange()
-        except RankLost:
-            if not self.mend():
-                raise
-            return None
-
-    def mend(self, where: str = "") -> bool:
-        """Go on without lost ranks, after a collective has failed.
-
-        Returns False if that is not possible. `where`: see `Mender.mend`.
-        """
-        before, decision = self.training.world, self.exchange.abandon()
-        if not self.mender.mend(where):
-            return False
-        if self._main:
-            after = self.training.world
-            if before.rank:
-                self._lead()
-            else:
-                self._keep_drain(decision)
-            self.resizer.lost(own=(before.size - before.lent) - (after.size - after.lent))
-        self._steps = 0
-        self.line.wake()  # the scheduler is to know
-        return True
-
-    def _lead(self) -> None:
-        """Take over the tasks of rank 0, which was lost.
-
-        The scheduler repeats orders that the lost rank had not answered.
-        """
-        self.resizer.prepare()
-        self.line.lead(self.report, self.inbox.put)
-        self.endings.lead()
-        self.on_lead()
 
     def poll(self, *, resizes: bool = False) -> None:
         """Act on rank 0's present decision, at once and on all ranks.
 
         `resizes`: whether ranks may leave and join here. They may not in an evaluation.
         """
-        found = self._or_mend(lambda: (self.exchange.take(), self.exchange.agree(self._decide())))
         move = 0
-        for decision in filter(None, found or ()):
+        for decision in filter(None, (self.exchange.take(), self.exchange.agree(self._decide()))):
             move = move or decision.resize
             self._act(replace(decision, resize=0))
         if move:
@@ -267,7 +227,7 @@ class Coordinator:
                 choice = None  # chosen before memory ran out
         drain, resize = self.inbox.wanted()
         checkpoint = self.checkpointer.due()
-        if resize and self.checkpointer.sharded and not self.resizer.relaunches:
+        if resize and self.checkpointer.sharded:
             resize, asks = self._ready(resize)
             checkpoint = checkpoint or asks
         interval = self.attempt.settings.exchange_interval
@@ -279,6 +239,7 @@ class Coordinator:
             move=drain,
             resize=resize,
             checkpoint=checkpoint,
+            copy=bool(self._steps) and self.checkpointer.memory.due(),
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
             end=self.endings.wanted,
             next_exchange=next_exchange,
@@ -335,6 +296,11 @@ class Coordinator:
             if decision.move:
                 self._drain(decision.move, seconds)
             training.pause()
+        if decision.copy:
+            self.checkpointer.copy(self.exchange)
+            if self._main:
+                self._note_restorable(self.checkpointer.keeps or self.checkpointer.memory.on)
+            training.pause()
         if decision.resize:
             self._resize(decision.resize)
 
@@ -357,7 +323,6 @@ class Coordinator:
         self._keep_drain(self.exchange.take())
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
         self._steps = 0  # as on joiners: all ranks compare their parameters after the same steps
-        self.mender.hold()
 
     def _keep_drain(self, decision: Decision | None) -> None:
         """On rank 0: order the drain of a decision again that ranks never got."""
@@ -394,8 +359,7 @@ class Coordinator:
             return
         progress.finished = True
         self._warn_unless_finite()
-        if not self._or_mend(self._end):
-            self._end()
+        self._end()
         self.endings.close()  # from here on the script has nothing that the agent could save
 
     def stop(self) -> None:
@@ -415,15 +379,14 @@ class Coordinator:
         except RankLost as error:
             logger.warning("no last checkpoint: %s", error)
 
-    def _end(self, *, kept: bool = False) -> bool:
-        """Return True. `kept`: there is a checkpoint of the last step."""
+    def _end(self, *, kept: bool = False) -> None:
+        """`kept`: there is a checkpoint of the last step."""
         decision = self.exchange.take()
         # A last checkpoint, so that a restart repeats no step of it.
         if kept or not self.checkpointer.keeps or self.save(durable=True) is not None:
             self.drains.rest(self._saved)
         # The ranks will exchange no more: the last checkpoint answers an order that was on its way to them.
         self._keep_drain(decision)
-        return True
 
     def close(self) -> None:
         """End the reports and the resizes.
@@ -432,7 +395,8 @@ class Coordinator:
         """
         self.exchange.take()
         self.endings.close()
-        self.mender.leave()
+        if self._main:
+            self._note_restorable(False)
         self.line.close()
 
     def report(self) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Endings:
         self.lead()
 
     def lead(self) -> None:
-        """On rank 0, also if it became rank 0 after a loss: watch the time limit."""
+        """On rank 0: watch the time limit."""
         if self._main() and not self._lent and self._environ.get("SLURM_JOB_ID"):
             threading.Thread(
                 target=self._watch_limit, args=(self._closed,), name="pollux-limit", daemon=True

@@ -48,8 +48,6 @@ class Job(Readings):
         self.coordinator = Coordinator(training, attempt, joiner)
         self._attempt = attempt
         self._stepper = Stepper(training)
-        self._stepper.on_loss = self.coordinator.mend
-        self.coordinator.on_lead = self._lead
         first = self._first = training.models[0]
         self.module = first.module
         """The model as the user passed it."""
@@ -303,10 +301,6 @@ class Job(Readings):
         if self.training.begun:
             self._stepper.on_optimizer_step()
             self.coordinator.on_optimizer_step()
-
-    def _lead(self) -> None:
-        """A loss has made this rank rank 0."""
-        self.training.advisor = self._start_advisor(self.training.limits)
 
     def _start_advisor(self, limits: BatchLimits) -> Advisor:
         training, last = self.training, self.coordinator.checkpointer.last_attempt

@@ -2,8 +2,7 @@
 
 Leaving ranks end their processes. If the model is under fully_shard, they first send their shards to the other ranks.
 The other ranks and the joiners of a companion job form new groups over a store in rank 0's process. They go on in the
-middle of the pass. In a relaunch, all processes end at that step instead, and the launchers of the remaining nodes
-start new ones.
+middle of the pass.
 
 Until all ranks know the decision, the resize can still be abandoned. After that, the death of a rank ends all ranks,
 and they restart from the checkpoint of that step.
@@ -15,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from pollux.checkpoint.checkpointer import Checkpointer
-from pollux.errors import RELAUNCH_STATUS
 from pollux.loop.notices import in_words, notice, of_gpus
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
@@ -48,7 +46,7 @@ def regroup(
     # If a checkpoint is being written at this moment, it is nearly as new, and a further one would have to wait.
     # If the last checkpoint failed, this one has to be on disk before ranks end. A checkpoint of shards is on disk
     # already, because its ranks could not go on writing it (see `Coordinator`).
-    durable = resizer.relaunches or bool(checkpointer.trouble)
+    durable = bool(checkpointer.trouble)
     saves = durable or not (checkpointer.writing or checkpointer.sharded)
     durable, saves = exchange.gather((durable, saves))[0]
     seconds = checkpointer.save(exchange, durable=durable) if saves else 0.0
@@ -58,13 +56,11 @@ def regroup(
     if told is None:
         return
     decision = ResizeDecision.parse(told)
-    shards = None if decision.relaunch else moving_shards(training)
+    shards = moving_shards(training)
     if shards is not None and len(decision.stay) < size:
         shards.send(range(size), decision.stay, training.world)
     if rank not in decision.stay:
         groups.leave(decision, rank)
-    if decision.relaunch:
-        raise SystemExit(RELAUNCH_STATUS)
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups, shards)
     if main:
         notice(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 
 from pollux.errors import LoopMistake, OutOfMemory
@@ -40,8 +39,6 @@ class Stepper:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
         self._told_of_pass_left_out = False
-        self.on_loss: Callable[[], bool] = lambda: False
-        """Goes on without lost ranks after a collective has failed; returns False if that is impossible."""
 
     @property
     def share(self) -> float:
@@ -271,16 +268,6 @@ class Stepper:
             raise OutOfMemory(f"{message}; all ranks start again from the newest checkpoint") from error
         logger.warning("%s; the step is taken again", message)
         self.retry(replace(limits, local_max=min(limits.local_max, bound)))
-        return True
-
-    def mend(self) -> bool:
-        """Go on after a pass in which another rank was lost.
-
-        The remaining ranks repeat the current step from its first sample. Returns False if that is impossible.
-        """
-        if not self.on_loss():
-            return False
-        self._begin_again()
         return True
 
     def _begin_again(self) -> None:

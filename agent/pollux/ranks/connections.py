@@ -1,4 +1,4 @@
-"""End the connections of gloo's process groups after a loss.
+"""End the connections of gloo's process groups before a process ends.
 
 A rank in a collective notices a lost rank only if it is connected to this rank in the collective. It notices the loss
 when its own peers close their connections. gloo has no call for that. So the agent remembers which sockets appear while

@@ -21,7 +21,7 @@ from pollux.errors import LoopMistake, RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
 
-_HEAD = 10  # numbers of a decision beside the noise scales
+_HEAD = 11  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,11 @@ class Decision:
     move: int = 0
     """Drain for the move of this id: checkpoint, acknowledge, wait; 0: go on."""
     resize: int = 0
-    """Carry out the resize or relaunch of this move; rank 0 then sends its order; 0: none."""
+    """Carry out the resize of this move; rank 0 then sends its order; 0: none."""
     checkpoint: bool = False
     """Write a periodic checkpoint."""
+    copy: bool = False
+    """Copy the state into the nodes' memory."""
     end: int = 0
     """Write a checkpoint and end, for the reason of this number (`loop.endings.Reason`); 0: go on."""
     local_batch: int = 0
@@ -63,18 +65,17 @@ class Decision:
     def encode(self, groups: int) -> list[float]:
         noise = self.noise if len(self.noise) == groups else (None,) * groups
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
-        head = [self.move, self.resize, float(self.checkpoint), self.end, self.local_batch, self.accumulation]
-        return [
-            float(x) for x in (*head, self.sampling, self.next_exchange, self.epoch, self.sample)
-        ] + scales
+        orders = [self.move, self.resize, self.checkpoint, self.copy, self.end]
+        sizes = [self.local_batch, self.accumulation, self.sampling, self.next_exchange]
+        return [float(x) for x in (*orders, *sizes, self.epoch, self.sample)] + scales
 
     @classmethod
     def decode(cls, values: list[float]) -> Decision:
         head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
-        orders, sizes = (head[0], head[1], bool(head[2]), head[3]), (head[4], head[5])
-        return cls(*orders, *sizes, max(head[6], 1), max(head[7], 0), head[8], head[9], noise)
+        orders = (head[0], head[1], bool(head[2]), bool(head[3]), head[4])
+        return cls(*orders, head[5], head[6], max(head[7], 1), max(head[8], 0), head[9], head[10], noise)
 
 
 OTHER_PLACE = (
@@ -107,8 +108,6 @@ class ControlExchange:
         self.groups = groups
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any] | None = None
-        self._unheard: torch.Tensor | None = None
-        """A decision that failed on its way: a rank has left."""
         self._countdown = 1
         self._place = (-1, -1)
         """This rank's epoch and sample, when it sent the decision under way."""
@@ -150,15 +149,6 @@ class ControlExchange:
     def _note(self, taken: Decision) -> None:
         self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
-    def abandon(self) -> Decision | None:
-        """Discard the decision under way, since the group is broken; return it.
-
-        Only on rank 0 does it hold rank 0's values.
-        """
-        vector = self._unheard if self._pending is None else self._pending[0]
-        self._pending = self._unheard = None
-        return None if vector is None else Decision.decode(vector.tolist())
-
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
@@ -179,7 +169,6 @@ class ControlExchange:
             try:
                 work.wait()
             except RuntimeError as error:
-                self._unheard = vector
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
         return self._checked(vector, self._place)
 

@@ -2,9 +2,8 @@
 
 A store, and process groups formed over it.
 
-Under `pollux run` the store is a separate process beside the workers of node 0, and survives each of them. Otherwise it
-is in rank 0's process. Each client proves that it knows the store's secret. Workers of node 0 get the secret from their
-launcher, joining ranks from a file of mode 0600, and all other ranks over the old process groups.
+The store is in rank 0's process. Each client proves that it knows the store's secret. Joining ranks get the secret from
+a file of mode 0600, all other ranks over the old process groups.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pollux.errors import RankLost
 from pollux.ranks.connections import forming_groups
 from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
 from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
-from pollux.ranks.value_store import ANSWER_S, VARIABLE, Client, Operation, Server, StoreAnswer, StoreRequest
+from pollux.ranks.value_store import ANSWER_S, Client, Operation, Server, StoreAnswer, StoreRequest
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, own_group, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -49,14 +48,11 @@ class Rendezvous:
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
-        """On rank 0: the launcher's store, or one of this process.
+        """On rank 0: a store in this process.
 
         Raises RankLost where it cannot be opened.
         """
         address, secret = own_address(environ), secrets.token_hex(32)
-        port, _, told = environ.get(VARIABLE, "").partition(":")
-        if port.isdigit() and told:
-            return cls.join(address, int(port), told)
         try:
             server = Server(secret.encode())
         except OSError as error:
@@ -80,17 +76,6 @@ class Rendezvous:
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""
         self.ask("set", [key], json.dumps(value).encode())
-
-    def tell_first(self, key: str, value: Any) -> Any:
-        """Leave a value unless there is one; return the one that stands.
-
-        Raises RankLost.
-        """
-        return _plain(self.ask("swap", [key], json.dumps(value).encode()).values[0] or b"")
-
-    def hold(self, key: str) -> None:
-        """Leave a value that lasts as long as this process. Raises RankLost."""
-        self.ask("hold", [key], b"true")
 
     def heard(self, key: str) -> Any:
         """The value under the key; None where there is none yet. Raises RankLost."""

@@ -7,11 +7,11 @@ This store takes authenticated connections alone (see `sealed`). torch forms pro
 
 Requests and answers are lines of JSON, with values in base64:
 
-    {"op": "set" | "hold" | "get" | "delete" | "swap" | "add" | "wait",
+    {"op": "set" | "get" | "delete" | "swap" | "add" | "wait",
      "keys": [...], "value": text, "amount": N, "old": text}
     {"values": [text or null, ...], "amount": N}
 
-"wait" is answered once one of the keys is there. What "hold" has set is deleted when its connection ends.
+"wait" is answered once one of the keys is there.
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ ANSWER_S = 60.0
 """Seconds in which the store has to answer."""
 SEND_S = 10.0
 
-VARIABLE = "POLLUX_STORE"
-"""Environment variable by which node 0's launcher tells its workers of the store: "PORT:SECRET"."""
-
-Operation = Literal["set", "hold", "get", "delete", "swap", "add", "wait"]
-_OPERATIONS = ("set", "hold", "get", "delete", "swap", "add", "wait")
+Operation = Literal["set", "get", "delete", "swap", "add", "wait"]
+_OPERATIONS = ("set", "get", "delete", "swap", "add", "wait")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ class Values:
     def _carry_out(self, request: StoreRequest) -> StoreAnswer | None:
         values, key = self._values, request.keys[0]
         match request.op:
-            case "set" | "hold":
+            case "set":
                 values[key] = request.value
             case "delete":
                 return StoreAnswer(amount=int(values.pop(key, None) is not None))
@@ -144,29 +141,19 @@ class Values:
         return StoreAnswer(tuple(map(values.get, request.keys)))
 
 
-def listen() -> socket.socket:
-    """A listener for a store. Raises OSError."""
-    return socket.create_server(("", 0), backlog=1024)
-
-
 @dataclass(slots=True)
 class _Client:
     frames: Frames
     waits: list[StoreRequest] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
-    """Keys that are deleted when the connection ends."""
 
 
 class Server:
-    """Serves the values to other processes."""
+    """Serves the values to other processes, in a thread."""
 
-    def __init__(self, key: bytes, listener: socket.socket | None = None) -> None:
-        """With `listener` whoever calls `serve` serves them; else a thread.
-
-        Raises OSError.
-        """
+    def __init__(self, key: bytes) -> None:
+        """Raises OSError."""
         self.values = Values()
-        threaded, listener = listener is None, listener or listen()
+        listener = socket.create_server(("", 0), backlog=1024)
         self.port = int(listener.getsockname()[1])
         self._entrance = Entrance(listener, key, PURPOSE)
         self._selector = selectors.DefaultSelector()
@@ -177,15 +164,14 @@ class Server:
         self._wake.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self.values.on_change = self._changed
-        if threaded:
-            threading.Thread(target=self.serve, name="pollux-store", daemon=True).start()
+        threading.Thread(target=self._serve, name="pollux-store", daemon=True).start()
 
     def _changed(self) -> None:
         """Somebody may wait for what has changed."""
         with contextlib.suppress(BlockingIOError):  # it is to wake up already
             self._wake.send(b"x")
 
-    def serve(self) -> NoReturn:
+    def _serve(self) -> NoReturn:
         """Serve the values until this process ends."""
         while True:
             # A stranger who stays silent is to be dropped in time.
@@ -221,8 +207,6 @@ class Server:
             while (text := client.frames.take()) is not None:
                 request = StoreRequest.parse(text)
                 answer = self.values.ask(request)
-                if request.op == "hold":
-                    client.held.append(request.keys[0])
                 if answer is None:
                     client.waits.append(request)
                 else:
@@ -243,10 +227,8 @@ class Server:
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
-        client = self._clients.pop(connection)
+        del self._clients[connection]
         connection.close()
-        for key in client.held:
-            self.values.ask(StoreRequest("delete", (key,)))
 
 
 class Client:

@@ -1,4 +1,4 @@
-"""How a job can be resized: in place, by a relaunch, or only by a requeue."""
+"""How a job can be resized: in place, or only by a requeue."""
 
 from __future__ import annotations
 
@@ -27,36 +27,29 @@ INTEGRATIONS = ("huggingface", "lightning", "accelerate")
 
 
 class ResizeCapability(StrEnum):
-    """From the least to the most; the directive `#POLLUX resize=` bounds it."""
+    """The directive `#POLLUX resize=` bounds it."""
 
     REQUEUE = "requeue"
-    RELAUNCH = "relaunch"
-    """The processes start again, on the remaining nodes of the allocation."""
     IN_PLACE = "in-place"
     """The processes go on, with fewer or more ranks."""
 
 
-def least_capability(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> ResizeCapability:
-    """The capability of any loop.
+def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether any loop of this attempt may be resized in place.
 
-    It is a relaunch where `pollux run` started it in a Pollux job with checkpoints.
+    `pollux run` has to have started it, in a Pollux job with checkpoints.
     """
     if attempt.access is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
-        return ResizeCapability.REQUEUE
-    return lesser(ResizeCapability.RELAUNCH, _bound(environ.get("POLLUX_RESIZE", "")))
+        return False
+    if environ.get("POLLUX_LOST"):
+        # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
+        return False
+    return _bound(environ.get("POLLUX_RESIZE", "")) is ResizeCapability.IN_PLACE
 
 
 def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether ranks may join the job's only rank; its loop has the last word."""
-    if world.distributed:
-        return False
-    bounds = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
-    return bounds == (ResizeCapability.RELAUNCH, ResizeCapability.IN_PLACE) and not _loaded(["lightning"])
-
-
-def lesser(one: ResizeCapability, other: ResizeCapability) -> ResizeCapability:
-    """The lesser one of two."""
-    return min(one, other, key=list(ResizeCapability).index)
+    return not world.distributed and may_resize(attempt, environ) and not _loaded(["lightning"])
 
 
 def capability_of(
@@ -66,15 +59,12 @@ def capability_of(
 
     Called once, where its loop begins.
     """
-    if training.data.bound is not None:
+    if training.data.bound is not None or not may_resize(attempt, environ):
         return ResizeCapability.REQUEUE
-    least, bound = least_capability(attempt, environ), _bound(environ.get("POLLUX_RESIZE", ""))
-    if least is not ResizeCapability.RELAUNCH or bound is not ResizeCapability.IN_PLACE:
-        return least
     obstacle = obstacle_in_place(training)
     if obstacle is not None:
-        logger.info("this job is not resized in place, but relaunched: %s", obstacle)
-        return ResizeCapability.RELAUNCH
+        logger.info("this job is not resized in place: %s", obstacle)
+        return ResizeCapability.REQUEUE
     return ResizeCapability.IN_PLACE
 
 
@@ -87,14 +77,7 @@ def obstacle_in_place(training: Training) -> str | None:
     first = training.models[0]
     if under_fully_shard(first.module):
         return obstacle_to_resharding(first.module, first.optimizer) or _obstacle_in_script(training)
-    return obstacle_to_fewer_ranks(training)
-
-
-def obstacle_to_fewer_ranks(training: Training) -> str | None:
-    """Why the processes cannot outlive a lost rank; None where they can."""
-    if under_fully_shard(training.models[0].module):
-        return "a lost rank's shards are lost"
-    if not isinstance(training.models[0].model, DistributedDataParallel):
+    if not isinstance(first.model, DistributedDataParallel):
         return "its model is not wrapped in DistributedDataParallel"
     return _obstacle_in_script(training)
 
@@ -111,8 +94,6 @@ def _obstacle_in_script(training: Training) -> str | None:
         return "its process group is the script's own"
     if not training.step.managed:
         return "its epochs are not counted by job.epochs"
-    if _loaded(INTEGRATIONS) and training.on_ranks is None:
-        return "another library runs its loop, and does not hear of lost ranks"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
         return "the state of its communication hook may know of the present ranks"
     # The default one and the agent's own: beside a communication hook, and for checkpoints of all ranks.
@@ -120,10 +101,7 @@ def _obstacle_in_script(training: Training) -> str | None:
     if len(process_groups()) > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
-    # Lightning is told, and makes its own again.
-    if not _loaded(["lightning"]) and any(
-        issubclass(type(found), DistributedSampler) for found in gc.get_objects()
-    ):
+    if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
         return "its script divides data by a DistributedSampler"
     return None
 

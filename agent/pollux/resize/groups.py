@@ -51,11 +51,10 @@ class Groups:
 
         Its groups stay as they are: the script may still end them itself.
         """
-        if not decision.relaunch:
-            rendezvous = self._join(decision)
-            # If this rank ended now, ranks that are still in the old groups would see a failure.
-            until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
-            rendezvous.count(f"{decision.name}/left", 1)
+        rendezvous = self._join(decision)
+        # If this rank ended now, ranks that are still in the old groups would see a failure.
+        until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
+        rendezvous.count(f"{decision.name}/left", 1)
         logger.info("rank %d leaves in move %d", rank, decision.number)
         raise SystemExit(LEFT_STATUS)
 

@@ -52,7 +52,7 @@ class ResizeState:
 
 @dataclass(frozen=True)
 class Started:
-    """A relaunch started these processes; the scheduler hears this rank."""
+    """These processes started after a shrink that rank 0 may not have acknowledged."""
 
     move: int
     answer: Answer
@@ -114,7 +114,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Declined:
-    """There is an obstacle, at the agreed step or after a loss of ranks."""
+    """There is an obstacle, at the agreed step."""
 
     why: str
 

@@ -44,12 +44,8 @@ class ResizeRequest:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PolluxAgentError(f"not an order that this agent knows: {error!r}") from error
-        if (request.path, request.kind) not in {
-            ("resize", "shrink"),
-            ("resize", "grow"),
-            ("relaunch", "shrink"),
-        }:
-            raise PolluxAgentError(f"expected a resize or a relaunch, got {request.path} to {request.kind}")
+        if request.path != "resize" or request.kind not in ("shrink", "grow"):
+            raise PolluxAgentError(f"expected a resize, got {request.path} to {request.kind}")
         return request
 
 
@@ -61,7 +57,6 @@ class ResizeDecision:
     """Rank 0's decision for all ranks, at the agreed step."""
 
     number: int
-    relaunch: bool
     generation: int
     stay: tuple[int, ...]
     """Ranks that stay, by their present numbers, in the order of their new ones."""
@@ -87,7 +82,7 @@ class ResizeDecision:
         numbers = (getattr(decision, name) for name in _NUMBERS)
         whole = all(type(number) is int and number >= 0 for number in (*numbers, *decision.stay))
         texts = type(decision.address) is str and type(decision.secret) is str
-        if not (whole and texts and type(decision.relaunch) is bool and decision.stay):
+        if not (whole and texts and decision.stay):
             raise RankLost(f"expected rank 0's decision to resize, got {told!r:.200}")
         return decision
 
@@ -133,9 +128,8 @@ def objection(
     `resting`: the training makes no more steps.
     """
     places, wanted = set(world.places), set(request.nodes)
-    able = {ResizeCapability.IN_PLACE: ("resize", "relaunch"), ResizeCapability.RELAUNCH: ("relaunch",)}
-    if request.path not in able.get(capability, ()):
-        return f"this job can be resized by {capability.value} at most"
+    if capability is not ResizeCapability.IN_PLACE:
+        return "this job cannot be resized in place"
     if resting:
         return "the training is over"
     if request.per_node != world.per_node:
@@ -146,6 +140,4 @@ def objection(
         return f"expected some of the nodes {', '.join(sorted(places))}, got {', '.join(request.nodes)}"
     if request.kind == "grow" and not places < wanted:
         return f"expected the nodes {', '.join(sorted(places))} and more, got {', '.join(request.nodes)}"
-    if request.path == "relaunch" and world.lent:
-        return "a companion job belongs to it, which a relaunch would lose"
     return None

@@ -20,7 +20,7 @@ from pollux.ranks.rendezvous import until
 from pollux.ranks.resharding import obstacle_to_resharding, sharding_of
 from pollux.ranks.world import World
 from pollux.resize import machine
-from pollux.resize.capability import ResizeCapability, capability_of, least_capability, lesser
+from pollux.resize.capability import ResizeCapability, capability_of
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
 from pollux.resize.machine import ResizePhase, ResizeState, transition
@@ -68,11 +68,10 @@ class Resizer:
 
     def prepare(self) -> None:
         """On rank 0, before orders may come."""
-        self.capability = least_capability(self._attempt)
         self._launcher = LauncherLine.from_environment()
 
-    def acknowledge_relaunch(self) -> None:
-        """Acknowledge the relaunch that started these processes."""
+    def acknowledge_earlier(self) -> None:
+        """Acknowledge the shrink after which these processes started."""
         if self._attempt.resized_for and self._line.connected:
             answer = Answer(self._receipt(0.0, self._stopped_at))
             self._advance(machine.Started(self._attempt.resized_for, answer))
@@ -82,7 +81,7 @@ class Resizer:
         self._stopped_at = at
 
     def watch_calls(self) -> None:
-        """Note what the model is called with; any rank may become rank 0."""
+        """Note what the model is called with."""
         first = self._training.models[0]
         self._newest = NewestCall(first.model, first.module)
 
@@ -92,7 +91,7 @@ class Resizer:
             self.capability = capability_of(self._training, self._attempt)
         else:
             # A joiner cannot tell which loop to enter.
-            self.capability = lesser(self.capability, ResizeCapability.RELAUNCH)
+            self.capability = ResizeCapability.REQUEUE
 
     # -- orders, off the training thread ----------------------------------------------------------------------
 
@@ -119,11 +118,10 @@ class Resizer:
         why = objection(request, self._training.world, self.capability, resting=resting)
         if why is not None:
             return why
-        if request.path == "resize":
-            try:
-                self._groups.open()
-            except PolluxAgentError as error:
-                return str(error)
+        try:
+            self._groups.open()
+        except PolluxAgentError as error:
+            return str(error)
         if request.kind == "grow" and not request.begins:
             return "these processes started after the companion job was submitted, and know nothing of it"
         if request.kind == "grow" and self._attempt.directory is None:
@@ -150,12 +148,6 @@ class Resizer:
         """The decision did not come right after a step: it has to come again."""
         self._advance(machine.PutOff())
 
-    @property
-    def relaunches(self) -> bool:
-        """Whether the open order is a relaunch: it ends all processes."""
-        request = self.state.request
-        return request is not None and request.path == "relaunch"
-
     def decide(self, move: int, seconds: float | None, trouble: str = "") -> ResizeDecision | None:
         """On rank 0 at the agreed step: the decision for all ranks.
 
@@ -170,7 +162,7 @@ class Resizer:
             if trouble:
                 # In place, too: if the move fails half-way, the ranks start again from this checkpoint.
                 raise PolluxAgentError(trouble)
-            decision = self._decision(request, seconds)
+            decision = self._decision(request)
             self._advance(machine.Decided())
             if self.state.phase is not ResizePhase.MOVING:
                 return None  # withdrawn at the last moment
@@ -183,19 +175,17 @@ class Resizer:
         self._stopped_at = self._training.last_step_at
         return decision
 
-    def _decision(self, request: ResizeRequest, seconds: float | None) -> ResizeDecision:
+    def _decision(self, request: ResizeRequest) -> ResizeDecision:
         """Raise PolluxAgentError where the request cannot be followed now."""
         world = self._training.world
         why = objection(request, world, self.capability, resting=False)
         if why is not None:
             raise PolluxAgentError(why)
-        if request.path == "relaunch" and seconds is None:
-            raise PolluxAgentError("no checkpoint could be written")
         first = self._training.models[0]
-        why = obstacle_to_resharding(first.module, first.optimizer) if request.path == "resize" else None
+        why = obstacle_to_resharding(first.module, first.optimizer)
         if why is not None:
             # At the beginning of the loop, the optimizer had no state yet.
-            self.capability = lesser(self.capability, ResizeCapability.RELAUNCH)
+            self.capability = ResizeCapability.REQUEUE
             raise PolluxAgentError(why)
         companion = self._companion if request.kind == "grow" else None
         if request.kind == "grow" and (companion is None or not companion.roll_call()):
@@ -207,7 +197,6 @@ class Resizer:
         rendezvous = self._groups.rendezvous
         return ResizeDecision(
             request.number,
-            request.path == "relaunch",
             self._groups.generation + 1,
             stay,
             joiners,
@@ -229,9 +218,7 @@ class Resizer:
         """
         if self._launcher is not None:
             leaving = self._leavers(self._training.world, decision).nodes
-            self._launcher.announce(
-                decision.number, "relaunch" if decision.relaunch else "resize", leaving, lent=decision.lent
-            )
+            self._launcher.announce(decision.number, leaving, lent=decision.lent)
         if decision.joiners and self._companion is not None:
             self._companion.go(asdict(decision))
 
@@ -256,16 +243,6 @@ class Resizer:
             if self._stopped_at:
                 self.cost = max(self._training.last_step_at - self._stopped_at, 0.0)
             self._advance(machine.Stepped())
-
-    def lost(self, own: int) -> None:
-        """On rank 0: the training goes on without ranks that were lost.
-
-        `own`: ranks of the job's own allocation among them.
-        """
-        self._advance(machine.Declined("ranks were lost"))
-        if own:
-            # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
-            self.capability = ResizeCapability.REQUEUE
 
     def close(self) -> None:
         """End the resizes: send joiners back, refuse the standing order."""

@@ -75,10 +75,7 @@ class SchedulerLine:
         deliver: Callable[[Order], None],
         introduction: Introduction | None = None,
     ) -> None:
-        """Report from this rank, on rank 0 of a Pollux job.
-
-        A loss may make another rank rank 0.
-        """
+        """Report from this rank, on rank 0 of a Pollux job."""
         if self.access is not None:
             from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads ssl and http.client
 

@@ -16,7 +16,7 @@ class DrainOrder:
 
 @dataclass(frozen=True)
 class ResizeOrder:
-    """Resize in place, or relaunch.
+    """Resize in place.
 
     `terms` as the gateway gives them, unchecked.
     """

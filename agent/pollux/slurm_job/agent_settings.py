@@ -29,6 +29,9 @@ class AgentSettings:
     """Time that a drained job waits for Slurm to end it before it trains on."""
     recruit_wait: float = 120.0
     """Time for all ranks of a companion job to be ready after its submission."""
+    memory_share: float = 0.25
+    """Share of each node's memory, or of the job's where Slurm limits it, that copies of the training's state may take.
+    A larger state is not copied; 0 makes no copies."""
     gone_wait: float = 20.0
     """Time that rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
 

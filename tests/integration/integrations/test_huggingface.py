@@ -368,11 +368,11 @@ def over(trainer):
 KILLED = """
 class Killed(Recording):
     def trouble(self):
-        if WHERE == "pass" and self.job.progress.optimizer_steps == 5 and rank == 0:
+        if WHERE == "pass" and self.job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def prediction_step(self, *args, **kwargs):
-        if WHERE == "evaluation" and rank == 0:
+        if WHERE == "evaluation" and rank == 0 and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().prediction_step(*args, **kwargs)
 
@@ -388,7 +388,7 @@ from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.scheduler.orders import ResizeOrder
 
 def capability(training, *_):
-    return ResizeCapability.RELAUNCH if obstacle_in_place(training) else ResizeCapability.IN_PLACE
+    return ResizeCapability.REQUEUE if obstacle_in_place(training) else ResizeCapability.IN_PLACE
 
 resizer.capability_of = capability
 loop.may_grow = lambda world, _: not world.distributed
@@ -429,10 +429,10 @@ echo 4711
 """
 
 
-def each_once(launched: Any, *, passes: int | None = None) -> None:
+def each_once(launched: Any, *, passes: int | None = None, by: str = "who") -> None:
     """Assert that each sample is part of one step in each whole pass."""
-    # The step in hand is noted twice by the ranks that take it again.
-    last = {(note["who"], note["step"]): note["samples"] for note in launched.log("used")}
+    # Steps after the newest copy are taken twice.
+    last = {(note[by], note["step"]): note["samples"] for note in launched.log("used")}
     counts = Counter(tuple(sample) for samples in last.values() for sample in samples)
     passes = max(number for number, _ in counts) if passes is None else passes
     assert passes >= 2
@@ -441,20 +441,19 @@ def each_once(launched: Any, *, passes: int | None = None) -> None:
 
 
 @pytest.mark.parametrize("where", ["pass", "evaluation"])
-def test_the_other_ranks_go_on_where_rank_0_is_killed(where: str, tmp_path: Path) -> None:
-    with step(tmp_path, 1, PARTS + KILLED.replace("WHERE", repr(where)), workers=3) as launched:
+def test_new_ranks_go_on_where_rank_0_is_killed(where: str, tmp_path: Path) -> None:
+    body = PARTS + KILLED.replace("WHERE", repr(where))
+    with step(tmp_path, 1, body, workers=3, POLLUX_EXCHANGE_INTERVAL="0") as launched:
         assert launched.statuses() == [0], launched.output()
         output = launched.output()
     over = launched.log("over")
-    assert [note["size"] for note in over] == [2, 2], output
-    assert sorted(note["main"] for note in over) == [[False] * 3, [True] * 3]
-    assert over[0]["weights"] == over[1]["weights"]
-    assert over[0]["logged"] == over[1]["logged"], "losses are gathered of the ranks that are left"
-    assert len(over[0]["logged"]) == 2
+    assert [note["size"] for note in over] == [3, 3, 3], output
+    assert over[0]["weights"] == over[1]["weights"] == over[2]["weights"]
+    assert over[0]["logged"] == over[1]["logged"]
     assert {index for note in over for index in note["seen"]} == set(range(101)), "evaluated on all of it"
-    assert len(launched.log("started")) == 3, "no process was started again"
-    each_once(launched, passes=2)
-    assert "ranks were lost: the training goes on with 2" in output
+    assert len(launched.log("started")) == 6
+    each_once(launched, passes=2, by="rank")
+    assert "restored the copy in memory" in output
 
 
 @pytest.mark.slow

@@ -134,14 +134,13 @@ def parked(loop: Loop, job_id: int) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("path", ["relaunch", "resize shrink", "resize grow"])
+@pytest.mark.parametrize("path", ["resize shrink", "resize grow"])
 def test_a_move_within_the_allocation_outlives_polluxd_and(
     path: str, fault: str, elastic_loop: Loop, tmp_path: Path
 ) -> None:
     loop = elastic_loop
     plain = loop.sbatch("plain", "sleep 30", directive=None)
-    way = "relaunch" if path == "relaunch" else "in-place"
-    job = Elastic(loop, "outlives", f"#POLLUX min-gpus=2 max-gpus=2 resize={way}")
+    job = Elastic(loop, "outlives", "#POLLUX min-gpus=2 max-gpus=2")
     job.begin()
     first, second = job.nodes
     loop.until(lambda: loop.job(plain).nodes, why="the plain job's start")

@@ -183,22 +183,19 @@ def refused_without_checkpoint(job: Elastic, path: str) -> None:
     job.trains("a step after the refused move")
 
 
-def test_a_relaunch_in_the_allocation_beside_a_job_that_is_cancelled(elastic_loop: Loop) -> None:
-    again = Elastic(elastic_loop, "again", "#POLLUX min-gpus=2 max-gpus=2 resize=relaunch")
+def test_a_shrink_beside_a_job_that_is_cancelled(elastic_loop: Loop) -> None:
+    again = Elastic(elastic_loop, "again", "#POLLUX min-gpus=2 max-gpus=2")
     gone = Elastic(elastic_loop, "gone", "#POLLUX min-gpus=2 max-gpus=2")
     for job in (again, gone):
         job.begin()
-    for job, path in ((again, "relaunch"), (gone, "requeue"), (gone, "resize")):
+    for job, path in ((again, "resize"), (gone, "requeue"), (gone, "resize")):
         refused_without_checkpoint(job, path)
     (last,) = set(elastic_loop.cluster.node_names) - {*again.nodes, *gone.nodes}
     growth = gone.order("resize", (*gone.nodes, last))
-    before = {each.pid for each in again.ledgers()}
-    again.go("relaunch", again.nodes[0])
+    again.go("resize", again.nodes[0])
     again.steps_among(1)
     assert again.slurm.restart_count == 0
     assert again.slurm.nodes == again.nodes
-    after = [each.pid for each in again.ledgers() if each.pid not in before]
-    assert len(after) == 1
     assert elastic_loop.store.reports()[again.job_id].attempt == 0
 
     assert gone.moved(growth).step is Step.TRAINING

@@ -22,7 +22,6 @@ PATHS = {
     "requeue": (HERE, THERE),
     "park": (HERE, NO_PLACEMENT),
     "resize": (HERE, THERE),
-    "relaunch": (THERE, HERE),
 }
 
 
@@ -104,7 +103,7 @@ def test_moves_within_allocations_are_found_alike(store, seen):
         each.sync_jobs([seen(7, restart_count=1), seen(8)])
         for job_id, attempt, path, begun in (
             (7, 0, "resize", Step.DRAINING),
-            (7, 1, "relaunch", Step.DRAINING),
+            (7, 1, "resize", Step.DRAINING),
             (7, 1, "resize", None),
             (8, 0, "resize", Step.RECRUITING),
             (8, 0, "requeue", Step.DRAINING),
@@ -119,8 +118,8 @@ def test_moves_within_allocations_are_found_alike(store, seen):
 
     for which in ((), (0,), (2, 4)):
         assert found(store, *which) == found(fake, *which), which
-    assert found(store) == [(7, 1, "relaunch"), (8, 0, "resize")]
-    assert store.restarts_since(0.0) == fake.restarts_since(0.0) == {"alice": 2}
+    assert found(store) == [(7, 1, "resize"), (8, 0, "resize")]
+    assert store.restarts_since(0.0) == fake.restarts_since(0.0) == {"alice": 1}
 
 
 def test_a_move_taken_back_and_pins(store, seen):

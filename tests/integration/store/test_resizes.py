@@ -42,18 +42,17 @@ def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch
     assert job.instructions()["resize"] is None
 
 
-@pytest.mark.parametrize(("path", "durable"), [("resize", False), ("relaunch", True)])
-def test_a_shrink_is_told_until_it_is_acknowledged(store, agent, epoch, path, durable):
+def test_a_shrink_is_told_until_it_is_acknowledged(store, agent, epoch):
     job = agent(7)
     job.publish()
-    move = store.plan_move(7, 0, path, LARGE, SMALL, "shrink", epoch)
+    move = store.plan_move(7, 0, "resize", LARGE, SMALL, "shrink", epoch)
     advance(store, epoch, move, Step.DRAINING)
-    told = {"id": move.id, "path": path, "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 4}
+    told = {"id": move.id, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 4}
     assert job.instructions() == {"drain": None, "resize": told | {"step": "draining"}}
     assert job.acknowledge(move.id) is True
     store.take_in()
     assert job.instructions()["resize"] is None
-    assert store.reports()[7].checkpointed is durable
+    assert store.reports()[7].checkpointed is False
     assert store.open_moves()[0].step is Step.CHECKPOINTED
 
 
@@ -102,7 +101,7 @@ def test_news_of_a_resize_wake_polluxd_and_repetitions_do_not(store, agent, repo
 
 def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, agent, report, seen, epoch):
     store.sync_jobs([seen(7)])
-    for path, source, target, claimed in (("resize", SMALL, LARGE, 0.02), ("relaunch", LARGE, SMALL, 0.08)):
+    for path, source, target, claimed in (("resize", SMALL, LARGE, 0.02), ("resize", LARGE, SMALL, 0.08)):
         move = store.plan_move(7, 0, path, source, target, "x", epoch)
         advance(store, epoch, move, Step.DRAINING)
         time.sleep(0.1)  # a move takes longer than the pause that its agent measures
@@ -110,21 +109,29 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
         times = {"launched_at": now - 0.06, "imported_at": now - 0.03, "first_step_at": now}
         agent(7).publish(report(resized=move.id, resize_cost=claimed, times=times))
         advance(store, epoch, move, Step.CHECKPOINTED, Step.CONFIGURED, Step.TRAINING)
-    resized, relaunched = store.move_costs(7)
+    resized, shrunk = store.move_costs(7)
     assert (resized["path"], resized["total_s"], resized["steps"]) == ("resize", 0.02, {"resize": 0.02})
-    assert relaunched["total_s"] == pytest.approx(0.08)
-    assert relaunched["steps"]["import"] == pytest.approx(0.03)
-    assert all(cost["measured"] for cost in (resized, relaunched))
+    assert shrunk["total_s"] == pytest.approx(0.08)
+    assert all(cost["measured"] for cost in (resized, shrunk))
     total = store.move_totals()[7]
     assert (total.count, total.lost_seconds) == (2, pytest.approx(0.1))
-    assert total.mean_cost == {"resize": pytest.approx(0.02), "relaunch": pytest.approx(0.08)}
-    assert store.restarts_since(0.0) == {"alice": 1}, "the restart budget counts the relaunch alone"
+    assert total.mean_cost == {"resize": pytest.approx(0.05)}
+    assert store.restarts_since(0.0) == {}, "no process of the job's ended"
 
 
-@pytest.mark.parametrize("path", ["resize", "relaunch"])
-def test_a_claimed_pause_is_no_longer_than_the_move(store, agent, report, seen, epoch, path):
+def test_a_move_of_a_former_path_stays_in_the_history(store, agent, report, seen, epoch):
     store.sync_jobs([seen(7)])
-    move = store.plan_move(7, 0, path, SMALL, LARGE, "x", epoch)
+    move = store.plan_move(7, 0, "relaunch", LARGE, SMALL, "x", epoch)
+    advance(store, epoch, move, Step.DRAINING, Step.CHECKPOINTED, Step.CONFIGURED, Step.TRAINING)
+    (cost,) = store.move_costs(7)
+    assert (cost["path"], cost["total_s"] >= 0) == ("relaunch", True)
+    assert [each.path for each in store.moves(7)] == ["relaunch"]
+    assert not store.open_moves()
+
+
+def test_a_claimed_pause_is_no_longer_than_the_move(store, agent, report, seen, epoch):
+    store.sync_jobs([seen(7)])
+    move = store.plan_move(7, 0, "resize", SMALL, LARGE, "x", epoch)
     advance(store, epoch, move, Step.DRAINING, Step.CHECKPOINTED)
     times = {"launched_at": 1.0, "imported_at": 2.0, "first_step_at": time.time()}
     agent(7).publish(report(resized=move.id, resize_cost=1e9, times=times))

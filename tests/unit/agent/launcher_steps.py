@@ -31,10 +31,9 @@ HUB = StartTerms(0, (2, 2, 2), ("n0", "n1", "n2"), "n0")
 NODE = replace(HUB, node=1, where="n1")
 NOW = Now(1000.0, 5000.0)
 TERM, KILL = SignalWorkers(signal.SIGTERM), SignalWorkers(signal.SIGKILL)
-SHRINK = MoveNotice(7, False, frozenset({2}))
+SHRINK = MoveNotice(7, frozenset({2}))
 """Removes node 2."""
-MINE = MoveNotice(7, False, frozenset({1}))
-RELAUNCH = MoveNotice(7, True, frozenset({2}))
+MINE = MoveNotice(7, frozenset({1}))
 FAILURE = Failure(4999.0, 4, 3, "ValueError", "pid 9, n2")
 
 

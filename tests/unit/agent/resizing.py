@@ -306,6 +306,8 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
             raise CheckpointError("no space left")
 
         store.save = full
+        # After a failed checkpoint, the one of a resize has to be on disk before ranks end.
+        training.job.coordinator.checkpointer.keeper.trouble = "no space left"
     training.job.coordinator.inbox.put(ResizeOrder(wanted))
     return int(wanted["id"])
 

@@ -13,7 +13,7 @@ from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Repo
 from polluxd.slurm.protocol import SlurmJob
 from tests.build import slurm_job
 
-ALL = PathOptions(frozenset({"resize", "relaunch", "requeue"}), can_shrink=True)
+ALL = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 def on(*names: str, gpus: int = 4) -> Placement:
@@ -52,8 +52,7 @@ def test_companions_leave_in_place_even_where_slurm_cannot_shrink_a_job() -> Non
     [
         ("in-place", on("n1", "n2", "n3"), "resize"),
         ("in-place", on("n1"), "resize"),
-        ("relaunch", on("n1"), "relaunch"),
-        ("relaunch", on("n1", "n2", "n3"), "requeue"),  # processes cannot start where there is no allocation
+        ("relaunch", on("n1"), "requeue"),  # an agent of a former release
         ("requeue", on("n1"), "requeue"),
         ("in-place", on("n2"), "requeue"),  # its batch script would go
         ("in-place", on("n1", "n3"), "requeue"),  # one out, another in
@@ -86,10 +85,9 @@ def test_without_slurmdbd_only_companions_are_given_back() -> None:
     assert choose(source, on("n1", "n3", "n4", "n5"), both, says("in-place"), ALL)[0] == "resize"
 
 
-def test_a_companion_is_kept_or_given_up_whole_and_none_is_relaunched() -> None:
+def test_a_companion_is_kept_or_given_up_whole() -> None:
     lent, source = job("n1", lent=(("n2", "n3"),)), on("n1", "n2", "n3")
     assert choose(source, on("n1", "n2"), lent, says("in-place"), ALL)[0] == "requeue"
-    assert choose(source, on("n1"), lent, says("relaunch"), ALL)[0] == "requeue"
 
 
 def test_a_shrink_leaves_the_batch_host_first_and_gives_the_newest_companion_up_first() -> None:
@@ -102,20 +100,18 @@ def test_a_shrink_leaves_the_batch_host_first_and_gives_the_newest_companion_up_
     assert keeps(job("n1"), says("in-place"), ALL) == ()
 
 
-def test_a_path_that_failed_in_this_attempt_gives_way_to_the_next_below() -> None:
+def test_a_path_that_failed_in_this_attempt_gives_way_to_the_queue() -> None:
     source, shown = on("n1", "n2"), job("n1", "n2")
     failed = replace(ALL, failed={7: frozenset({("resize", False)})})
-    assert choose(source, on("n1"), shown, says("in-place"), failed)[0] == "relaunch"
+    assert choose(source, on("n1"), shown, says("in-place"), failed)[0] == "requeue"
     assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), failed)[0] == "resize"
     grown = replace(ALL, failed={7: frozenset({("resize", True)})})
     assert choose(source, on("n1"), shown, says("in-place"), grown)[0] == "resize"
     assert choose(source, on("n1", "n2", "n3"), shown, says("in-place"), grown)[0] == "requeue"
-    both = replace(ALL, failed={7: frozenset({("resize", False), ("relaunch", False)})})
-    assert choose(source, on("n1"), shown, says("in-place"), both)[0] == "requeue"
     other = replace(ALL, failed={8: frozenset({("resize", False)})})
     assert choose(source, on("n1"), shown, says("in-place"), other)[0] == "resize"
-    unwanted = replace(ALL, paths=frozenset({"relaunch", "requeue"}))
-    assert choose(source, on("n1"), shown, says("in-place"), unwanted)[0] == "relaunch"
+    unwanted = replace(ALL, paths=frozenset({"requeue"}))
+    assert choose(source, on("n1"), shown, says("in-place"), unwanted)[0] == "requeue"
 
 
 def test_nothing_is_believed_of_another_attempt_or_of_what_slurm_shows_otherwise() -> None:
@@ -131,8 +127,8 @@ def test_nothing_is_believed_of_another_attempt_or_of_what_slurm_shows_otherwise
 def test_what_speaks_against_a_path_and_what_does_not() -> None:
     move = Move(1, 7, 0, "resize", on("n1"), on("n1", "n2"), "", Step.FAILED, {Step.PLANNED: 1.0})
     assert failed_paths([move]) == {7: {("resize", True)}}
-    back = replace(move, path="relaunch", source=move.target, target=move.source)
-    assert failed_paths([move, back]) == {7: {("resize", True), ("relaunch", False)}}
+    back = replace(move, source=move.target, target=move.source)
+    assert failed_paths([move, back]) == {7: {("resize", True), ("resize", False)}}
     assert failed_paths([replace(move, cancelled_by="ann")]) == {}
     assert failed_paths([replace(move, detail=PAUSED)]) == {}
     assert failed_paths([replace(move, step=Step.TRAINING)]) == {}
@@ -142,7 +138,6 @@ def test_the_next_move_is_expected_in_place_of_jobs_on_whole_nodes_alone() -> No
     shown = job("n1", "n2")
     assert likely(shown, says("in-place"), ALL, whole_nodes=True) == "resize"
     assert likely(shown, says("in-place"), ALL, whole_nodes=False) == "requeue"
-    assert likely(shown, says("relaunch"), ALL, whole_nodes=True) == "requeue"
     assert likely(shown, says("in-place"), PathOptions(), whole_nodes=True) == "requeue"
     failed = replace(ALL, failed={7: frozenset({("resize", True)})})
     assert likely(shown, says("in-place"), failed, whole_nodes=True) == "requeue"

@@ -19,7 +19,7 @@ from .world import LEADER_LEASE_S, LEASE_S, Process, World
 MOST_JOBS = 6
 TROUBLE = st.sampled_from([1.0, 4.0, 15.0])
 
-ABLE = ("in-place", "relaunch", "requeue")
+ABLE = ("in-place", "requeue")
 
 counted = Counter[str]()
 

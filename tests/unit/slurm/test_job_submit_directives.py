@@ -202,9 +202,11 @@ def test_enforce_is_the_default_and_is_inherited_from_nowhere() -> None:
 def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowhere() -> None:
     outer = {"SLURM_OPEN_MODE": "a", "POLLUX_RESIZE": "requeue"}
     assert submit("#POLLUX", environment=outer).resize == "in-place"
-    assert submit("#POLLUX resize=relaunch", environment=outer).resize == "relaunch"
+    former = submit("#POLLUX resize=relaunch", environment=outer)
+    assert not former.accepted
+    assert "the path relaunch is gone: write requeue, or leave resize out" in " ".join(former.said)
     wrong = submit("#POLLUX resize=or")
-    assert "bad value 'or' for resize (allowed: in-place, relaunch or requeue)" in " ".join(wrong.said)
+    assert "bad value 'or' for resize (allowed: in-place or requeue)" in " ".join(wrong.said)
 
 
 def test_whether_a_job_goes_on_after_its_time_limit_is_inherited_from_nowhere() -> None:

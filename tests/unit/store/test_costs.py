@@ -102,15 +102,6 @@ def test_a_job_resized_in_place_pauses_for_as_long_as_its_agent_says():
     assert (silent["total_s"], silent["measured"]) == (4, False), "no more than since all else was done"
 
 
-def test_a_relaunch_is_split_by_what_its_new_processes_did():
-    times = {"planned": 1, "draining": 2, "checkpointed": 30, "configured": 31, "training": 40}
-    resumed = {"launched_at": 21, "imported_at": 22, "first_step_at": 24, "resize_cost": 4}
-    got = cost(times, {"stopped_at": 3}, resumed, path="relaunch")
-    assert got["total_s"] == 4
-    assert got["steps"] == {"launch": 1, "import": 1, "first_step": 2}
-    assert got["measured"]
-
-
 def test_means_are_by_path():
     costs = [
         cost({"planned": 0, "training": 6}),

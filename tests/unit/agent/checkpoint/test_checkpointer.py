@@ -121,7 +121,7 @@ clock = Clock()
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock.now = 1000.0
     monkeypatch.setattr(module, "time", clock)
-    settings = SimpleNamespace(checkpoint_interval=INTERVAL)
+    settings = SimpleNamespace(checkpoint_interval=INTERVAL, memory_share=0.25)
     attempt: Any = SimpleNamespace(settings=settings, resized_for=0, times=Times(), seed=3)
     training: Any = Training()
     found = Checkpointer(training, attempt)
@@ -196,7 +196,7 @@ def test_a_model_that_is_not_finite_is_not_saved(made: Any, caplog: pytest.LogCa
         made.training.model.weight[0, 0] = float("nan")
     assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
     assert (made.keeper.calls, made.it.trouble) == ([], "the model's parameters are not finite")
-    assert "no checkpoint, the earlier ones stand" in caplog.text
+    assert "no checkpoint is written, there is none" in caplog.text
     made.training.world.rank = 1
     caplog.clear()
     assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None

@@ -16,9 +16,8 @@ from pollux.launcher import launcher_channel, node
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile
 from pollux.launcher.launcher_channel import LauncherChannels
-from pollux.launcher.messages import CanMend, Left, MoveNotice, StartDecided, StartGrace
+from pollux.launcher.messages import Left, MoveNotice, StartDecided, StartGrace
 from pollux.launcher.outcome import Failure
-from pollux.launcher.rank_channel import LauncherLine, open_line
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
 from pollux.slurm_job.allocation import StepAllocation
@@ -185,8 +184,7 @@ def test_an_end_is_judged_by_what_node_0_has_said_before_it() -> None:
         node_0, _ = server.accept()
 
     def worker() -> int:
-        for message in (CanMend(True), MoveNotice(0, False, frozenset({1}))):
-            Channel(node_0, 1).send(message)
+        Channel(node_0, 1).send(MoveNotice(7, frozenset({1})))
         return killed()
 
     def launcher() -> int:
@@ -195,21 +193,7 @@ def test_an_end_is_judged_by_what_node_0_has_said_before_it() -> None:
         return run_workers(worker, channels=mine, first=1).status
 
     assert in_child(launcher)[0] == 0
-    assert list(Channel(node_0, 1).pending()) == [StartGrace(0), Left()], "it has failed nobody"
-
-
-def test_rank_0_trains_on_once_its_launcher_has_read_that_ranks_may_be_lost() -> None:
-    launcher, rank_0 = open_line()
-    line = Channel(rank_0, 0)
-    saying = threading.Thread(target=LauncherLine(line).can_mend, args=(True,))
-    saying.start()
-    while not line.unread:
-        assert saying.is_alive()
-    assert list(launcher.pending()) == [CanMend(True)]
-    saying.join(60)
-    assert not saying.is_alive()
-    launcher.close()
-    assert not line.unread
+    assert list(Channel(node_0, 1).pending()) == [StartGrace(7), Left()], "it has failed nobody"
 
 
 def test_success_of_all_nodes_is_success_of_each() -> None:

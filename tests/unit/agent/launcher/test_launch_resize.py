@@ -25,7 +25,7 @@ SHRINK = """
 LEAVING = {leaving!r}
 if rank == 0:
     line = line()
-    line.announce(5, "resize", LEAVING + ["elsewhere"])
+    line.announce(5, LEAVING + ["elsewhere"])
     mark("announced")
     note("gone", early=sorted(line.gone(LEAVING, 0.2)))
     mark("go")
@@ -64,21 +64,19 @@ def test_nodes_that_leave_end_well_and_the_others_train_on(
     assert ("failed first: ValueError: on the way out" in launched.output()) == (way == "failed")
 
 
-@pytest.mark.parametrize("status", [76, 77])
 @pytest.mark.parametrize("node", ["n0", "n1"])
-def test_without_an_announcement_these_statuses_are_failures(tmp_path: Path, node: str, status: int) -> None:
-    body = f"if node == '{node}': sys.exit({status})\ntime.sleep(90)"
+def test_without_an_announcement_this_status_is_a_failure(tmp_path: Path, node: str) -> None:
+    body = f"if node == '{node}': sys.exit(76)\ntime.sleep(90)"
     with step(tmp_path, 2, body, workers=1, settings="sibling=0.1") as launched:
-        assert launched.statuses() == [status, status]
-    assert f"sys.exit({status})" in launched.output()
+        assert launched.statuses() == [76, 76]
+    assert "sys.exit(76)" in launched.output()
 
 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        ("5, 'resize', ['n0']", "expected n0, where rank 0 is, to stay"),
-        ("5, 'expand', []", "expected a move by resize or relaunch, got 'expand'"),
-        ("0, 'resize', ['n1']", "expected a move's number from 1, got 0"),
+        ("5, ['n0']", "expected n0, where rank 0 is, to stay"),
+        ("0, ['n1']", "expected a move's number from 1, got 0"),
     ],
 )
 def test_an_announcement_that_makes_no_sense_is_refused_and_nobody_is_let_go(
@@ -107,7 +105,7 @@ if start == 0:
     if rank == 0:
         line = line()
         for number, leaver in ((5, "n1"), (6, "n3")):
-            line.announce(number, "resize", [leaver])
+            line.announce(number, [leaver])
             mark(leaver)
             assert line.gone([leaver], 90) == {leaver}
         mark("shrunk")
@@ -131,92 +129,6 @@ if start == 0:
     assert {note["world"] for note in launched.log("started") if note["start"]} == {2}
 
 
-RELAUNCH = """
-if start == 0:
-    if rank == 0:
-        line().announce(7, "relaunch", ["n1"])
-        mark("announced")
-    wait_for("announced")
-    if node == "n1":
-        {leaver}
-    if node == "n2" and os.environ["LOCAL_RANK"] == "1":
-        {survivor}
-    sys.exit(77)
-if start == 1 and {fails_again}:
-    sys.exit(3)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("leaver", "survivor"),
-    [("as asked", "as asked"), *((way, "as asked") for way in list(WAYS)[1:]), ("as asked", "worker killed"),
-     ("as asked", "failed"), ("as asked", "stuck")],
-)  # fmt: skip
-def test_a_relaunch_starts_the_others_at_once_numbered_anew(
-    tmp_path: Path, leaver: str, survivor: str
-) -> None:
-    way = WAYS[survivor] if survivor != "as asked" else "pass"
-    body = RELAUNCH.format(leaver=WAYS[leaver], survivor=way, fails_again=False)
-    with step(tmp_path, 3, body, settings=SHORT if "stuck" in (leaver, survivor) else "leave=60") as launched:
-        expected = [0, STOPPED if leaver == "launcher killed" else 0, 0]
-        assert launched.statuses() == expected, launched.output()
-    known = {"POLLUX_RESIZED": "7", "POLLUX_LEFT": "n1", "POLLUX_RESTARTS": "0", "GROUP_WORLD_SIZE": "2"}
-    assert launched.placed(1, **known) == [(0, "n0"), (1, "n0"), (2, "n2"), (3, "n2")]
-    again = [note for note in launched.log("started") if note["start"] == 1]
-    assert {(note["world"], note["node"], note["GROUP_RANK"]) for note in again} == {
-        (4, "n0", "0"),
-        (4, "n2", "1"),
-    }
-    assert len({note["MASTER_PORT"] for note in again}) == 1
-    assert all(note["line"] for note in again)
-    assert "for move 7, on 2 node(s)" in launched.output()
-
-
-def test_a_relaunch_leaves_max_restarts_as_it_was(tmp_path: Path) -> None:
-    body = RELAUNCH.format(leaver="sys.exit(76)", survivor="pass", fails_again="rank == 3")
-    with step(tmp_path, 3, body, "--max-restarts", "1", settings="sibling=0.1") as launched:
-        assert launched.statuses() == [0, 0, 0], launched.output()
-    assert "from the newest checkpoint: 1 of 1" in launched.output()
-    # Its rank 0 may have ended before it could say that n1 has left: the next one is told, too.
-    known = {"POLLUX_RESIZED": "7", "POLLUX_LEFT": "n1", "POLLUX_RESTARTS": "1"}
-    assert launched.placed(2, **known) == [(0, "n0"), (1, "n0"), (2, "n2"), (3, "n2")]
-
-
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_staying_launcher_that_is_lost_in_a_relaunch_fails_the_job(tmp_path: Path, lost: int) -> None:
-    body = f"""
-if rank == 0:
-    line().announce(7, "relaunch", ["n1"])
-    mark("announced")
-wait_for("announced")
-if node == "n{lost}":
-    kill(os.getppid())
-sys.exit(76 if node == "n1" else 77)
-"""
-    with step(tmp_path, 3, body, workers=1) as launched:
-        statuses = launched.statuses()
-    assert statuses[lost] == STOPPED
-    assert statuses[2 - lost] == 1, launched.output()
-    assert len(launched.log("started")) == 3
-    assert lost == 0 or "has gone without a word" in launched.output()
-
-
-def test_a_relaunch_on_one_node(tmp_path: Path) -> None:
-    """Start again where a job drops a companion and cannot resize in place."""
-    body = """
-if start == 0:
-    if rank == 0:
-        line().announce(8, "relaunch", [])
-        mark("announced")
-    wait_for("announced")
-    sys.exit(77)
-"""
-    with step(tmp_path, 1, body) as launched:
-        assert launched.statuses() == [0], launched.output()
-    assert launched.placed(1, POLLUX_RESIZED="8", POLLUX_LEFT="") == [(0, "n0"), (1, "n0")]
-
-
 def starts(launched: Step) -> int:
     return max(note["start"] for note in launched.log("started")) + 1
 
@@ -225,7 +137,7 @@ def test_retries_count_anew_from_each_move(tmp_path: Path) -> None:
     """Each lost companion costs a start; a job that has lost many goes on."""
     body = """
 if rank == 0 and start < 6:
-    line().announce(start + 1, "resize", [])  # it grows
+    line().announce(start + 1, [])  # it grows
     mark(f"grown-{start}")
 if start < 6:
     wait_for(f"grown-{start}")
@@ -243,7 +155,7 @@ def test_after_a_move_ranks_that_keep_asking_get_three_starts_more(tmp_path: Pat
     body = """
 if start == 1:
     if rank == 0:
-        line().announce(5, "resize", ["n1"])
+        line().announce(5, ["n1"])
         mark("announced")
     wait_for("announced")
     if node == "n1":
@@ -265,7 +177,7 @@ def test_leavers_have_as_long_as_the_step_takes_that_they_leave_after(tmp_path: 
     body = """
 if rank == 0:
     line = line()
-    line.announce(5, "resize", ["n1"])
+    line.announce(5, ["n1"])
     mark("announced")
     wait_for("stepped")
     assert line.gone(["n1"], 90) == {"n1"}
@@ -290,7 +202,7 @@ def test_an_abort_is_a_lost_companion_where_there_is_one(
     body = f"""
 if start == 0:
     if rank == 0:
-        line().announce(5, "resize", [], lent={lent})
+        line().announce(5, [], lent={lent})
         mark("grown")
     wait_for("grown")
     if rank == 1:
@@ -304,13 +216,12 @@ if start == 0:
     assert starts(launched) == 1 + bool(lent)
 
 
-@pytest.mark.parametrize("path", ["resize", "relaunch"])
-def test_training_that_is_over_before_the_move_ends_as_it_would_have(tmp_path: Path, path: str) -> None:
+def test_training_that_is_over_before_the_move_ends_as_it_would_have(tmp_path: Path) -> None:
     """Ranks are not hurried then: one may still be writing results."""
-    body = f"""
+    body = """
 if start == 0:
     if rank == 0:
-        line().announce(5, "{path}", ["n1"])
+        line().announce(5, ["n1"])
         mark("announced")
     wait_for("announced")
     if rank == 0:
@@ -320,5 +231,4 @@ if start == 0:
     with step(tmp_path, 2, body, workers=2, settings="leave=0.1") as launched:
         assert launched.statuses() == [0, 0], launched.output()
     assert len(launched.log("written")) == 1
-    # A script that swallows what is to end it must not pass for one that has ended: it starts again, to no harm.
-    assert starts(launched) == (2 if path == "relaunch" else 1)
+    assert starts(launched) == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pollux.errors import LEFT_STATUS, RELAUNCH_STATUS, RETRY_STATUS, RankLost
+from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost
 from pollux.launcher.node import Task
 from pollux.launcher.outcome import describe
 from pollux.launcher.workers import adopt_orphans
@@ -154,8 +154,7 @@ def test_workers_die_with_a_killed_launcher() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("status", [LEFT_STATUS, RELAUNCH_STATUS])
-def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path, status: int) -> None:
+def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path) -> None:
     """The rank skips the interpreter's teardown, with nothing lost.
 
     It ends as a rank that waits for the teardown: files are flushed, threads joined and `atexit` functions called.
@@ -176,10 +175,10 @@ def late():
 threading.Thread(target=late).start()
 atexit.register(lambda: (here / "atexit").touch())
 print("last words", end="")
-sys.exit({status})
+sys.exit({LEFT_STATUS})
 """)
     ended, text = in_child(lambda: run_workers(Task(str(script), [], []).run).status)
-    assert ended == status, "no move was announced"
+    assert ended == LEFT_STATUS, "no move was announced"
     assert "last words" in text
     assert (tmp_path / "text").read_text() == "unflushed"
     assert (tmp_path / "raw").read_bytes() == b"unflushed, too"

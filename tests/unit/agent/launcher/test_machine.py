@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,19 +14,14 @@ from pollux.launcher.messages import (
     AnnounceMove,
     AskForMove,
     AwaitLeavers,
-    CanMend,
     Done,
-    Emptied,
     Left,
-    Mended,
     MoveNotice,
     Refused,
     StartDecided,
     StartGrace,
     Stop,
     Taken,
-    pack,
-    parse,
 )
 from pollux.launcher.outcome import Failure, Outcome, Resized
 from pollux.launcher.state import (
@@ -51,11 +47,9 @@ from tests.unit.agent.launcher_steps import (
     MINE,
     NODE,
     NOW,
-    RELAUNCH,
     SHRINK,
     TERM,
     end,
-    finish,
     fresh,
     in_phase,
     run,
@@ -66,17 +60,12 @@ WORKER_ENDS = [
     *[(s, p, m, 0, p, []) for s in (HUB, NODE) for p in Phase for m in (None, SHRINK)],
     (HUB, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, None, 76, Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 77, Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, Phase.LEAVING, [Tell(StartGrace(7))]),
-    (HUB, Phase.LEAVING, RELAUNCH, 1, Phase.LEAVING, []),
     (NODE, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (NODE, Phase.TRAINING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
-    (NODE, Phase.TRAINING, None, 77, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.ASKING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.ASKING, None, 1, Phase.FAILING, [Tell(Alert())]),
     (NODE, Phase.TRAINING, SHRINK, 76, Phase.ASKING, [Tell(AskForMove())]),
     (NODE, Phase.TRAINING, MINE, 1, Phase.LEAVING, [Tell(StartGrace(7))]),
-    (NODE, Phase.TRAINING, RELAUNCH, 76, Phase.LEAVING, [Tell(StartGrace(7))]),
     (NODE, Phase.LEAVING, MINE, 139, Phase.LEAVING, []),
     *[(s, Phase.FAILING, None, 1, Phase.FAILING, []) for s in (HUB, NODE)],
     *[(s, Phase.STOPPING, None, 143, Phase.STOPPING, []) for s in (HUB, NODE)],
@@ -102,17 +91,14 @@ MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list
     (HUB, Phase.TRAINING, None, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, AskForMove(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, AskForMove(), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, Alert(), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, Alert(), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, Done(None), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 2, Done(FAILURE), Phase.FAILING, [Tell(Alert())]),
     (HUB, Phase.TRAINING, SHRINK, 2, Done(FAILURE), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, SHRINK, 2, StartGrace(7), Phase.TRAINING, [Tell(StartGrace(7))]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(7), Phase.LEAVING, [Tell(StartGrace(7))]),
-    (HUB, Phase.TRAINING, RELAUNCH, 1, StartGrace(6), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 2, Left(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, True, frozenset()), Phase.TRAINING, []),
+    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, frozenset()), Phase.TRAINING, []),
     (HUB, Phase.TRAINING, None, 1, StartDecided(FAILURE, None), Phase.TRAINING, []),
     *[(HUB, Phase.FAILING, None, 1, m, Phase.FAILING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
     *[(HUB, Phase.STOPPING, None, 1, m, Phase.STOPPING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
@@ -128,7 +114,7 @@ MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list
     (NODE, Phase.TRAINING, None, 0, StartGrace(7), Phase.TRAINING, []),
     (NODE, Phase.LEAVING, MINE, 0, StartGrace(7), Phase.LEAVING, []),
     (NODE, Phase.TRAINING, None, 0, Done(FAILURE), Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, True, frozenset({7})), Phase.TRAINING, []),
+    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, frozenset({7})), Phase.TRAINING, []),
     (NODE, Phase.STOPPING, None, 0, Alert(), Phase.STOPPING, []),
 ]
 
@@ -149,24 +135,23 @@ def test_a_message_of_another_launcher(
 
 ANNOUNCED = [
     (
-        AnnounceMove(7, "resize", ("n2", "elsewhere"), 0),
+        AnnounceMove(7, ("n2", "elsewhere"), 0),
         [Tell(SHRINK), TellRank0(Taken(7))],
         Resized(7, ("n2",)),
     ),
-    (AnnounceMove(7, "relaunch", ("n2",), 0), [Tell(RELAUNCH), TellRank0(Taken(7))], Resized(7, ("n2",))),
     (
-        AnnounceMove(7, "resize", (), 2),
-        [Tell(MoveNotice(7, False, frozenset(), True)), TellRank0(Taken(7))],
+        AnnounceMove(7, (), 2),
+        [Tell(MoveNotice(7, frozenset(), True)), TellRank0(Taken(7))],
         Resized(5),
     ),
     (
-        AnnounceMove(0, "resize", (), 0),
+        AnnounceMove(0, (), 0),
         [TellRank0(Refused(0, "expected a move's number from 1, got 0"))],
         Resized(5),
     ),
-    (AnnounceMove(5, "resize", (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
+    (AnnounceMove(5, (), 0), [TellRank0(Refused(5, "it is over already"))], Resized(5)),
     (
-        AnnounceMove(7, "resize", ("n0", "n2"), 0),
+        AnnounceMove(7, ("n0", "n2"), 0),
         [TellRank0(Refused(7, "expected n0, where rank 0 is, to stay"))],
         Resized(5),
     ),
@@ -184,14 +169,14 @@ def test_an_announcement_of_rank_0(announce: AnnounceMove, expected: list[Action
 @pytest.mark.parametrize("phase", [Phase.FAILING, Phase.STOPPING])
 def test_an_announcement_comes_too_late_where_ranks_are_being_ended(phase: Phase) -> None:
     before = in_phase(HUB, phase)
-    state, actions = run(HUB, before, FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
+    state, actions = run(HUB, before, FromRank0(AnnounceMove(7, ("n2",), 0)))
     assert actions == [TellRank0(Refused(7, "the ranks are being ended"))]
     assert state == before
     assert run(HUB, in_phase(HUB, phase, SHRINK), FromRank0(AwaitLeavers(7)))[1] == []
 
 
 def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> None:
-    announced, _ = run(HUB, fresh(HUB), FromRank0(AnnounceMove(7, "resize", ("n2",), 0)))
+    announced, _ = run(HUB, fresh(HUB), FromRank0(AnnounceMove(7, ("n2",), 0)))
     assert run(HUB, announced, FromRank0(AwaitLeavers(6)))[1] == []
     state, actions = run(HUB, announced, FromRank0(AwaitLeavers(7)))
     assert actions == [Tell(StartGrace(7))]
@@ -212,7 +197,7 @@ def test_the_grace_period_begins_with_the_first_end_or_when_rank_0_waits() -> No
 @pytest.mark.parametrize("terms", [HUB, NODE])
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_signal_stops_from_any_phase(terms: StartTerms, phase: Phase) -> None:
-    before = in_phase(terms, phase, RELAUNCH if phase is Phase.LEAVING else None)
+    before = in_phase(terms, phase, MINE if phase is Phase.LEAVING else None)
     state, actions = run(terms, before, Signalled(signal.SIGINT))
     assert state.phase is Phase.STOPPING
     assert actions == [SignalWorkers(signal.SIGINT)]
@@ -250,120 +235,55 @@ def test_ranks_that_have_saved_and_ended_by_themselves_have_not_failed() -> None
     assert state.phase is Phase.FAILING, "somebody has ended one rank of a script without the agent"
 
 
-ABLE = FromRank0(CanMend(True))
+LOST = replace(HUB, recovers=True, may_retry=True)
 
 
-def mended(*names: str, without: tuple[int, ...] = ()) -> FromRank0:
-    return FromRank0(Mended(names, without, False))
+@pytest.mark.parametrize("event", [WorkerEnded(1, end(137)), FromNode(2, Alert(True)), NodeGone(2)])
+def test_after_a_loss_all_others_are_killed_at_once(event: Any) -> None:
+    state, actions = run(LOST, fresh(LOST), event)
+    assert (state.phase, state.recovers) == (Phase.FAILING, True)
+    assert actions == [Tell(Alert(True)), KILL]
 
 
-def test_the_others_of_a_node_go_on_without_a_killed_worker() -> None:
-    able, actions = run(HUB, fresh(HUB), ABLE)
-    assert actions == [Tell(CanMend(True))]
-    hurt, actions = run(HUB, able, WorkerEnded(1, end(137)))
-    assert (hurt.phase, actions) == (Phase.TRAINING, [])
-    after, actions = run(HUB, hurt, mended("n0", "n1", "n2", without=(1,)))
+@pytest.mark.parametrize("terms", [HUB, replace(LOST, may_retry=False), replace(LOST, recovers=False)])
+def test_a_loss_that_nobody_would_restore_is_a_failure(terms: StartTerms) -> None:
+    state, actions = run(terms, fresh(terms), WorkerEnded(1, end(137)))
+    assert (state.recovers, actions) == (False, [Tell(Alert(False))])
+    assert state.term_at == NOW.clock + terms.graces.sibling
+
+
+@pytest.mark.parametrize("status", [1, 134, 143])
+def test_a_rank_that_fails_by_itself_is_no_loss(status: int) -> None:
+    assert not run(LOST, fresh(LOST), WorkerEnded(1, end(status)))[0].recovers
+
+
+def test_a_loss_counts_though_another_rank_failed_of_it_before() -> None:
+    raised = end(1, why="RuntimeError: Connection closed by peer", said_at=NOW.posix)
+    for loss in (WorkerEnded(1, end(137)), FromNode(1, Alert(True)), NodeGone(1)):
+        state, actions = run(LOST, fresh(LOST), WorkerEnded(0, raised), loss)
+        assert state.recovers
+        assert actions == [Tell(Alert(True)), KILL]
+    # But not that of a worker which this launcher has killed.
+    late, actions = run(LOST, fresh(LOST), WorkerEnded(0, raised), (3.0, Tick()), (13.0, Tick()))
+    assert actions == [KILL]
+    killed = WorkerEnded(1, End(137, NOW.posix + 13.1))
+    assert not run(LOST, late, (13.1, killed))[0].recovers
+
+
+def test_another_node_tells_node_0_of_a_loss_and_kills_when_it_is_told() -> None:
+    state, actions = run(NODE, fresh(NODE), WorkerEnded(0, end(137)))
+    assert (state.phase, actions) == (Phase.FAILING, [Tell(Alert(True))])
+    assert run(NODE, state, FromNode(0, Alert(True)))[1] == [KILL]
+    alerted, actions = run(NODE, fresh(NODE), FromNode(0, Alert(False)))
     assert actions == []
-    assert run(HUB, after, (HUB.graces.mend, Tick()))[1] == []
-    over, _ = run(HUB, after, WorkerEnded(0, end(0)), FromNode(1, Done(None)), FromNode(2, Done(None)))
-    assert over.reports[0] is None, "its end is no failure"
-
-
-def test_a_rank_that_hangs_is_killed_when_the_others_have_gone_on_without_it() -> None:
-    able, _ = run(HUB, fresh(HUB), ABLE)
-    after, actions = run(HUB, able, mended("n0", "n1", "n2", without=(1,)))
-    assert actions == [SignalWorkers(signal.SIGKILL, frozenset({1}))]
-    after, actions = run(HUB, after, WorkerEnded(1, end(137)))
-    assert (after.phase, after.mend_by, actions) == (Phase.TRAINING, None, [])
-
-
-def test_a_loss_that_is_not_mended_in_time_is_the_failure() -> None:
-    able, _ = run(HUB, fresh(HUB), ABLE)
-    for event, reports, expected in ((WorkerEnded(1, end(137)), (1, 2), 137), (NodeGone(2), (1,), 1)):
-        hurt, actions = run(HUB, able, event)
-        assert actions == []
-        # Time is over; or another rank has failed, or says that it cannot go on.
-        for last in (
-            (HUB.graces.mend, Tick()),
-            WorkerEnded(0, End(1, NOW.posix + 9)),
-            FromRank0(CanMend(False)),
-        ):
-            late, actions = run(HUB, hurt, last)
-            assert late.phase is Phase.FAILING
-            assert Tell(Alert()) in actions
-            ended = [WorkerEnded(n, end(0)) for n in sorted(late.running)]
-            _, actions = run(HUB, late, *ended, *(FromNode(node, Done(None)) for node in reports))
-            decided = finish(actions)
-            assert decided is not None
-            assert decided.outcome.status == expected
-
-
-def test_where_rank_0_has_ended_nobody_goes_on_without_a_lost_worker() -> None:
-    hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(1, end(137)))
-    over, actions = run(HUB, hurt, FromRank0(CanMend(False)))
-    assert (over.phase, actions) == (Phase.FAILING, [Tell(CanMend(False)), Tell(Alert())])
-
-
-def test_where_all_workers_are_lost_nobody_is_waited_for() -> None:
-    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
-    empty, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(137)))
-    assert actions == [Tell(Emptied())]
-    assert run(NODE, empty, Tick())[1] == [], "said once"
-    lost = [WorkerEnded(0, end(137)), WorkerEnded(1, end(137))]
-    hurt, actions = run(HUB, fresh(HUB), ABLE, *lost, NodeGone(2))
-    assert (hurt.phase, actions) == (Phase.TRAINING, []), "node 1 may go on"
-    over, actions = run(HUB, hurt, FromNode(1, parse(pack(Emptied()))))
-    assert (over.phase, actions) == (Phase.FAILING, [Tell(Alert())])
-
-
-@pytest.mark.parametrize("worker", [0, 1])
-def test_a_rank_that_fails_by_itself_is_not_gone_on_without(worker: int) -> None:
-    able, _ = run(HUB, fresh(HUB), ABLE)
-    state, _ = run(HUB, able, WorkerEnded(worker, end(1)))
-    assert state.phase is Phase.FAILING
-
-
-def test_rank_0_may_be_on_another_node_after_a_loss() -> None:
-    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
-    said = Mended(("n1", "n2"), (), False)
-    assert run(NODE, able, FromRank0(said))[1] == [Tell(said)]
-    assert run(NODE, able, ABLE)[1] == [Tell(CanMend(True))]
-    _, actions = run(NODE, able, FromRank0(AnnounceMove(7, "resize", (), 0)))
-    assert actions == [TellRank0(Refused(7, "rank 0 is on another node than at the start"))]
-    # Node 0's launcher stays, without workers.
-    hurt, _ = run(HUB, fresh(HUB), ABLE, WorkerEnded(0, end(137)))
-    after, actions = run(HUB, hurt, FromNode(1, parse(pack(said))))
-    assert actions == [SignalWorkers(signal.SIGKILL, frozenset({1}))]
-    after, actions = run(HUB, after, WorkerEnded(1, end(137)), FromNode(1, CanMend(True)))
-    assert (after.phase, after.mends, actions) == (Phase.TRAINING, True, [Tell(CanMend(True))])
-    _, actions = run(HUB, after, FromNode(1, Done(None)), FromNode(2, Done(None)))
-    assert actions == [Finish(Outcome(), tell=True)]
-
-
-def test_a_node_whose_ranks_are_lost_leaves_the_job() -> None:
-    able, _ = run(NODE, fresh(NODE), FromNode(0, CanMend(True)))
-    # One was killed; the other ends, as a node has all of its ranks or none.
-    hurt, actions = run(NODE, able, WorkerEnded(0, end(137)), WorkerEnded(1, end(76)))
-    assert actions == [Tell(Emptied())], "it waits until the others have gone on"
-    _, actions = run(NODE, hurt, FromNode(0, MoveNotice(0, False, frozenset({NODE.node}))))
-    assert actions[-2:] == [Tell(Left()), Finish(Outcome(left=True))]
-
-
-def test_node_0_ends_what_hangs_on_a_node_that_the_others_have_gone_on_without() -> None:
-    able, _ = run(HUB, fresh(HUB), ABLE)
-    after, actions = run(HUB, able, mended("n0", "n2"))
-    assert actions == [Tell(MoveNotice(0, False, frozenset({1}))), Tell(StartGrace(0))]
-    assert (after.staying, after.leaving) == ({0, 2}, {1})
-    assert parse(pack(MoveNotice(0, False, frozenset({1})))) == MoveNotice(0, False, frozenset({1}))
-
-
-def test_node_0_goes_on_without_a_node_that_is_gone() -> None:
-    able, _ = run(HUB, fresh(HUB), ABLE)
-    hurt, _ = run(HUB, able, NodeGone(2))
-    after, _ = run(HUB, hurt, mended("n0", "n1"))
-    assert (after.staying, after.leaving) == ({0, 1}, set())
-    _, actions = run(HUB, after, WorkerEnded(0, end(0)), WorkerEnded(1, end(0)), FromNode(1, Done(None)))
-    assert actions == [Finish(Outcome(), tell=True)]
+    assert run(NODE, alerted, WorkerEnded(0, end(137)))[1] == [Tell(Alert(True))], "the loss may be the cause"
+    over, actions = run(NODE, state, FromNode(0, Alert(True)), WorkerEnded(1, end(137)))
+    assert [type(action.message) for action in actions if isinstance(action, Tell)] == [Done]
+    assert over.reported
+    late = run(NODE, over, FromNode(0, Alert(False)))[1]
+    assert not [action for action in late if isinstance(action, Tell)], (
+        "it could reach node 0 in the next start"
+    )
 
 
 def test_after_a_failure_the_others_have_a_moment_then_term_then_kill() -> None:
@@ -392,7 +312,7 @@ def test_a_killed_rank_is_the_cause_though_its_peers_raised_before_it_was_reaped
 ) -> None:
     raised = end(1, why="RuntimeError: Connection closed by peer", said_at=NOW.posix - 0.1)
     _, actions = run(NODE, fresh(NODE), WorkerEnded(0, raised), WorkerEnded(1, end(128 + number)))
-    (told,) = [action.message for action in actions if isinstance(action, Tell)]
+    told = actions[-1].message if isinstance(actions[-1], Tell) else None
     assert isinstance(told, Done)
     assert told.failure is not None
     assert told.failure.rank == rank

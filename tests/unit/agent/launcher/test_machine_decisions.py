@@ -50,7 +50,6 @@ from tests.unit.agent.launcher_steps import (
     MINE,
     NODE,
     NOW,
-    RELAUNCH,
     SHRINK,
     TERM,
     at,
@@ -124,28 +123,28 @@ AGAIN: list[
         None,
     ),
     (
-        "a relaunch waits for the leaver's end",
+        "a rank is lost",
         lambda: (
-            HUB,
-            ended(HUB, 77, 77, state=in_phase(HUB, Phase.LEAVING, RELAUNCH)),
-            [FromNode(1, Done(None))],
+            s := replace(HUB, may_retry=True, recovers=True),
+            ended(s, 137, 137),
+            BOTH_DONE,
         ),
-        None,
+        ((0, 1, 2), Resized(), True),
     ),
     (
-        "a relaunch goes on after the leaver's end",
+        "a node is lost",
         lambda: (
-            HUB,
-            ended(HUB, 77, 77, state=in_phase(HUB, Phase.LEAVING, RELAUNCH)),
-            [FromNode(1, Done(None)), NodeGone(2)],
+            s := replace(HUB, may_retry=True, recovers=True),
+            run(s, fresh(s), NodeGone(2))[0],
+            [WorkerEnded(0, end(137)), WorkerEnded(1, end(137)), FromNode(1, Done(FAILURE))],
         ),
-        ((0, 1), Resized(), False),
+        ((0, 1), Resized(), True, 0, True),
     ),
     (
         "an abort where ranks are lent",
         lambda: (
             HUB,
-            ended(HUB, 134, 0, state=replace(fresh(HUB), move=MoveNotice(7, False, frozenset(), True))),
+            ended(HUB, 134, 0, state=replace(fresh(HUB), move=MoveNotice(7, frozenset(), True))),
             BOTH_DONE,
         ),
         ((0, 1, 2), Resized(), True),
@@ -229,10 +228,8 @@ def test_a_companion_ends_with_its_parent() -> None:
 
 # -- whatever comes -------------------------------------------------------------------------------------------
 
-ends = st.builds(End, st.sampled_from([0, 1, 75, 76, 77, 134, 137]), st.just(5000.0))
-moves = st.builds(
-    MoveNotice, st.integers(1, 3), st.booleans(), st.frozensets(st.integers(1, 2)), st.booleans()
-)
+ends = st.builds(End, st.sampled_from([0, 1, 75, 76, 134, 137]), st.just(5000.0))
+moves = st.builds(MoveNotice, st.integers(1, 3), st.frozensets(st.integers(1, 2)), st.booleans())
 failures = st.none() | st.builds(
     Failure, st.floats(4000, 6000), st.integers(0, 5), st.integers(1, 255), st.just("why"), st.just("n")
 )
@@ -249,7 +246,6 @@ events = st.one_of(
             st.builds(
                 AnnounceMove,
                 st.integers(0, 3),
-                st.sampled_from(["resize", "relaunch"]),
                 st.lists(st.sampled_from(["n0", "n1", "n2", "x"])).map(tuple),
                 st.integers(0, 2),
             ),
@@ -264,7 +260,7 @@ events = st.one_of(
             st.builds(StartGrace, st.integers(0, 3)),
             st.builds(Done, failures),
             st.builds(StartDecided, failures, st.none()),
-            st.sampled_from([Alert(), AskForMove(), Left()]),
+            st.sampled_from([Alert(), Alert(True), AskForMove(), Left()]),
         ),
     ),
     st.builds(NodeGone, st.integers(0, 2)),
@@ -274,7 +270,7 @@ events = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([HUB, NODE, replace(HUB, may_restart=True, may_retry=True)]),
+    st.sampled_from([HUB, NODE, replace(HUB, may_restart=True, may_retry=True, recovers=True)]),
     st.lists(st.tuples(st.floats(0, 30), events), max_size=12),
 )
 def test_every_start_comes_to_an_end(terms: StartTerms, happening: list[tuple[float, Event]]) -> None:

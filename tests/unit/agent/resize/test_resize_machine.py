@@ -180,7 +180,7 @@ def test_a_shrink_that_was_done_before_is_in_effect_at_once() -> None:
     assert (done.in_effect, done.answering, done.phase) == (4, True, ResizePhase.IDLE)
 
 
-def test_a_relaunch_is_answered_before_its_first_step() -> None:
+def test_an_earlier_shrink_is_answered_before_its_first_step() -> None:
     started, _ = transition(ResizeState(first_step_of=3), Started(3, ANSWER))
     assert (started.first_step_of, started.answering, started.in_effect) == (3, True, 0)
 

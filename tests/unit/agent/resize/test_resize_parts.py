@@ -28,9 +28,7 @@ from pollux.ranks.world import World, join
 from pollux.resize.capability import (
     ResizeCapability,
     capability_of,
-    least_capability,
     may_grow,
-    obstacle_to_fewer_ranks,
 )
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
@@ -77,7 +75,7 @@ def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", "in-place"),
         ("in-place", "in-place"),
-        ("relaunch", "relaunch"),
+        ("relaunch", "requeue"),
         ("requeue", "requeue"),
         ("x", "requeue"),
     ],
@@ -85,7 +83,6 @@ def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> None:
     environment = LAUNCHED | {"POLLUX_RESIZE": asked}
     assert capability_of(training(), started(), environment) == most
-    assert least_capability(started(), environment) == ("requeue" if most == "requeue" else "relaunch")
 
 
 def test_without_a_launcher_a_scheduler_or_checkpoints_a_job_can_only_be_requeued() -> None:
@@ -96,11 +93,10 @@ def test_without_a_launcher_a_scheduler_or_checkpoints_a_job_can_only_be_requeue
 
 def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH
-    assert obstacle_to_fewer_ranks(training()) is None, "a lost rank needs no companion"
+    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.REQUEUE
 
 
-def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
+def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
     obstacles = {
         "two models": training(2),
         "a loop of its own": training(managed=False),
@@ -110,11 +106,11 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_relaunched() -> None:
         "data of each rank": training(divided=True),
     }
     for name, found in obstacles.items():
-        assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH, name
+        assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE, name
     for able in (training(), training(comm_hook=(None, len))):
         assert capability_of(able, started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
-    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.RELAUNCH, sampler
+    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.REQUEUE, sampler
 
 
 def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
@@ -123,7 +119,7 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
     alone, two = SimpleNamespace(distributed=False), SimpleNamespace(distributed=True)
     assert may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
     assert not may_grow(two, started(), LAUNCHED)  # type: ignore[arg-type]
-    for where in ({}, LAUNCHED | {"POLLUX_RESIZE": "relaunch"}, LAUNCHED | {"POLLUX_RESIZE": "requeue"}):
+    for where in ({}, LAUNCHED | {"POLLUX_RESIZE": "requeue"}):
         assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
@@ -132,17 +128,16 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
     assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
 
 
-def test_a_library_s_loop_goes_on_with_fewer_ranks_where_it_hears_of_them_and_with_more_where_it_can_begin_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_library_s_loop_is_resized_where_joiners_can_begin_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
     found = training()
-    assert "does not hear of lost ranks" in str(obstacle_to_fewer_ranks(found))
-    found.on_ranks = print
-    assert obstacle_to_fewer_ranks(found) is None
-    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.RELAUNCH
+    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE
     found.takes_joiners = True
     assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE
+
+
+def test_a_job_that_has_lost_a_node_is_requeued() -> None:
+    assert capability_of(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"}) is ResizeCapability.REQUEUE
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
@@ -158,7 +153,6 @@ def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 
     [
         (ask("n1"), None),
         (ask("n1 n2 n3", "grow"), None),
-        (ask("n1", path="relaunch"), None),
         (ask("n1", per_node=1), "expected 2 ranks on each node"),
         (ask("n2"), "n1, is to stay"),
         (ask("n1 n2"), "expected some of the nodes"),
@@ -174,19 +168,11 @@ def test_an_order_has_to_make_sense(order: ResizeRequest, why: str | None) -> No
 
 def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
     world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
-    for capability in (ResizeCapability.RELAUNCH, ResizeCapability.REQUEUE):
-        assert capability.value in str(objection(ask("n1"), world, capability, resting=False))
-    assert objection(ask("n1", path="relaunch"), world, ResizeCapability.RELAUNCH, resting=False) is None
+    assert "in place" in str(objection(ask("n1"), world, ResizeCapability.REQUEUE, resting=False))
     assert "over" in str(objection(ask("n1"), world, ResizeCapability.IN_PLACE, resting=True))
-    lent = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"), lent=2)
-    assert "companion" in str(
-        objection(ask("n1", path="relaunch"), lent, ResizeCapability.IN_PLACE, resting=False)
-    )
 
 
-@pytest.mark.parametrize(
-    "change", [{"path": "requeue"}, {"kind": "grow", "path": "relaunch"}, {"nodes": None}, {"id": "x"}]
-)
+@pytest.mark.parametrize("change", [{"path": "requeue"}, {"path": "relaunch"}, {"nodes": None}, {"id": "x"}])
 def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
     order = {"id": 4, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 2}
     with pytest.raises(PolluxAgentError):

@@ -1,0 +1,307 @@
+"""Copy a training's state into the nodes' memory every few steps, and restore the newest copy after a loss.
+
+A lost rank ends all ranks, and the launchers start new ones in the same allocation. What a killed process has copied is
+still in its node's memory (`pollux.ranks.node_memory`). A plain training is copied by the first rank of each node: new
+ranks take the newest step that any node holds, and nodes without it get it from one that has it. Under fully_shard each
+rank copies its own shards: new ranks take the newest step that each of them holds. Otherwise the checkpoint's file
+counts, as after any other restart.
+
+The training waits for one copy in memory, and on a GPU for none: the transfer is queued behind the step, and a thread
+completes the copy. The time from one copy to the next follows from the measured wait: all copies take 1 % of the time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pollux.checkpoint.keepers import as_written, fingerprint_of
+from pollux.errors import CheckpointError, StateError
+from pollux.ranks.control import ControlExchange
+from pollux.ranks.handover import hand_over
+from pollux.ranks.node_memory import HEADER, Copy, NodeMemory, Slot, memory_limit
+from pollux.ranks.plain_values import decode, encode
+from pollux.ranks.sharding import is_sharded, local_part
+from pollux.training.training import Training
+
+logger = logging.getLogger("pollux")
+
+COST = 0.01
+"""Share of the time that copies may take."""
+_ALIGNED = 64
+_SETTLED = 3
+"""The number of the first copy into memory that was written before: fresh memory is slow."""
+
+
+class MemoryTier:
+    """One rank's copies of one training. Every rank calls each method alike, unless its docstring says otherwise."""
+
+    def __init__(self, training: Training, memory: NodeMemory | None, share: float) -> None:
+        """`share`: of the node's memory, for the copies of all its ranks; 0 makes none."""
+        self._training, self._memory, self._share = training, memory, share
+        self.on = memory is not None and share > 0
+        """This rank copies, or would if it were its node's first one."""
+        self.copies = 0
+        """Copies begun in this attempt."""
+        self._begun = -math.inf
+        self._cost = 0.0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._pinned: set[int] = set()
+        self._shards: dict[str, Tensor] = {}
+        """What `restore` has found of this rank's shards."""
+
+    # -- copying ----------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """On rank 0: whether the next copy is due."""
+        if not self.on or (self._thread is not None and self._thread.is_alive()):
+            return False
+        return time.monotonic() - self._begun >= self._cost / COST
+
+    def copy(self, parts: Mapping[str, Any], rest: dict[str, Any], begun: float) -> None:
+        """Copy `parts` and `rest`, the other entries of a checkpoint, after the same step on all ranks.
+
+        `begun`: when the training began to wait for it, by `time.monotonic`.
+        """
+        self._begun = begun
+        self.copies += 1
+        if self.copies == 1 and self.on and self._writes:
+            self.on = self._fits(parts, rest)
+        if self.on and self._writes:
+            try:
+                self._write(parts, rest)
+            except (OSError, ValueError, StateError) as error:
+                # Other nodes go on copying: what they have may be enough after a loss.
+                self.on = False
+                logger.warning("no more copies of the state in this node's memory: %s", error)
+        self._cost = time.monotonic() - begun
+        if self.on and self.copies == _SETTLED and self._training.world.rank == 0:
+            steps = max(round(self._cost / COST / max(self._training.step.seconds, 1e-9)), 1)
+            logger.info(
+                "the state is copied into the nodes' memory every %d steps, in %.1f ms",
+                steps,
+                1e3 * self._cost,
+            )
+
+    @property
+    def _sharded(self) -> bool:
+        return is_sharded(self._training.models[0].module)
+
+    @property
+    def _writes(self) -> bool:
+        return self._memory is not None and (self._sharded or self._memory.local_rank == 0)
+
+    def _fits(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> bool:
+        """Whether two copies of the state fit into this rank's share of the node's memory; logs why not."""
+        assert self._memory is not None
+        tensors: list[Tensor] = []
+        try:
+            encode(self._state(parts, rest), tensors.append)
+        except StateError as error:
+            logger.warning("no copies of the state in memory: %s", error)
+            return False
+        needed = 2 * sum(tensor.nbytes for tensor in tensors)
+        writers = len(self._memory.slots) if self._sharded else 1
+        allowed = self._share * memory_limit() / writers
+        if needed > allowed:
+            logger.warning(
+                "no copies of the state in memory: two take %.1f GB of host memory, allowed are %.1f GB (%.0f %% of "
+                "the node's, POLLUX_MEMORY_SHARE). After a loss the job goes on from its newest checkpoint",
+                *(needed / 1e9, allowed / 1e9, 100 * self._share),
+            )
+        return needed <= allowed
+
+    def _state(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+        """What one copy holds."""
+        written = {name: as_written(part, sharded=self._sharded) for name, part in parts.items()}
+        shards = {
+            f"{name}.{key}": local_part(value)
+            for name, part in written.items()
+            if hasattr(part, "shards")
+            for key, value in part.shards().items()
+        }
+        world = self._training.world
+        return {
+            "fingerprint": fingerprint_of([self._training.models[0].module]),
+            "place": (world.rank, world.size) if self._sharded else None,
+            "shards": shards,
+            "state": {name: part.state_dict() for name, part in written.items()} | rest,
+        }
+
+    def _write(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> None:
+        assert self._memory is not None
+        self.settle()
+        step = self._training.progress.optimizer_steps
+        tensors: list[Tensor] = []
+        places: dict[tuple[Any, ...], int] = {}
+
+        def put(tensor: Tensor) -> int:
+            # Tied weights are copied once.
+            key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if not tensor.numel() or key not in places:
+                places[key] = len(tensors)
+                tensors.append(tensor)
+            return places[key]
+
+        structure = encode(self._state(parts, rest), put)
+        kinds: list[tuple[int, list[int], str]] = []
+        size = HEADER
+        for tensor in tensors:
+            kinds.append((size, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+            size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        text = json.dumps([structure, kinds]).encode()
+        slot = self._memory.older()
+        memory = slot.room(size + len(text))
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
+        if on_gpu:
+            self._pin(whole)
+        for tensor, (start, shape, _) in zip(tensors, kinds, strict=True):
+            if tensor.numel():
+                flat = whole[start : start + tensor.nbytes].view(tensor.dtype)
+                flat.reshape(shape).copy_(tensor.detach(), non_blocking=True)
+        if not on_gpu:
+            self._complete(slot, step, size, text)
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+
+        def complete() -> None:
+            try:
+                event.synchronize()
+                self._complete(slot, step, size, text)
+            except BaseException as error:  # the training thread logs it
+                self._error = error
+
+        self._thread = threading.Thread(target=complete, name="pollux-memory", daemon=True)
+        self._thread.start()
+
+    def _complete(self, slot: Slot, step: int, start: int, text: bytes) -> None:
+        assert self._memory is not None
+        slot.complete(step, start, text)
+        self._memory.note(copied=step)
+
+    def _pin(self, memory: Tensor) -> None:
+        """Have the GPU write into this memory directly; a copy would take twice as long, and wait."""
+        if memory.data_ptr() in self._pinned:
+            return
+        self._pinned.add(memory.data_ptr())
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
+        if int(status):
+            logger.info("the memory for copies of the state is not pinned (CUDA error %d)", int(status))
+
+    def settle(self) -> None:
+        """Wait for the copy under way. Any rank may call this alone."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            logger.warning("the state could not be copied into the node's memory: %s", error)
+
+    # -- restoring --------------------------------------------------------------------------------------------
+
+    def newest(self, exchange: ControlExchange) -> int | None:
+        """The newest step that the ranks can restore from memory; None where there is none."""
+        mine = [copy.step for copy, _ in self._own()]
+        answers = exchange.gather((mine, 0 if self._memory is None else self._memory.saved))
+        found = [set(steps) for steps, _ in answers]
+        whole = set.intersection(*found) if self._sharded else set.union(*found)
+        step = max(whole, default=None)
+        return None if step is None or step < max(saved for _, saved in answers) else step
+
+    def restore(self, exchange: ControlExchange, step: int) -> dict[str, Any]:
+        """The state of a step that `newest` has found, on every rank. Raises CheckpointError on all ranks alike."""
+        state: dict[str, Any] | None = None
+        trouble = ""
+        try:
+            for copy, content in self._own():
+                if copy.step == step:
+                    found = _decoded(content, copy)
+                    state, self._shards = found["state"], found["shards"]
+                    break
+        except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+            trouble = f"the copy of step {step} in memory cannot be read: {error}"
+        answers = exchange.gather((state is not None, trouble))
+        troubles = [text for _, text in answers if text]
+        if troubles:
+            raise CheckpointError(troubles[0])
+        has = [rank for rank, (held, _) in enumerate(answers) if held]
+        lacks = [rank for rank, (held, _) in enumerate(answers) if not held]
+        if lacks:
+            world = self._training.world
+            # `hand_over` sends without waiting for receivers, who copy what they get.
+            got = hand_over(state if world.rank == has[0] else None, world, source=has[0], receivers=lacks)
+            state = state if got is None else got
+        assert state is not None
+        return state
+
+    def load(self, name: str, part: Any, state: Any) -> None:
+        """Load one part of the restored state."""
+        written = as_written(part, sharded=self._sharded)
+        if not hasattr(written, "shards"):
+            written.load_state_dict(state)
+            return
+        shards = written.template(state)
+        for key, value in shards.items():
+            local_part(value).copy_(self._shards[f"{name}.{key}"])
+        written.load_state_dict(state, shards)
+
+    def restored(self) -> None:
+        """All parts are loaded: forget what was read."""
+        self._shards = {}
+
+    def _own(self) -> list[tuple[Copy, Any]]:
+        """Copies that this rank can read and that are this training's, newest first."""
+        if self._memory is None or not self.on:
+            return []
+        world, found = self._training.world, []
+        fingerprint = fingerprint_of([self._training.models[0].module])
+        for copy in self._memory.copies(self._memory.local_rank if self._sharded else 0):
+            try:
+                content = json.loads(copy.text)
+                head = _head(content)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            place = (world.rank, world.size) if self._sharded else None
+            if head == (fingerprint, place):
+                found.append((copy, content))
+        return found
+
+
+def _head(content: Any) -> tuple[Any, Any]:
+    """The fingerprint and the place of a copy, without its tensors."""
+    (_, pairs, _), _ = content
+    named = {key: value for key, value in pairs if key in ("fingerprint", "place")}
+    return named["fingerprint"], decode(named["place"], _no_tensor)
+
+
+def _no_tensor(place: Any) -> Tensor:
+    raise ValueError(f"expected no tensor here, got {place!r:.80}")
+
+
+def _decoded(content: Any, copy: Copy) -> dict[str, Any]:
+    """What a copy holds, in memory of this process. Raises ValueError."""
+    structure, kinds = content
+    memory = torch.frombuffer(copy.slot.mapped(), dtype=torch.uint8)
+
+    def get(number: Any) -> Tensor:
+        start, shape, name = kinds[number]
+        dtype = getattr(torch, name)
+        size = math.prod(shape) * dtype.itemsize
+        if start < HEADER or start + size > memory.numel() or min(shape, default=0) < 0:
+            raise ValueError(f"a tensor of {size} bytes at {start} lies outside of the copy")
+        # A copy: optimizers keep what they load, and the slot is written again.
+        return memory[start : start + size].clone().view(dtype).reshape(shape)
+
+    found: dict[str, Any] = decode(structure, get)
+    return found

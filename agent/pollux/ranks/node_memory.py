@@ -1,0 +1,171 @@
+"""Keep copies of a training's state in a node's memory, beyond the end of the workers.
+
+The launcher makes the memory before it forks its workers, and hands it on to those that it forks after a loss. Each
+worker has two slots. It overwrites the older copy, so that one copy is whole at any time, whenever it is killed. A slot
+is a file of memfd_create(2): no other process can open it, and the kernel frees it when the launcher and its workers
+have ended, however they end.
+
+A slot begins with a header, which is written last. The content is `pollux.checkpoint.memory_tier`'s.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"POLLUXM1"
+HEADER = 4096
+"""Bytes before the content, so that tensors begin at a page."""
+MAX_TEXT = 1 << 28
+_HEAD = struct.Struct("<8sQQQI")
+_SHARED = struct.Struct("<?QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A whole copy: its optimizer step, and the text that says what it holds."""
+
+    step: int
+    slot: Slot
+    text: bytes
+
+
+class Slot:
+    """A worker's memory for one copy."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("pollux-state", os.MFD_CLOEXEC)
+        self.memory: mmap.mmap | None = None
+        """This process's mapping; None before `room` or `mapped`."""
+
+    def room(self, size: int) -> mmap.mmap:
+        """Invalidate the copy, and return memory for a new one of `size` bytes with its header. Raises OSError."""
+        held = os.fstat(self._fd).st_size
+        if held:
+            os.pwrite(self._fd, bytes(_HEAD.size), 0)
+        if held < size:
+            self.memory = None
+            # Not sparse: where the memory is not there, this call fails, and no later access is killed for it.
+            os.posix_fallocate(self._fd, 0, size)
+        return self.mapped()
+
+    def mapped(self) -> mmap.mmap:
+        """The whole file, as this process's memory. Raises OSError and ValueError (an empty file)."""
+        if self.memory is None or len(self.memory) != os.fstat(self._fd).st_size:
+            self.memory = mmap.mmap(self._fd, 0)
+        return self.memory
+
+    def complete(self, step: int, start: int, text: bytes) -> None:
+        """Write what the copy holds at `start`, then the header: the copy is whole. Raises OSError."""
+        os.pwrite(self._fd, text, start)
+        os.pwrite(self._fd, _HEAD.pack(MAGIC, step, start, len(text), zlib.crc32(text)), 0)
+
+    def copy(self) -> Copy | None:
+        """The copy, if there is a whole one."""
+        try:
+            head = os.pread(self._fd, _HEAD.size, 0)
+            if len(head) < _HEAD.size:
+                return None
+            magic, step, start, length, crc = _HEAD.unpack(head)
+            if magic != MAGIC or length > MAX_TEXT:
+                return None
+            text = os.pread(self._fd, length, start)
+        except (OSError, OverflowError):  # the script has closed it, or written into it
+            return None
+        return Copy(step, self, text) if zlib.crc32(text) == crc else None
+
+    def free(self) -> None:
+        """Give the memory back; a copy in it is lost."""
+        self.memory = None
+        os.ftruncate(self._fd, 0)
+
+
+class NodeMemory:
+    """The slots of a node's workers. The launcher's object, which the workers inherit."""
+
+    def __init__(self, workers: int) -> None:
+        self.slots = [(Slot(), Slot()) for _ in range(workers)]
+        """By local rank."""
+        self.local_rank = 0
+        """Of the worker that this process is."""
+        self._shared = mmap.mmap(-1, _SHARED.size)
+
+    @property
+    def restores(self) -> bool:
+        """Whether new ranks would restore the training's state."""
+        return bool(_SHARED.unpack_from(self._shared)[0])
+
+    @property
+    def copied(self) -> int:
+        """The optimizer step of this node's newest copy; 0 without one."""
+        return int(_SHARED.unpack_from(self._shared)[1])
+
+    @property
+    def saved(self) -> int:
+        """The optimizer step of the newest checkpoint's file that these starts have written; 0 without one."""
+        return int(_SHARED.unpack_from(self._shared)[2])
+
+    def note(
+        self, *, restores: bool | None = None, copied: int | None = None, saved: int | None = None
+    ) -> None:
+        """Tell the launcher, and the next ranks, what new ranks would find."""
+        before = _SHARED.unpack_from(self._shared)
+        given = (restores, copied, saved)
+        now = (old if new is None else new for old, new in zip(before, given, strict=True))
+        _SHARED.pack_into(self._shared, 0, *now)
+
+    def copies(self, local_rank: int) -> list[Copy]:
+        """The whole copies of a local rank, newest first."""
+        found = [slot.copy() for slot in self.slots[local_rank]]
+        return sorted((copy for copy in found if copy is not None), key=lambda copy: -copy.step)
+
+    def older(self) -> Slot:
+        """This worker's slot whose copy is older, or not whole."""
+        return min(self.slots[self.local_rank], key=lambda slot: -1 if (c := slot.copy()) is None else c.step)
+
+
+_here: NodeMemory | None = None
+
+
+def hand_on(memory: NodeMemory | None) -> None:
+    """In the launcher: the memory of the workers that are forked from now on."""
+    global _here  # noqa: PLW0603 - a fork inherits nothing else, and a program that a worker starts must not
+    _here = memory
+
+
+def node_memory() -> NodeMemory | None:
+    """This worker's memory; None unless `pollux run` has forked this process."""
+    return _here
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes of memory that the job may use on this node: the machine's, or the least limit of its cgroups."""
+    return min(_limits(root))
+
+
+def _limits(root: Path) -> Iterator[int]:
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        folder = top / path.lstrip("/")
+        for at in (folder, *folder.parents):
+            if not at.is_relative_to(top):
+                break
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                try:
+                    yield int((at / name).read_text())
+                except (OSError, ValueError):  # "max", or no such file
+                    continue
