@@ -23,8 +23,8 @@ from polluxd.model import (
     SnapshotJob,
 )
 from polluxd.settings import PolicySettings
+from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.slurm_priority import priority_weights
 from polluxd.store import JobTimes, MoveTotals
 from polluxd.waiting import kept_back
 

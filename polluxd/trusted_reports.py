@@ -184,7 +184,8 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
     """Drop fits for GPU types on which polluxd saw no progress of the job.
 
     The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
-    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. No doubt is noted: what earlier runs measured is no lie.
+    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. No doubt is noted:
+    what earlier runs measured is no lie.
     """
     if not report.params_by_type and not report.gpu_type:
         return report

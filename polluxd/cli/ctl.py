@@ -60,8 +60,8 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
             "settings preview --per user",
         ),
         "audit": Command("lists:audit", "List changes of settings: when, who, from what, to what.", "audit"),
-        "pause": Command("pausing:pause", "Start, move and stop nothing more until `resume`.", "pause"),
-        "resume": Command("pausing:resume", "Let polluxd act again.", "resume"),
+        "pause": Command("pinning:pause", "Start, move and stop nothing more until `resume`.", "pause"),
+        "resume": Command("pinning:resume", "Let polluxd act again.", "resume"),
         "pin": Command("pinning:pin", "Keep a job's GPUs until `unpin`.", "pin 1234"),
         "unpin": Command("pinning:unpin", "Let polluxd move a job again.", "unpin 1234"),
         "cancel-move": Command(

@@ -1,4 +1,4 @@
-"""`polluxctl pin`, `unpin`, `cancel-move`: orders for one job."""
+"""Orders to polluxd: `polluxctl pause` and `resume`, and `pin`, `unpin` and `cancel-move` for one job."""
 
 from __future__ import annotations
 
@@ -62,3 +62,22 @@ def _beyond(move: Move) -> str:
         return f"has shrunk to {move.target} already"
     left = f"has left {move.source} already" if move.source else "has been told to start"
     return f"{left} and {f'will start on {move.target}' if move.target else 'waits for GPUs'}"
+
+
+def _set_paused(config: ConfigOption, *, paused: bool) -> None:
+    access.open_store(config)[0].set_setting("paused", paused, access.who())
+
+
+def pause(config: ConfigOption = None) -> None:
+    """Start, move and stop nothing more until `resume`."""
+    _set_paused(config, paused=True)
+    typer.echo(
+        "paused until `polluxctl resume`: polluxd starts, moves and stops nothing; moves that have begun are finished, "
+        "running jobs run on, decisions are recorded; waiting jobs start as plain Slurm jobs when their lease lapses"
+    )
+
+
+def resume(config: ConfigOption = None) -> None:
+    """Let polluxd act again."""
+    _set_paused(config, paused=False)
+    typer.echo("resumed")

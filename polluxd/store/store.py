@@ -198,7 +198,7 @@ class Store(Readings, AdministratorOrders):
         with self._transaction(fenced=True) as run:
             run("remember_priors")
 
-    def _news(self) -> bool:
+    def news(self) -> bool:
         """Whether a move under way has heard from its job since the last call."""
         try:
             with self._transaction() as run:
@@ -360,7 +360,7 @@ class Store(Readings, AdministratorOrders):
         while (left := until - time.monotonic()) > 0:
             if self._bell.wait(min(left, _NEWS_S) if for_news else left):
                 return True
-            if for_news and self._news():
+            if for_news and self.news():
                 return True
         return False
 

@@ -293,7 +293,7 @@ def run(
                 ordered[order(owner, chosen.job_id, epoch)] = chosen.job_id
                 continue
             if now >= news + 0.5:
-                store._news()
+                store.news()
                 news = now
             if now >= polled + BUSY_S:
                 store.take_in()

@@ -19,8 +19,8 @@ from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Repo
 from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
 from polluxd.settings import PolicySettings
+from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
-from polluxd.slurm_priority import priority_weights
 from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, MoveTotals
 from tests import build

@@ -39,42 +39,42 @@ class Slot:
     """A worker's memory for one copy."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("pollux-state", os.MFD_CLOEXEC)
+        self.descriptor = os.memfd_create("pollux-state", os.MFD_CLOEXEC)
         self.memory: mmap.mmap | None = None
         """This process's mapping; None before `room` or `mapped`."""
 
     def room(self, size: int) -> mmap.mmap:
         """Invalidate the copy, and return memory for a new one of `size` bytes with its header. Raises OSError."""
-        held = os.fstat(self._fd).st_size
+        held = os.fstat(self.descriptor).st_size
         if held:
-            os.pwrite(self._fd, bytes(_HEAD.size), 0)
+            os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
         if held < size:
             self.memory = None
             # Not sparse: where the memory is not there, this call fails, and no later access is killed for it.
-            os.posix_fallocate(self._fd, 0, size)
+            os.posix_fallocate(self.descriptor, 0, size)
         return self.mapped()
 
     def mapped(self) -> mmap.mmap:
         """The whole file, as this process's memory. Raises OSError and ValueError (an empty file)."""
-        if self.memory is None or len(self.memory) != os.fstat(self._fd).st_size:
-            self.memory = mmap.mmap(self._fd, 0)
+        if self.memory is None or len(self.memory) != os.fstat(self.descriptor).st_size:
+            self.memory = mmap.mmap(self.descriptor, 0)
         return self.memory
 
     def complete(self, step: int, start: int, text: bytes) -> None:
         """Write what the copy holds at `start`, then the header: the copy is whole. Raises OSError."""
-        os.pwrite(self._fd, text, start)
-        os.pwrite(self._fd, _HEAD.pack(MAGIC, step, start, len(text), zlib.crc32(text)), 0)
+        os.pwrite(self.descriptor, text, start)
+        os.pwrite(self.descriptor, _HEAD.pack(MAGIC, step, start, len(text), zlib.crc32(text)), 0)
 
     def copy(self) -> Copy | None:
         """The copy, if there is a whole one."""
         try:
-            head = os.pread(self._fd, _HEAD.size, 0)
+            head = os.pread(self.descriptor, _HEAD.size, 0)
             if len(head) < _HEAD.size:
                 return None
             magic, step, start, length, crc = _HEAD.unpack(head)
             if magic != MAGIC or length > MAX_TEXT:
                 return None
-            text = os.pread(self._fd, length, start)
+            text = os.pread(self.descriptor, length, start)
         except (OSError, OverflowError):  # the script has closed it, or written into it
             return None
         return Copy(step, self, text) if zlib.crc32(text) == crc else None
@@ -82,7 +82,7 @@ class Slot:
     def free(self) -> None:
         """Give the memory back; a copy in it is lost."""
         self.memory = None
-        os.ftruncate(self._fd, 0)
+        os.ftruncate(self.descriptor, 0)
 
 
 class NodeMemory:

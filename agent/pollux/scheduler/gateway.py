@@ -69,7 +69,7 @@ class Gateway:
         self.addresses = tuple(addresses)
         self._ca = ca
         self._current = 0
-        self._connection: http.client.HTTPConnection | None = None
+        self.connection: http.client.HTTPConnection | None = None
 
     @property
     def address(self) -> str:
@@ -124,22 +124,22 @@ class Gateway:
 
     def interrupt(self) -> None:
         """End a request that another thread waits for."""
-        connection = self._connection
+        connection = self.connection
         sock = connection.sock if connection is not None else None
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
 
     def _connected(self) -> http.client.HTTPConnection:
         """Return a connection that is open; raises OSError, ValueError."""
-        if self._connection is not None and not _idle(self._connection.sock):
+        if self.connection is not None and not _idle(self.connection.sock):
             self.close()
-        if self._connection is None:
+        if self.connection is None:
             url = urlsplit(self.address)
             if url.scheme == "https" and url.hostname:
                 context = ssl.create_default_context(cafile=self._ca or None)
@@ -148,13 +148,13 @@ class Gateway:
                 )
             else:
                 made = http.client.HTTPConnection(_loopback(url), url.port or 80, timeout=CONNECT_S)
-            self._connection = made
+            self.connection = made
             made.connect()
             made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if url.scheme != "https":
                 peer, port, *_ = made.sock.getpeername()
                 require_trusted_listener(peer, port)
-        return self._connection
+        return self.connection
 
     def _refusal(self, status: int, document: Any) -> GatewayError:
         """Return the error that an answer stands for."""

@@ -21,40 +21,9 @@ from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.integrations.trainer_state import TrainerState  # noqa: E402
+from tests.integration.integrations.inputs import BASE, Numbers, model  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 from tests.unit.agent.launched_step import step  # noqa: E402
-
-BASE = 16
-
-
-class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Sequences of tokens that encode their own index.
-
-    The model's inputs therefore show which examples were used.
-    """
-
-    def __len__(self) -> int:
-        return EXAMPLES
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.tensor([1 + index // BASE, 1 + index % BASE, 3, 5, 7])
-        return {"input_ids": tokens, "labels": torch.tensor(index % 2)}
-
-
-def model() -> Any:
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=2,
-    )
-    return transformers.BertForSequenceClassification(config)
 
 
 class Script(transformers.TrainerCallback):  # type: ignore[misc]

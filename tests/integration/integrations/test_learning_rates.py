@@ -30,7 +30,7 @@ def by_lightning(folder: str) -> tuple[list[float], list[list[float]]]:
     from lightning.pytorch.loggers import CSVLogger
 
     from pollux.integrations.lightning import ElasticStrategy
-    from tests.integration.integrations.test_lightning import data
+    from tests.integration.integrations.inputs import data
 
     seen: list[float] = []
 
@@ -81,7 +81,7 @@ def by_trainer(folder: str) -> tuple[list[float], list[float]]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     from pollux.integrations.huggingface import ElasticTrainer
-    from tests.integration.integrations.test_huggingface import Numbers, model
+    from tests.integration.integrations.inputs import Numbers, model
 
     seen: list[float] = []
 

@@ -14,22 +14,16 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import mse_loss
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 lightning = pytest.importorskip("lightning.pytorch")
 
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.goodput import BatchChoice  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
+from tests.integration.integrations.inputs import data  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, Stop  # noqa: E402
 from tests.unit.agent.launched_step import step  # noqa: E402
-
-
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(EXAMPLES, 6, generator=generator)
-    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(EXAMPLES, 1, generator=generator)
-    return TensorDataset(x, y, torch.arange(EXAMPLES))
 
 
 class Module(lightning.LightningModule):  # type: ignore[misc]

@@ -83,7 +83,9 @@ def test_no_other_process_finds_the_memory() -> None:
     memory = NodeMemory(1)
     write(memory, 1)
     assert set(os.listdir("/dev/shm")) == before
-    assert not os.get_inheritable(memory.slots[0][0]._fd), "a program that a rank starts must not have it"
+    assert not os.get_inheritable(memory.slots[0][0].descriptor), (
+        "a program that a rank starts must not have it"
+    )
 
 
 def test_the_limit_is_the_least_of_the_job_s_cgroups(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class FakeGateway:
         if path in self.refuse:
             raise self.refuse[path]
         if (method, path) == ("POST", "/v1/tokens"):
-            return self._give_token(body["credential"])
+            return self.give_token(body["credential"])
         if token not in self.tokens:
             raise Refusal(401, "token-refused")
         match method, path:
@@ -99,7 +99,7 @@ class FakeGateway:
                 return self._poll(query.get("seen", [""])[0])
         raise Refusal(404, "no-such-path")
 
-    def _give_token(self, credential: str) -> dict[str, Any]:
+    def give_token(self, credential: str) -> dict[str, Any]:
         self.credentials.append(credential)
         return {
             "token": self.new_token(),

@@ -161,8 +161,8 @@ def test_without_libmunge_there_is_no_token_and_without_munged_perhaps_later(
 def test_a_grant_that_makes_no_sense_is_not_used(
     gateway: FakeGateway, url: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = gateway._give_token
-    monkeypatch.setattr(gateway, "_give_token", lambda credential: honest(credential) | change)
+    honest = gateway.give_token
+    monkeypatch.setattr(gateway, "give_token", lambda credential: honest(credential) | change)
     with pytest.raises(GatewayAway):
         job(url)[0].publish({})
 

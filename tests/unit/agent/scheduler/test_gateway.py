@@ -90,9 +90,9 @@ def test_one_connection_serves_many_requests(gateway: FakeGateway) -> None:
         asked = Gateway([url])
         for step in range(5):
             assert asked.ask("POST", "/v1/report", {"step": step}, token=TOKEN) is None
-        connection = asked._connection
+        connection = asked.connection
         assert asked.ask("POST", "/v1/acknowledgements", {"move": 1}, token=TOKEN) == {"accepted": True}
-        assert asked._connection is connection
+        assert asked.connection is connection
         asked.close()
 
 
