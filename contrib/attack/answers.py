@@ -1,4 +1,4 @@
-"""Answers of the gateway, and results of Postgres, as the hands print them."""
+"""Answers of the gateway and results of Postgres, from the hands."""
 
 from __future__ import annotations
 
