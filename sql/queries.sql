@@ -69,13 +69,15 @@ WHERE j.cluster = :cluster AND j.ended_at IS NULL;
 SELECT * FROM pollux.report_history WHERE cluster = :cluster AND id = ANY(CAST(:ids AS bigint[]));
 
 -- name: news
--- Whether a move under way has heard from its job since report :seen: what polluxd interrupts its wait for.
+-- Whether a move under way has heard from its job since report :seen: what polluxd interrupts its wait for. It reads the
+-- reports since then alone: twice a second.
 SELECT coalesce((SELECT max(h.id) FROM pollux.report_history h), 0) AS newest, EXISTS (
     SELECT FROM pollux.move m
     WHERE m.cluster = :cluster AND m.step NOT IN ('training', 'parked', 'failed') AND (
         m.step = 'draining' AND EXISTS (SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id)
         OR EXISTS (SELECT FROM pollux.report_history h
-                   WHERE h.cluster = m.cluster AND h.job_id = m.job_id AND h.wakes AND h.id > :seen))) AS found;
+                   WHERE h.cluster = m.cluster AND h.job_id = m.job_id AND h.attempt = ANY(ARRAY[m.attempt, m.attempt + 1])
+                     AND h.wakes AND h.id > :seen))) AS found;
 
 -- name: take_acknowledgements
 -- Moves whose drain an agent has acknowledged go on.

@@ -15,8 +15,9 @@ import time
 import traceback
 from pathlib import Path
 
+from contrib.attack.private import site
 from contrib.attack.registry import ATTACKS, Attack, Outcome
-from contrib.attack.site import Site, site
+from contrib.attack.site import Site
 from polluxd.printable import printable
 
 THEMES = (

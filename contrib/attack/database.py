@@ -7,8 +7,9 @@ import json
 import time
 from contextlib import ExitStack, nullcontext
 
+from contrib.attack.answers import Result
 from contrib.attack.registry import Attempt, Outcome, attack
-from contrib.attack.site import Result, Site
+from contrib.attack.site import Site
 
 CONNECTS_FOR_EACH_STATEMENT = """
 from polluxd.store.gateway import GatewayStore

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 
+from contrib.attack.answers import Answer
 from contrib.attack.registry import Attempt, Outcome, attack
-from contrib.attack.site import Answer, Site
+from contrib.attack.site import Site
 
 SECONDS = 25
 """Of a flood."""

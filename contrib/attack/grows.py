@@ -6,8 +6,9 @@ import json
 from contextlib import nullcontext
 
 from contrib.attack import gateway, slurm_text, tokens
+from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Request, Site
+from contrib.attack.site import Site
 
 
 @attack("mallory", "row 1, during a grow: names that stop polluxd, in a growth in place")

@@ -9,8 +9,9 @@ import subprocess
 from contextlib import nullcontext
 from urllib.parse import urlsplit
 
+from contrib.attack.answers import Answer
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Answer, Site
+from contrib.attack.site import Site
 from contrib.attack.tokens import believes, reporting
 
 NAMES = ("POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN", "POLLUX_MODE", "POLLUX_SUBMITTED")

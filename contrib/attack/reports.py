@@ -7,9 +7,10 @@ import re
 import time
 from contextlib import nullcontext
 
+from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
-from contrib.attack.site import Request, Site
+from contrib.attack.site import Site
 from polluxd.model import Step
 
 BELIEVES = """

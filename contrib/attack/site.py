@@ -10,16 +10,15 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
+from contrib.attack.answers import Answer, Request, Result, answers
 from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.report import report
 from contrib.attack.training import Training
@@ -35,40 +34,6 @@ USERS = ("pollux-alice", "pollux-mallory", "pollux-third")
 """Alice is honest, mallory is not, and the third user has no jobs."""
 
 _WITHOUT_TEXT_GUARD = "pollux_hostile = function(_) return nil end\nPOLLUX_SCRIPT_BYTES = 1e9\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The gateway's answer to one request of a user."""
-
-    status: int
-    """Of HTTP; 0: there was no answer."""
-    document: Any
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return 200 <= self.status < 300
-
-    @property
-    def text(self) -> str:
-        """The answer without any token."""
-        document = self.document
-        if isinstance(document, dict):
-            document = {name: value for name, value in document.items() if name != "token"}
-        return f"{self.status} {json.dumps(document)}"[:200]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a statement, or a login, in Postgres came to."""
-
-    ok: bool
-    text: str
-
-
-Request = tuple[str, str, Any]
-"""Method, path, document."""
 
 
 class Site:
@@ -410,55 +375,3 @@ class Site:
         newer = hook.stat().st_mtime + 2
         hook.write_text(text)
         os.utime(hook, (newer, newer))
-
-
-def answers(lines: Sequence[str]) -> list[Answer]:
-    """Read what the hand that asks the gateway has printed."""
-    return [Answer(**json.loads(line)) for line in lines]
-
-
-@contextmanager
-def users() -> Iterator[None]:
-    """Create the three users; remove those that did not exist before."""
-    made = []
-    try:
-        for name in USERS:
-            try:
-                pwd.getpwnam(name)
-            except KeyError:
-                subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-                made.append(name)
-        yield
-    finally:
-        for name in made:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
-
-
-@contextmanager
-def site(nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0) -> Iterator[Site]:
-    """Start a new cluster with polluxd, and remove it afterwards.
-
-    Args:
-        interval_s: between two decisions of polluxd.
-    """
-    with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
-        folder = Path(name)
-        folder.chmod(0o755)
-        scripts = folder / "scripts"
-        scripts.mkdir()
-        with DevCluster(
-            folder / "cluster", nodes=nodes, gpus_per_node=gpus_per_node, lease_s=60, publish_interval_s=1.0
-        ) as cluster:
-            polluxd = Polluxd(cluster, folder, interval_s)
-            gateway = GatewayService(cluster, folder)
-            place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
-            try:
-                gateway.start()
-                polluxd.start()
-                place.until(place.cycles, "the first cycle of polluxd", 120.0)
-                yield place
-                place.clear()
-            finally:
-                polluxd.stop()
-                gateway.stop()
-                place.store.close()

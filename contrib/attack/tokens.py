@@ -6,9 +6,10 @@ import json
 import time
 from contextlib import nullcontext
 
+from contrib.attack.answers import Answer, Request
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
-from contrib.attack.site import Answer, Request, Site
+from contrib.attack.site import Site
 
 SECRET = "a" * 43
 CONSTANT_SECRET = f"""

@@ -1,4 +1,4 @@
-"""Reports that come within a tenth of a second are one statement."""
+"""Reports that come within a fifth of a second are one statement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polluxd.errors import StoreRejected
 
 from .records import Records, Refusal, SentReport
 
-_EVERY_S = 0.1
+_EVERY_S = 0.2
 _AT_ONCE = 200
 """Reports of one statement."""
 

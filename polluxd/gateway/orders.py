@@ -21,7 +21,7 @@ from .refusals import Refused, unavailable
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 0.15
+EVERY_S = 0.2
 """Time between two looks."""
 LONGEST_S = 50.0
 """Longest wait of a question."""

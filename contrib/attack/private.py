@@ -1,0 +1,61 @@
+"""A private cluster for one run of the suite, with its users."""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from contrib.attack.daemon import GatewayService, Polluxd
+from contrib.attack.site import USERS, Site
+from contrib.devcluster import DevCluster
+
+
+@contextmanager
+def users() -> Iterator[None]:
+    """Create the three users; remove those that did not exist before."""
+    made = []
+    try:
+        for name in USERS:
+            try:
+                pwd.getpwnam(name)
+            except KeyError:
+                subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
+                made.append(name)
+        yield
+    finally:
+        for name in made:
+            subprocess.run(["userdel", name], check=False, capture_output=True)
+
+
+@contextmanager
+def site(nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0) -> Iterator[Site]:
+    """Start a new cluster with polluxd, and remove it afterwards.
+
+    Args:
+        interval_s: between two decisions of polluxd.
+    """
+    with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
+        folder = Path(name)
+        folder.chmod(0o755)
+        scripts = folder / "scripts"
+        scripts.mkdir()
+        with DevCluster(
+            folder / "cluster", nodes=nodes, gpus_per_node=gpus_per_node, lease_s=60, publish_interval_s=1.0
+        ) as cluster:
+            polluxd = Polluxd(cluster, folder, interval_s)
+            gateway = GatewayService(cluster, folder)
+            place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
+            try:
+                gateway.start()
+                polluxd.start()
+                place.until(place.cycles, "the first cycle of polluxd", 120.0)
+                yield place
+                place.clear()
+            finally:
+                polluxd.stop()
+                gateway.stop()
+                place.store.close()
