@@ -32,7 +32,7 @@ from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan,
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
 from polluxd.occasions import Occasions
 from polluxd.policy import Cache, decide
-from polluxd.progress_rates import Place
+from polluxd.progress_rates import TrainedOn
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
 from polluxd.snapshot import build_snapshot
@@ -303,7 +303,7 @@ def _held(
     return records
 
 
-def _places(state: ClusterState, moving: Collection[int]) -> dict[int, Place]:
+def _places(state: ClusterState, moving: Collection[int]) -> dict[int, TrainedOn]:
     """Return where each job trains, by Slurm's records."""
     kind = {node.name: node.gpu_type for node in state.nodes}
     places = {}
@@ -311,7 +311,9 @@ def _places(state: ClusterState, moving: Collection[int]) -> dict[int, Place]:
         if job.spec is not None:
             here = {} if job.job_id in moving else job.gpus_per_node_held
             types = {kind.get(name, "") for name in here}
-            places[job.job_id] = Place(sum(here.values()), len(here), types.pop() if len(types) == 1 else "")
+            places[job.job_id] = TrainedOn(
+                sum(here.values()), len(here), types.pop() if len(types) == 1 else ""
+            )
     return places
 
 

@@ -39,7 +39,7 @@ PAUSED_S = 300.0
 """Time after which a rate is taken all the same: the upper quartile between reports, since pauses only slow a job."""
 
 
-class Place(NamedTuple):
+class TrainedOn(NamedTuple):
     """Where a job trains, by Slurm's records."""
 
     gpus: int
@@ -61,10 +61,10 @@ class ProgressRates:
     """Rates of progress by place."""
 
     def __init__(self) -> None:
-        self.place = Place(0, 0)
+        self.place = TrainedOn(0, 0)
         self.advanced_at = 0.0
         """When progress was last seen to rise."""
-        self._rates: dict[Place, deque[Rate]] = {}
+        self._rates: dict[TrainedOn, deque[Rate]] = {}
         self._newest: Report | None = None
         self._since = self._rated_at = 0.0
         # Between the reports since the present window began (a time without pauses), and since the last rate was taken.
@@ -76,12 +76,12 @@ class ProgressRates:
         self._claim = _Claim(0.0, True)
         """Of the newest report."""
 
-    def newest(self) -> Mapping[Place, Rate]:
+    def newest(self) -> Mapping[TrainedOn, Rate]:
         """Return the mean of each place's newest rates."""
         return {place: _mean(rates) for place, rates in self._rates.items()}
 
     @property
-    def seen(self) -> Collection[Place]:
+    def seen(self) -> Collection[TrainedOn]:
         """The places in which the job was seen to train."""
         return self._rates.keys()
 
@@ -89,7 +89,7 @@ class ProgressRates:
         """Return the rate in the present place; None where none was taken yet."""
         return _mean(self._rates[self.place]) if self.place in self._rates else None
 
-    def observe(self, report: Report, place: Place, *, adaptive: bool) -> bool:
+    def observe(self, report: Report, place: TrainedOn, *, adaptive: bool) -> bool:
         """Record the progress since the last report; tell whether it moved.
 
         A time in which a pause lies (evaluation, a checkpoint) says nothing of the job's speed: the window begins
@@ -158,7 +158,7 @@ class _Claim(NamedTuple):
     """The job trains at this batch size, or nearly."""
 
 
-def _claim(report: Report, place: Place, adaptive: bool) -> _Claim:
+def _claim(report: Report, place: TrainedOn, adaptive: bool) -> _Claim:
     if report.params is None or not place.gpus:
         return _Claim(0.0, True)
     best = float(claimed(report, [place], adaptive)[0])
@@ -173,13 +173,13 @@ def _claim(report: Report, place: Place, adaptive: bool) -> _Claim:
     return _Claim(best, here >= NEAR_BEST * best)
 
 
-def _goodput(report: Report, place: Place, adaptive: bool) -> Goodput:
+def _goodput(report: Report, place: TrainedOn, adaptive: bool) -> Goodput:
     params = report.params_by_type.get(place.gpu_type, report.params)
     assert params is not None
     return Goodput(params, report.noise, report.limits, adaptive)
 
 
-def claimed(report: Report, places: Sequence[Place], adaptive: bool) -> Floats:
+def claimed(report: Report, places: Sequence[TrainedOn], adaptive: bool) -> Floats:
     """Return the steps per second [places] that a report with a fit claims.
 
     The steps are scale-invariant; the batch size is the best one.

@@ -33,7 +33,7 @@ import numpy as np
 
 from pollux.goodput import ThroughputParams
 from polluxd.model import Report
-from polluxd.progress_rates import Place, ProgressRates, claimed
+from polluxd.progress_rates import ProgressRates, TrainedOn, claimed
 
 TOLERANCE = 1.4
 """Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed. Step times that
@@ -65,8 +65,8 @@ class Held:
     """Orders to give up GPUs that the job's agent refused, or left unanswered."""
 
     @property
-    def place(self) -> Place:
-        return Place(self.gpus, self.nodes, self.gpu_type)
+    def place(self) -> TrainedOn:
+        return TrainedOn(self.gpus, self.nodes, self.gpu_type)
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class _ReportHistory:
     doubted_at: float = -math.inf
     """When the newest of these reports arrived."""
 
-    def observe(self, report: Report, place: Place, *, adaptive: bool) -> None:
+    def observe(self, report: Report, place: TrainedOn, *, adaptive: bool) -> None:
         if self.progress.observe(report, place, adaptive=adaptive):
             # The time that the remaining work may take was reckoned at another speed.
             self.ends_by = math.inf
@@ -127,7 +127,7 @@ class TrustedReports:
         return trusted, doubts
 
     def observe(
-        self, reports: Mapping[int, Report], places: Mapping[int, Place], rigid: Collection[int] = ()
+        self, reports: Mapping[int, Report], places: Mapping[int, TrainedOn], rigid: Collection[int] = ()
     ) -> None:
         """Record the jobs' progress, between decisions too.
 
@@ -138,7 +138,7 @@ class TrustedReports:
         """
         for job_id, report in reports.items():
             history = self._jobs.setdefault(job_id, _ReportHistory())
-            history.observe(report, places.get(job_id, Place(0, 0)), adaptive=job_id not in rigid)
+            history.observe(report, places.get(job_id, TrainedOn(0, 0)), adaptive=job_id not in rigid)
 
     def seen(self, job_id: int) -> bool:
         """Tell whether the job's progress at its present size was seen."""
@@ -184,8 +184,8 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
     """Drop fits for GPU types on which polluxd saw no progress of the job.
 
     The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
-    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. No doubt is noted:
-    what earlier runs measured is no lie.
+    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. polluxd notes no
+    doubt, since what earlier runs measured is no lie.
     """
     if not report.params_by_type and not report.gpu_type:
         return report
@@ -239,11 +239,11 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     return report
 
 
-def _pairs(places: Sequence[Place]) -> Iterable[tuple[int, int]]:
+def _pairs(places: Sequence[TrainedOn]) -> Iterable[tuple[int, int]]:
     return ((small, large) for small in range(len(places)) for large in range(small + 1, len(places)))
 
 
-def _physical(places: Sequence[Place], rates: Sequence[float]) -> list[float]:
+def _physical(places: Sequence[TrainedOn], rates: Sequence[float]) -> list[float]:
     """Limit the rates: no speedup exceeds the number of GPUs of a type."""
     bounded: list[float] = []
     for place, rate in zip(places, rates, strict=True):

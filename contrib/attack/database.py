@@ -12,7 +12,7 @@ from contrib.attack.registry import Attempt, Outcome, attack
 from contrib.attack.site import Site
 
 CONNECTS_FOR_EACH_STATEMENT = """
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 run = GatewayStore._run
 def afresh(self, query, /, **words):
     self._disconnect()

@@ -25,15 +25,15 @@ MEMORY_MB = 512
 
 STRANGERS_STAY = """
 import types
-from polluxd.gateway import connections, server
+from polluxd.gateway import server, visitors
 server.math = types.SimpleNamespace(ceil=lambda seconds: 0)
-connections.Bounds.__init__.__defaults__ = (3600.0, 75.0, 8192, 10**9, 300, 10**9, 10**9)
+visitors.Bounds.__init__.__defaults__ = (3600.0, 75.0, 8192, 10**9, 300, 10**9, 10**9)
 def arrive(self, visitor):
     if len(self) >= 300:
         visitor.hang_up()
     else:
         self._all.add(visitor)
-connections.Entrance.arrive = arrive
+visitors.Visitors.arrive = arrive
 """
 """The first 300 keep their places, and the kernel passes on connections that send nothing."""
 NO_TURNS = """
@@ -44,20 +44,20 @@ made = budgets.Turns.__init__
 budgets.Turns.__init__ = lambda self, under_way, in_line: made(self, 10**6, 10**6)
 """
 REFUSES_THE_ADDRESS = """
-from polluxd.gateway import refusals, tokens
+from polluxd.gateway import http_errors, tokens
 issue = tokens.Tokens.issue
 async def refusing(self, request, address):
     if self._strange.spent(address):
-        raise refusals.unavailable("too many unknown tokens come from this address")
+        raise http_errors.unavailable("too many unknown tokens come from this address")
     return await issue(self, request, address)
 tokens.Tokens.issue = refusing
 """
 """An address is that of all users of a login node."""
 ANY_LENGTH = """
 from dataclasses import replace
-from polluxd.gateway import app, connections
-defaults = connections.Bounds.__init__.__defaults__
-connections.Bounds.__init__.__defaults__ = (3600.0, *defaults[1:])
+from polluxd.gateway import app, visitors
+defaults = visitors.Bounds.__init__.__defaults__
+visitors.Bounds.__init__.__defaults__ = (3600.0, *defaults[1:])
 app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
 """
 

@@ -8,8 +8,8 @@ from statistics import median
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
-from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.priority import MOST, priority_weights
+from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import JobTimes
 from polluxd.waiting import WaitingTimes
 

@@ -33,12 +33,12 @@ from polluxd.gateway import app
 app.ENDPOINTS = tuple(replace(e, rights="attempt") if e.path == "/v1/jobs" else e for e in app.ENDPOINTS)
 """
 ANY_NAMES = """
-from polluxd.gateway import messages
-messages.Times.model_config = messages.Times.model_config | {"extra": "allow"}
-for model in (messages.Times, messages.Report):
+from polluxd.gateway import payloads
+payloads.TimesMessage.model_config = payloads.TimesMessage.model_config | {"extra": "allow"}
+for model in (payloads.TimesMessage, payloads.ReportMessage):
     model.model_rebuild(force=True)
 """
-ANY_TIME = "\nfrom polluxd.gateway import messages\nmessages._AHEAD_S = 1e12\n"
+ANY_TIME = "\nfrom polluxd.gateway import payloads\npayloads._AHEAD_S = 1e12\n"
 ANYBODYS_JOBS = """
 from polluxd.cli.answering import Answering
 own = Answering._own

@@ -11,12 +11,12 @@ import sdnotify
 from pollux.scheduler.munge import Munge
 from pollux.version import __version__
 from polluxd.config import Config
-from polluxd.gateway.app import Gateway
+from polluxd.gateway.app import GatewayService
 from polluxd.gateway.munge_socket import munge_socket
-from polluxd.gateway.server import Server
+from polluxd.gateway.server import GatewayServer
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import Store
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 
 from .answering import Answering
 
@@ -36,7 +36,7 @@ def serve(config: Config) -> None:
         "connect_timeout": database.connect_timeout_s,
         "statement_timeout": database.statement_timeout_s,
     }
-    gateway = Gateway(
+    gateway = GatewayService(
         GatewayStore(url, cluster, **waits),
         Answering(Store(url, cluster, **waits), config.policy, show_config),
         Munge(munge_socket(show_config())),
@@ -46,10 +46,10 @@ def serve(config: Config) -> None:
     )
     certificate, key = config.gateway.tls_certificate, config.gateway.tls_key
     tls = None if certificate is None or key is None else (certificate, key)
-    asyncio.run(_listen(Server(gateway.app(), tls), config.gateway.listen))
+    asyncio.run(_listen(GatewayServer(gateway.app(), tls), config.gateway.listen))
 
 
-async def _listen(server: Server, address: str) -> None:
+async def _listen(server: GatewayServer, address: str) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

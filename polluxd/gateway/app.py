@@ -22,29 +22,29 @@ from starlette.types import Receive, Scope, Send
 
 from polluxd.errors import PolluxError, StoreError
 
-from . import messages, refusals
+from . import http_errors, payloads
 from .budgets import Budget, Turns
-from .inbox import Inbox
-from .messages import (
+from .http_errors import HttpRefusal
+from .order_watch import OrderWatch
+from .payloads import (
     Accepted,
     Acknowledgement,
     ErrorAnswer,
     ErrorDetail,
-    Health,
+    HealthAnswer,
     HistoryQuestion,
     JobsQuestion,
     NoQuestion,
     OrdersAnswer,
     OrdersQuestion,
     PriorAnswer,
-    Report,
+    ReportMessage,
     TokenAnswer,
     TokenRequest,
-    Training,
+    TrainingMessage,
 )
-from .orders import OrderWatch
 from .records import Holder, Records, SentReport
-from .refusals import Refused
+from .report_batches import ReportBatches
 from .tokens import Decoder, Tokens
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ Rights = Literal["anybody", "attempt", "user"]
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class MessagePath:
     """One path, with its models."""
 
     method: Literal["GET", "POST"]
@@ -102,14 +102,14 @@ class Endpoint:
     reads: type[BaseModel]
     answers: type[BaseModel] | None
     """None: nothing, or a document of polluxctl."""
-    serve: Callable[[Gateway, Call], Awaitable[Any]]
-    longest: int = messages.LONGEST
+    serve: Callable[[GatewayService, Call], Awaitable[Any]]
+    longest: int = payloads.LONGEST
 
 
 T = TypeVar("T")
 
 
-class Gateway:
+class GatewayService:
     """Answers agents and users.
 
     Args:
@@ -137,7 +137,7 @@ class Gateway:
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="pollux-orders")
         self.tokens = Tokens(records, munge, cluster, self._statements, interval_s=interval_s)
         self.watch = OrderWatch(records, self._looks)
-        self.inbox = Inbox(records, self._statements)
+        self.inbox = ReportBatches(records, self._statements)
         self.reports_of_user = Turns(32, 2048)
         self._turns = Turns(4, 512)
         self._questions_of_user = Turns(1, 3)
@@ -152,32 +152,32 @@ class Gateway:
         routes = [Route(each.path, _App(self, each), methods=[each.method]) for each in ENDPOINTS]
         return Router(routes, redirect_slashes=False, default=_no_path)
 
-    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+    async def answer(self, endpoint: MessagePath, request: Request) -> Response:
         """Return the answer, or a refusal."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 document = await self._serve(endpoint, request)
-        except Refused as refusal:
+        except HttpRefusal as refusal:
             return _refusal(refusal)
         except StoreError as error:
             log.debug("the database refused or was away", exc_info=error)
-            return _refusal(refusals.unavailable("the database does not answer: try again"))
+            return _refusal(http_errors.unavailable("the database does not answer: try again"))
         except PolluxError as error:
-            return _refusal(Refused(404, "no-answer", str(error)))
+            return _refusal(HttpRefusal(404, "no-answer", str(error)))
         except TimeoutError:
-            return _refusal(refusals.unavailable(f"no answer within {ANSWER_S:g} s: try again"))
+            return _refusal(http_errors.unavailable(f"no answer within {ANSWER_S:g} s: try again"))
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
             log.exception("a fault in polluxd itself: a request got no answer; report the traceback below")
-            return _refusal(Refused(500, "fault", "a fault in polluxd: its log has a traceback"))
+            return _refusal(HttpRefusal(500, "fault", "a fault in polluxd: its log has a traceback"))
         if document is None:
             return Response(status_code=204)
         if isinstance(document, BaseModel):
             return _json(document.model_dump_json().encode())
         return _json(document)
 
-    async def _serve(self, endpoint: Endpoint, request: Request) -> Any:
+    async def _serve(self, endpoint: MessagePath, request: Request) -> Any:
         address = request.client.host if request.client else ""
         connection: Connection = request.scope["state"]["connection"]
         holder, token = Holder(-1), ""
@@ -185,15 +185,15 @@ class Gateway:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             holder = await self.tokens.holder(token if scheme.lower() == "bearer" else "", address)
             if (holder.job_id is None) is not (endpoint.rights == "user"):
-                raise refusals.token_refused(
+                raise http_errors.token_refused(
                     f"this path is for tokens of {'users' if endpoint.rights == 'user' else 'attempts'}"
                 )
             connection.recognise(holder, token)
             if not self._requests.take(holder.uid):
-                raise refusals.too_often("you send too many requests: wait a second")
+                raise http_errors.too_often("you send too many requests: wait a second")
         job = request.path_params.get("job", 0)
         if job >= 2**32:
-            raise refusals.not_sensible("expected a job id below 2^32")
+            raise http_errors.not_sensible("expected a job id below 2^32")
         message = await _message(endpoint, request)
         return await endpoint.serve(self, Call(holder, token, address, message, connection, job))
 
@@ -214,7 +214,7 @@ class Gateway:
 class _App:
     """One endpoint as an ASGI application."""
 
-    def __init__(self, gateway: Gateway, endpoint: Endpoint) -> None:
+    def __init__(self, gateway: GatewayService, endpoint: MessagePath) -> None:
         self._gateway = gateway
         self._endpoint = endpoint
 
@@ -223,7 +223,7 @@ class _App:
         await response(scope, receive, send)
 
 
-async def _message(endpoint: Endpoint, request: Request) -> Any:
+async def _message(endpoint: MessagePath, request: Request) -> Any:
     """Read and check what a request says. Raises Refused."""
     try:
         if endpoint.method == "GET":
@@ -232,10 +232,10 @@ async def _message(endpoint: Endpoint, request: Request) -> Any:
         async for part in request.stream():
             body += part
             if len(body) > endpoint.longest:
-                raise refusals.not_sensible(f"expected at most {endpoint.longest} bytes")
+                raise http_errors.not_sensible(f"expected at most {endpoint.longest} bytes")
         return endpoint.reads.model_validate_json(bytes(body))
     except ValidationError as error:
-        raise refusals.not_sensible(_fault(error)) from None
+        raise http_errors.not_sensible(_fault(error)) from None
 
 
 def _fault(error: ValidationError) -> str:
@@ -248,92 +248,92 @@ def _fault(error: ValidationError) -> str:
     return f"{where[:100] or 'the document'}: {first['msg'][:300]}"
 
 
-async def _token(gateway: Gateway, call: Call) -> TokenAnswer:
+async def _token(gateway: GatewayService, call: Call) -> TokenAnswer:
     """Give out a token for a munge credential."""
     answer, holder = await gateway.tokens.issue(call.message, call.address)
     call.connection.recognise(holder, answer.token)
     return answer
 
 
-async def _report(gateway: Gateway, call: Call) -> None:
+async def _report(gateway: GatewayService, call: Call) -> None:
     """Take in the state of a training."""
-    report: Report = call.message
+    report: ReportMessage = call.message
     async with gateway.reports_of_user.turn(call.holder.uid):
         refusal = await gateway.inbox.store(SentReport(call.holder, report.at, report.row()))
     if refusal is not None:
-        raise refusals.of_attempt(refusal)
+        raise http_errors.of_attempt(refusal)
 
 
-async def _orders(gateway: Gateway, call: Call) -> OrdersAnswer:
+async def _orders(gateway: GatewayService, call: Call) -> OrdersAnswer:
     """Answer when the orders are not those `seen`, or after 50 s."""
     return await gateway.watch.orders(call.holder, call.token, call.message.seen)
 
 
-async def _acknowledgement(gateway: Gateway, call: Call) -> Accepted:
+async def _acknowledgement(gateway: GatewayService, call: Call) -> Accepted:
     """Take in that the checkpoint of a move is durable, once or again."""
     said: Acknowledgement = call.message
     accepted = await gateway.ask(
         call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
     )
     if not isinstance(accepted, bool):
-        raise refusals.of_attempt(accepted)
+        raise http_errors.of_attempt(accepted)
     return Accepted(accepted=accepted)
 
 
-async def _training(gateway: Gateway, call: Call) -> PriorAnswer:
+async def _training(gateway: GatewayService, call: Call) -> PriorAnswer:
     """Take in which training runs, and return what earlier runs measured."""
-    runs: Training = call.message
+    runs: TrainingMessage = call.message
     found = await gateway.ask(
         call, partial(gateway.records.introduce, call.holder, runs.fingerprint, runs.gpu_type)
     )
     if isinstance(found, Mapping):
-        return PriorAnswer(prior=messages.Prior(**found))
+        return PriorAnswer(prior=payloads.PriorMessage(**found))
     if found is not None:
-        raise refusals.of_attempt(found)
+        raise http_errors.of_attempt(found)
     return PriorAnswer(prior=None)
 
 
-async def _jobs(gateway: Gateway, call: Call) -> bytes:
+async def _jobs(gateway: GatewayService, call: Call) -> bytes:
     """List the user's jobs in full, and others' as squeue shows them."""
     return await gateway.question(
         call, partial(gateway.questions.jobs, call.holder.uid, ended=call.message.ended)
     )
 
 
-async def _top(gateway: Gateway, call: Call) -> bytes:
+async def _top(gateway: GatewayService, call: Call) -> bytes:
     """Return the status, and the jobs that have not ended."""
     return await gateway.question(call, partial(gateway.questions.top, call.holder.uid))
 
 
-async def _explain(gateway: Gateway, call: Call) -> bytes:
+async def _explain(gateway: GatewayService, call: Call) -> bytes:
     """Explain the last decision on a job of the user."""
     return await gateway.question(
         call, partial(gateway.questions.explain, call.holder.uid, call.job), long=True
     )
 
 
-async def _history(gateway: Gateway, call: Call) -> bytes:
+async def _history(gateway: GatewayService, call: Call) -> bytes:
     """Return the reports of a job of the user."""
     since: float = call.message.since
     return await gateway.question(call, partial(gateway.questions.history, call.holder.uid, call.job, since))
 
 
-async def _health(gateway: Gateway, call: Call) -> Health:
+async def _health(gateway: GatewayService, call: Call) -> HealthAnswer:
     """Tell whether the gateway reaches the database."""
-    return Health(version=gateway.version, database=await gateway.watch.database())
+    return HealthAnswer(version=gateway.version, database=await gateway.watch.database())
 
 
 ENDPOINTS = (
-    Endpoint("POST", "/v1/tokens", "anybody", TokenRequest, TokenAnswer, _token),
-    Endpoint("POST", "/v1/report", "attempt", Report, None, _report, messages.LONGEST_REPORT),
-    Endpoint("GET", "/v1/orders", "attempt", OrdersQuestion, OrdersAnswer, _orders),
-    Endpoint("POST", "/v1/acknowledgements", "attempt", Acknowledgement, Accepted, _acknowledgement),
-    Endpoint("POST", "/v1/training", "attempt", Training, PriorAnswer, _training),
-    Endpoint("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
-    Endpoint("GET", "/v1/top", "user", NoQuestion, None, _top),
-    Endpoint("GET", "/v1/jobs/{job:int}/explain", "user", NoQuestion, None, _explain),
-    Endpoint("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
-    Endpoint("GET", "/v1/health", "anybody", NoQuestion, Health, _health),
+    MessagePath("POST", "/v1/tokens", "anybody", TokenRequest, TokenAnswer, _token),
+    MessagePath("POST", "/v1/report", "attempt", ReportMessage, None, _report, payloads.LONGEST_REPORT),
+    MessagePath("GET", "/v1/orders", "attempt", OrdersQuestion, OrdersAnswer, _orders),
+    MessagePath("POST", "/v1/acknowledgements", "attempt", Acknowledgement, Accepted, _acknowledgement),
+    MessagePath("POST", "/v1/training", "attempt", TrainingMessage, PriorAnswer, _training),
+    MessagePath("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
+    MessagePath("GET", "/v1/top", "user", NoQuestion, None, _top),
+    MessagePath("GET", "/v1/jobs/{job:int}/explain", "user", NoQuestion, None, _explain),
+    MessagePath("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
+    MessagePath("GET", "/v1/health", "anybody", NoQuestion, HealthAnswer, _health),
 )
 """Everything that the gateway answers."""
 
@@ -342,11 +342,13 @@ def _json(content: bytes, status: int = 200) -> Response:
     return Response(content, status, media_type="application/json")
 
 
-def _refusal(refusal: Refused) -> Response:
+def _refusal(refusal: HttpRefusal) -> Response:
     answer = ErrorAnswer(error=ErrorDetail(code=refusal.code, message=refusal.message[:2000]))
     return _json(answer.model_dump_json().encode(), refusal.status)
 
 
 async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = Refused(404, "no-such-path", "the gateway does not know this path: are the versions the same?")
+    refusal = HttpRefusal(
+        404, "no-such-path", "the gateway does not know this path: are the versions the same?"
+    )
     await _refusal(refusal)(scope, receive, send)

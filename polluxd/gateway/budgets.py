@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 
-from .refusals import too_often
+from .http_errors import too_often
 
 _MOST_KEYS = 100_000
 

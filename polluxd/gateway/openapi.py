@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from .app import ENDPOINTS, Endpoint
-from .messages import AttemptCredential, ErrorAnswer, UserCredential
+from .app import ENDPOINTS, MessagePath
+from .payloads import AttemptCredential, ErrorAnswer, UserCredential
 
 ERRORS = {
     401: "The gateway does not know the token (any more), or it is of another kind: ask for a new one by munge, once.",
@@ -48,7 +48,7 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint) -> dict[str, Any]:
+def _operation(endpoint: MessagePath) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "integer", "minimum": 1}}
         for name in re.findall(r"\{(\w+):int\}", endpoint.path)
@@ -79,7 +79,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def summary(endpoint: Endpoint) -> str:
+def summary(endpoint: MessagePath) -> str:
     """Return the first sentence of what a request does."""
     return (endpoint.serve.__doc__ or "").strip().splitlines()[0]
 

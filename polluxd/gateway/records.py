@@ -1,7 +1,7 @@
 """What the gateway asks of the database.
 
-`polluxd.store.gateway` implements it. Every method raises StoreUnavailable or StoreRejected, and may be called in
-several threads.
+`polluxd.store.gateway_statements` implements it. Every method raises StoreUnavailable or StoreRejected, and may be
+called in several threads.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 from polluxd.errors import ConfigError
 
-from .connections import Bounds, Entrance, Visitor, uvicorn_config
+from .visitors import Bounds, Visitor, Visitors, uvicorn_config
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _AT_ONCE = 8
 """Connections that are let in before those that are open get their turn."""
 
 
-class Server:
+class GatewayServer:
     """Serves an ASGI application.
 
     Args:
@@ -33,7 +33,7 @@ class Server:
     def __init__(self, app: Any, tls: tuple[Path, Path] | None = None, bounds: Bounds | None = None) -> None:
         # uvicorn logs each request that is no HTTP.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        self.entrance = Entrance(bounds or Bounds())
+        self.entrance = Visitors(bounds or Bounds())
         self._config = uvicorn_config(app, self.entrance.bounds)
         self._tls = None if tls is None else _context(*tls)
         self._listeners: list[socket.socket] = []

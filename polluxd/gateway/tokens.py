@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from pollux.scheduler.munge import MungeError
 
 from .budgets import Budget, Turns
-from .messages import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
+from .http_errors import HttpRefusal, not_sensible, of_attempt, token_refused, too_often
+from .payloads import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
 from .records import Holder, Records
-from .refusals import Refused, not_sensible, of_attempt, token_refused, too_often
 
 USER_S = 600.0
 """Life of a user's token."""
@@ -100,7 +100,7 @@ class Tokens:
 
     async def _check(self, credential: AttemptCredential, uid: int) -> None:
         if credential.cluster not in ("", self._cluster):
-            raise Refused(
+            raise HttpRefusal(
                 403, "not-yours", f"this is the gateway of cluster {self._cluster}, not {credential.cluster}"
             )
         found = await self._run(partial(self._records.attempt_of, credential.job, credential.attempt))
@@ -108,7 +108,7 @@ class Tokens:
             raise of_attempt("unknown")
         owner, refusal = found
         if owner != uid:
-            raise Refused(403, "not-yours", f"job {credential.job} is not a job of user {uid}")
+            raise HttpRefusal(403, "not-yours", f"job {credential.job} is not a job of user {uid}")
         if refusal is not None:
             raise of_attempt(refusal)
 

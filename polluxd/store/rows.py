@@ -82,7 +82,7 @@ def spec(value: Row) -> JobSpec:
 def report(row: Row) -> Report:
     """The report of a row.
 
-    The gateway has checked each value (`polluxd.gateway.messages`), and the columns' types keep every number finite and
+    The gateway has checked each value (`polluxd.gateway.payloads`), and the columns' types keep every number finite and
     not negative.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 
 from pollux.goodput import BatchLimits, NoiseScale
 from polluxd.model import Report
-from polluxd.progress_rates import Place
+from polluxd.progress_rates import TrainedOn
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import BUILT_IN, Application, most_gpus
 from polluxd.sim.cluster import Scenario
@@ -184,10 +184,10 @@ class _Training:
         return found
 
     @property
-    def _place(self) -> Place:
+    def _place(self) -> TrainedOn:
         job = self._job
         moving = not job.seats or job.restarting > 0
-        return Place(0, 0) if moving else Place(job.gpus, job.nodes)
+        return TrainedOn(0, 0) if moving else TrainedOn(job.gpus, job.nodes)
 
     def _move(self) -> None:
         """Change the number of GPUs, by a restart or in place; at times to 0."""

@@ -17,8 +17,8 @@ from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
 from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, skip, whole_step
 from pollux.loop.coordinator import Coordinator
+from pollux.loop.job_readings import JobReadings
 from pollux.loop.notices import announce, notice
-from pollux.loop.readings import Readings
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
@@ -35,7 +35,7 @@ from pollux.tuning.knowledge import introduction
 from pollux.tuning.mode import Mode
 
 
-class Job(Readings):
+class Job(JobReadings):
     """One training, on however many GPUs it has at the moment.
 
     Made by `attach`.

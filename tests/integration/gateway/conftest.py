@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polluxd.store import Store
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 from tests.integration.gateway.serving import Caller, serving, token_of
 from tests.integration.store.conftest import cluster, new_store, postgres, records, seen, store
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from polluxd.gateway.app import Gateway
-from polluxd.gateway.connections import Bounds
+from polluxd.gateway.app import GatewayService
 from polluxd.gateway.records import Holder, Records
-from polluxd.gateway.server import Server
+from polluxd.gateway.server import GatewayServer
+from polluxd.gateway.visitors import Bounds
 
 PATIENCE_S = 60.0
 
@@ -56,7 +56,7 @@ def serving(
     tls: Any = None,
 ) -> Iterator[str]:
     """Serve in a thread; yield the URL."""
-    gateway = Gateway(
+    gateway = GatewayService(
         records,
         questions or NoQuestions(),
         munge or NoMunge(),
@@ -68,7 +68,7 @@ def serving(
     stopped = asyncio.Event()
 
     async def main() -> None:
-        server = Server(gateway.app(), tls, bounds)
+        server = GatewayServer(gateway.app(), tls, bounds)
         found.append((await server.listen("127.0.0.1:0"))[0])
         ready.set()
         await stopped.wait()

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from polluxd.errors import ConfigError
-from polluxd.gateway.connections import Bounds
-from polluxd.gateway.server import Server
+from polluxd.gateway.server import GatewayServer
+from polluxd.gateway.visitors import Bounds
 from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
 from tests.integration.store.reports import payload
 
@@ -279,4 +279,4 @@ def test_files_that_are_no_certificate_are_named(tmp_path):
     (tmp_path / "no.pem").write_text("nothing")
     for name in ("no.pem", "missing.pem"):
         with pytest.raises(ConfigError, match=name):
-            Server(None, (tmp_path / name, tmp_path / name))
+            GatewayServer(None, (tmp_path / name, tmp_path / name))

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from polluxd.errors import StoreRejected, StoreUnavailable
-from polluxd.gateway import orders
+from polluxd.gateway import order_watch
 from polluxd.model import JobState, Placement, Step
 from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
 from tests.integration.store.reports import payload
@@ -60,7 +60,7 @@ def test_orders_are_for_one_attempt_of_one_job(caller, store):
 
 
 def test_an_unchanged_question_ends_with_the_same_answer(caller, monkeypatch):
-    monkeypatch.setattr(orders, "LONGEST_S", 0.3)
+    monkeypatch.setattr(order_watch, "LONGEST_S", 0.3)
     job = caller(7)
     first = job.ask("GET", "/v1/orders")
     assert job.ask("GET", f"/v1/orders?seen={first[1]['seen']}") == first

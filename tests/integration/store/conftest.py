@@ -12,11 +12,11 @@ import pytest
 
 from contrib.devcluster.postgres import DevPostgres
 from pollux.slurm_job.access import GatewayAccess, Grant
-from polluxd.gateway.messages import Acknowledgement, Report, Training
-from polluxd.gateway.orders import answer_of
+from polluxd.gateway.order_watch import answer_of
+from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TrainingMessage
 from polluxd.gateway.records import Holder, SentReport
 from polluxd.store import Store
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 from tests.integration.gateway.serving import serving, token_of
 from tests.integration.store.reports import payload
 from tests.integration.store.slurm_job import Seen
@@ -101,7 +101,7 @@ class Agent:
 
     def publish(self, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Store a report; return the orders."""
-        report = Report.model_validate_json(json.dumps(payload() if body is None else body))
+        report = ReportMessage.model_validate_json(json.dumps(payload() if body is None else body))
         (refusal,) = self._records.store_reports([SentReport(self.holder, report.at, report.row())])
         if refusal is not None:
             raise RefusedByStore(refusal)
@@ -122,7 +122,7 @@ class Agent:
         return accepted
 
     def prior(self, fingerprint: str, gpu_type: str = "") -> Any:
-        runs = Training(fingerprint=fingerprint, gpu_type=gpu_type)
+        runs = TrainingMessage(fingerprint=fingerprint, gpu_type=gpu_type)
         found = self._records.introduce(self.holder, runs.fingerprint, runs.gpu_type)
         if isinstance(found, str):
             raise RefusedByStore(found)

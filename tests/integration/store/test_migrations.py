@@ -16,7 +16,7 @@ from polluxd.errors import StoreRejected
 from polluxd.gateway.records import Holder
 from polluxd.store import Store
 from polluxd.store.administrator_orders import FORMER_AGENT
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 from polluxd.store.sqlfiles import migrations, sql_directory
 
 pytestmark = pytest.mark.slurm

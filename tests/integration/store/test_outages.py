@@ -20,7 +20,7 @@ from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from polluxd.store import Store
-from polluxd.store.gateway import GatewayStore
+from polluxd.store.gateway_statements import GatewayStore
 from tests.integration.gateway.serving import Caller, serving, token_of
 from tests.integration.store.conftest import introduce
 from tests.integration.store.reports import payload

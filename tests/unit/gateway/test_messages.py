@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pollux.parameters import ThroughputParams
-from polluxd.gateway.messages import (
+from polluxd.gateway.payloads import (
     Acknowledgement,
-    Report,
+    ReportMessage,
     TokenRequest,
-    Training,
+    TrainingMessage,
 )
 from polluxd.store import rows
 from tests.integration.store.reports import payload
@@ -31,7 +31,7 @@ NUMBERS = st.one_of(
 TEXTS = st.one_of(
     st.text(max_size=400), st.sampled_from(["in-place", "requeue", "advise", "a100", "\x00", "\ud800"])
 )
-MEMBERS = st.sampled_from([*Report.model_fields, "unknown"])
+MEMBERS = st.sampled_from([*ReportMessage.model_fields, "unknown"])
 
 
 def nested(**members):
@@ -50,7 +50,7 @@ VALUES = st.one_of(
 )
 
 
-def stored(report: Report) -> dict:
+def stored(report: ReportMessage) -> dict:
     """The row that Postgres returns, with NULL for what is missing."""
     empty = dict.fromkeys(["noise_sqr", "noise_var", *ThroughputParams._fields])
     row = empty | json.loads(json.dumps(report.row(), allow_nan=False))
@@ -65,7 +65,7 @@ def test_whatever_is_accepted_can_be_stored_and_read_back_by_polluxd(changes):
     except ValueError:
         return
     try:
-        report = Report.model_validate_json(text)
+        report = ReportMessage.model_validate_json(text)
     except ValidationError:
         return
     row = report.row()
@@ -86,7 +86,7 @@ def test_a_row_has_every_column_of_the_table_that_a_report_fills():
     table = schema().split("CREATE TABLE pollux.report_history (")[1].split("\n);")[0]
     columns = {line.split()[0] for line in table.splitlines() if line.strip()}
     of_attempt = {"id", "cluster", "job_id", "attempt", "uid", "at", "received_at", "wakes"}
-    assert set(Report.model_validate_json(json.dumps(payload())).row()) == columns - of_attempt
+    assert set(ReportMessage.model_validate_json(json.dumps(payload())).row()) == columns - of_attempt
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_a_row_has_every_column_of_the_table_that_a_report_fills():
 )
 def test_a_faulty_member_is_named(change, named):
     with pytest.raises(ValidationError) as caught:
-        Report.model_validate_json(json.dumps(payload(**change)))
+        ReportMessage.model_validate_json(json.dumps(payload(**change)))
     assert named in {part for fault in caught.value.errors() for part in fault["loc"]}
 
 
@@ -140,21 +140,21 @@ def test_gamma_is_bounded(gamma):
     body = payload()
     body["params"]["gamma"] = gamma
     with pytest.raises(ValidationError, match="gamma"):
-        Report.model_validate_json(json.dumps(body))
+        ReportMessage.model_validate_json(json.dumps(body))
 
 
 def test_a_fit_has_both_parameters_of_racks_or_none():
     body = payload()
     body["params"]["alpha_rack"] = 1.0
     with pytest.raises(ValidationError, match="none of them"):
-        Report.model_validate_json(json.dumps(body))
+        ReportMessage.model_validate_json(json.dumps(body))
     body["params"]["beta_rack"] = 1.0
-    assert Report.model_validate_json(json.dumps(body)).row()["beta_rack"] == 1.0
+    assert ReportMessage.model_validate_json(json.dumps(body)).row()["beta_rack"] == 1.0
 
 
 def test_the_words_of_a_refusal_are_one_line_of_bounded_length():
     body = payload(resize_refused={"id": 5, "why": "sbatch is\nforbidden\x00 " + "x" * 400})
-    why = Report.model_validate_json(json.dumps(body)).row()["resize_refused"]["why"]
+    why = ReportMessage.model_validate_json(json.dumps(body)).row()["resize_refused"]["why"]
     assert why.startswith("sbatch is forbidden  xx")
     assert len(why) == 300
 
@@ -166,7 +166,7 @@ def test_other_messages_are_bounded():
             Acknowledgement.model_validate_json(json.dumps(wrong))
     for fingerprint in ("", "short", "g" * 16, "A" * 16, "a" * 65, "a" * 16 + "\n", 5):
         with pytest.raises(ValidationError):
-            Training.model_validate_json(json.dumps({"fingerprint": fingerprint}))
+            TrainingMessage.model_validate_json(json.dumps({"fingerprint": fingerprint}))
     for credential in ("", "x", "MUNGE:a:\n", "MUNGE:" + "a" * 2100 + ":", None):
         with pytest.raises(ValidationError):
             TokenRequest.model_validate_json(json.dumps({"credential": credential}))

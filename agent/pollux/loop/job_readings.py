@@ -16,7 +16,7 @@ from pollux.tuning.mode import Mode
 from pollux.tuning.profile import StepProfile
 
 
-class Readings:
+class JobReadings:
     """The readings of a `Job`."""
 
     training: Training

@@ -15,7 +15,7 @@ _AT_ONCE = 200
 """Reports of one statement."""
 
 
-class Inbox:
+class ReportBatches:
     """Collects reports, and stores them.
 
     Args:

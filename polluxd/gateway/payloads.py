@@ -131,7 +131,7 @@ class Noise(Message):
     """Trace of the covariance of a gradient over the initial batch size."""
 
 
-class Limits(Message):
+class LimitsMessage(Message):
     """Batch sizes that the job allows [examples]."""
 
     initial: Examples
@@ -146,7 +146,7 @@ class Limits(Message):
         return self
 
 
-class Times(Message):
+class TimesMessage(Message):
     """When this attempt reached each stage of its start."""
 
     launched_at: Stamp | None = None
@@ -157,7 +157,7 @@ class Times(Message):
     first_step_at: Stamp | None = None
 
 
-class Advice(Message):
+class AdviceMessage(Message):
     """In mode `advise`, the better batch size."""
 
     batch_size: Examples
@@ -173,14 +173,14 @@ class ResizeRefused(Message):
     why: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_one_line)] = ""
 
 
-class Report(Message):
+class ReportMessage(Message):
     """The present state of a training."""
 
     v: Literal[1] = 1
     at: Stamp
     params: Params | None = None
     noise: Noise | None = None
-    limits: Limits
+    limits: LimitsMessage
     explored_gpus: Gpus
     explored_nodes: Nodes
     measured_gpus: Gpus | None = None
@@ -210,10 +210,10 @@ class Report(Message):
     gain: Amount
     optimizer_steps: Annotated[int, Field(ge=0, le=10**15)]
     checkpointed: bool
-    times: Times | None = None
+    times: TimesMessage | None = None
     restart_cost: Seconds | None = None
     mode: Literal["observe", "advise", "enforce"] | None = None
-    advice: Advice | None = None
+    advice: AdviceMessage | None = None
     resize: Literal["in-place", "requeue"] | None = None
     """The fastest way to change the job's size."""
     resized: Annotated[int, Field(ge=0, le=9 * 10**15)] | None = None
@@ -263,14 +263,14 @@ class Accepted(Message):
     """The move counts on the checkpoint."""
 
 
-class Training(Message):
+class TrainingMessage(Message):
     """Which training an attempt runs, on which GPU type."""
 
     fingerprint: Fingerprint
     gpu_type: GpuType = ""
 
 
-class Prior(Message):
+class PriorMessage(Message):
     """What the same user's earlier runs of the training measured."""
 
     params: dict[str, float]
@@ -281,7 +281,7 @@ class Prior(Message):
 class PriorAnswer(Message):
     """Answer to a training; null: nothing was measured."""
 
-    prior: Prior | None
+    prior: PriorMessage | None
 
 
 class Resize(Message):
@@ -307,7 +307,7 @@ class OrdersAnswer(Message):
     resize: Resize | None
 
 
-class Health(Message):
+class HealthAnswer(Message):
     """State of a gateway."""
 
     version: str

@@ -38,7 +38,7 @@ class Bounds:
     """Connections that show the same token."""
 
 
-class Entrance:
+class Visitors:
     """Knows all connections, and ends those that are too many."""
 
     def __init__(self, bounds: Bounds) -> None:
@@ -115,7 +115,7 @@ class Visitor(H11Protocol):
         accepted: its socket, which TLS may not have taken over yet.
     """
 
-    def __init__(self, entrance: Entrance, accepted: socket.socket, address: str, config: Config) -> None:
+    def __init__(self, entrance: Visitors, accepted: socket.socket, address: str, config: Config) -> None:
         super().__init__(config, _STATE, {"connection": self})
         self.address = address
         self.token = ""

@@ -15,9 +15,9 @@ from concurrent.futures import Executor
 
 from polluxd.errors import PolluxError
 
-from .messages import OrdersAnswer, Resize
+from .http_errors import HttpRefusal, unavailable
+from .payloads import OrdersAnswer, Resize
 from .records import Holder, Orders, Records
-from .refusals import Refused, unavailable
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class OrderWatch:
     async def orders(self, holder: Holder, token: str, seen: str) -> OrdersAnswer:
         """Return the orders once they are not those `seen`, or after LONGEST_S.
 
-        Raises Refused: a newer question of the same token came, or the database is away.
+        Raises HttpRefusal: a newer question of the same token came, or the database is away.
         """
         job = holder.job_id
         assert job is not None
@@ -101,7 +101,7 @@ class OrderWatch:
                         mine.woken.clear()
                         await mine.woken.wait()
             if mine.superseded:
-                raise Refused(409, "superseded", "a newer question of this token waits")
+                raise HttpRefusal(409, "superseded", "a newer question of this token waits")
             return self._answer(holder, job)
         finally:
             if self._waiting.get(token) is mine:

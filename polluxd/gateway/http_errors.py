@@ -7,7 +7,7 @@ from .records import Refusal
 RETRY = 503
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request gets an error in place of an answer.
 
     Args:
@@ -19,29 +19,29 @@ class Refused(Exception):
         self.status, self.code, self.message = status, code, message
 
 
-def token_refused(why: str) -> Refused:
-    return Refused(401, "token-refused", why)
+def token_refused(why: str) -> HttpRefusal:
+    return HttpRefusal(401, "token-refused", why)
 
 
-def unavailable(why: str) -> Refused:
-    return Refused(RETRY, "unavailable", why)
+def unavailable(why: str) -> HttpRefusal:
+    return HttpRefusal(RETRY, "unavailable", why)
 
 
-def not_sensible(why: str) -> Refused:
-    return Refused(422, "refused", why)
+def not_sensible(why: str) -> HttpRefusal:
+    return HttpRefusal(422, "refused", why)
 
 
-def too_often(why: str) -> Refused:
-    return Refused(429, "too-often", why)
+def too_often(why: str) -> HttpRefusal:
+    return HttpRefusal(429, "too-often", why)
 
 
-def of_attempt(refusal: Refusal) -> Refused:
+def of_attempt(refusal: Refusal) -> HttpRefusal:
     """Return the answer to an attempt that the database refuses."""
     match refusal:
         case "over":
-            return Refused(409, "attempt-over", "the job has ended, or a later attempt of it runs")
+            return HttpRefusal(409, "attempt-over", "the job has ended, or a later attempt of it runs")
         case "unknown":
-            return Refused(
+            return HttpRefusal(
                 RETRY, "not-known-yet", "polluxd has not seen this attempt of the job yet: try again"
             )
         case "too-often":
