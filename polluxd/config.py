@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import stat
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ from polluxd.settings import (
 )
 from polluxd.slurm.topology import racks_of
 from polluxd.store.transport import InsecureConnection, require_verified
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PATH = Path("/etc/pollux/polluxd.toml")
 
@@ -118,6 +121,7 @@ def load_config(path: Path | str = DEFAULT_PATH) -> Config:
 
 def parse_config(document: Mapping[str, Any], origin: str) -> Config:
     """Check a decoded document, named `origin`. Raises ConfigError."""
+    document = _without_former_keys(document, origin)
     faults = _not_in_the_file(document)
     try:
         config = Config.model_validate(document)
@@ -126,6 +130,18 @@ def parse_config(document: Mapping[str, Any], origin: str) -> Config:
     if faults:
         raise ConfigError("\n".join(f"{origin}: {fault}" for fault in faults))
     return config
+
+
+def _without_former_keys(document: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+    """Leave out what 0.1.0 wrote into every file: an upgrade of the packages is to leave polluxd running."""
+    found = dict(document)
+    database = found.get("database")
+    if isinstance(database, Mapping) and "secret_file" in database:
+        found["database"] = {key: value for key, value in database.items() if key != "secret_file"}
+        log.warning("%s: database.secret_file has no effect any more: jobs have no tickets; remove it", origin)
+    if found.pop("answers", None) is not None:
+        log.warning("%s: [answers] has no effect any more: [gateway] takes its place; remove it", origin)
+    return found
 
 
 def _not_in_the_file(document: Mapping[str, Any]) -> list[str]:

@@ -394,7 +394,7 @@ class GatewaySettings(_Section):
     """Path, on every node, of the certificates that vouch for the gateways. Without it: those of the system."""
     publish_interval_s: Seconds = 30.0
     """Time between two reports of a job."""
-    passfile: Annotated[FilePath | None, example("/etc/pollux/gateway.pgpass")] = None
+    passfile: FilePath | None = Path("/etc/pollux/gateway.pgpass")
     """libpq's password file of role pollux_gateway, mode 0600, owned by the gateway's user."""
 
     @model_validator(mode="after")

@@ -246,3 +246,15 @@ def test_racks_by_node_list():
     assert racks_of(parsed(racks).slurm.racks) == {"n1": "r1", "n2": "r1", "n3": "r2"}
     assert "slurm.racks: node n2 is in two racks" in fault(racks.replace('"n3"', '"n[2-3]"'))
     assert "slurm.racks: rack r2: expected a node list" in fault(racks.replace('"n3"', '"n[3"'))
+
+
+def test_keys_that_0_1_0_wrote_into_every_file_have_no_effect(caplog):
+    document = {
+        "slurm": {"cluster": "c"},
+        "database": {"url": "postgresql://h/d", "secret_file": "/etc/pollux/ticket.secret"},
+        "answers": {"listen": "0.0.0.0:9851"},
+    }
+    plain = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/d"}}
+    assert parse_config(document, "polluxd.toml") == parse_config(plain, "polluxd.toml")
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "database.secret_file has no effect" in caplog.text
