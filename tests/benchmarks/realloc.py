@@ -187,7 +187,6 @@ class Bench:
         self.slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=config.slurm.timeout_s)
         self.store = Store(config.database.url, config.slurm.cluster)
         self.store.migrate()
-        self.store.install_secret(cluster.hooks.secret_file.read_bytes().strip())
         self.script = Script()
         self.failed: dict[int, str] = {}
         """Why moves failed, by move id."""
@@ -235,7 +234,7 @@ class Bench:
         if self.store.lead() is None:
             raise RuntimeError("another polluxd leads on a private database")
         self.controller.step()
-        self.store.wait_for_notify(0.25)
+        self.store.wait(0.25, for_news=True)
 
     def _drive(self, tour: Tour, job_id: int) -> None:
         """Run polluxd's loop until the script is at its end."""
