@@ -29,6 +29,7 @@ from contrib.devcluster.postgres import DevPostgres
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config import parse_config
 from polluxd.cycle import Controller
+from polluxd.gateway.payloads import ReportMessage
 from polluxd.policy import decide
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -215,7 +216,8 @@ def report(database: Any, cluster: Cluster) -> None:
             "attempt": int(job["RestartCnt"]),
             "uid": int(job["UserID"]),
         }
-        rows.append({"fixed": fixed | {"wakes": False}, "body": body})
+        message = ReportMessage.model_validate_json(json.dumps(body))
+        rows.append(message.row() | fixed | {"wakes": False, "at": message.at})
     with database.begin() as connection:
         connection.execute(text(_REPORT), {"rows": json.dumps(rows)})
 
@@ -223,8 +225,9 @@ def report(database: Any, cluster: Cluster) -> None:
 _REPORT = """
 INSERT INTO pollux.report_history OVERRIDING SYSTEM VALUE
 SELECT p.* FROM jsonb_array_elements(CAST(:rows AS jsonb)) r,
-LATERAL jsonb_populate_record(pollux.report_of(r -> 'body'), r -> 'fixed' || jsonb_build_object(
-    'id', nextval('pollux.report_history_id_seq'), 'received_at', clock_timestamp())) p
+LATERAL jsonb_populate_record(CAST(NULL AS pollux.report_history), r || jsonb_build_object(
+    'id', nextval('pollux.report_history_id_seq'), 'received_at', clock_timestamp(),
+    'at', to_timestamp(CAST(r -> 'at' AS double precision)))) p
 """
 
 
