@@ -138,7 +138,9 @@ def _without_former_keys(document: Mapping[str, Any], origin: str) -> Mapping[st
     database = found.get("database")
     if isinstance(database, Mapping) and "secret_file" in database:
         found["database"] = {key: value for key, value in database.items() if key != "secret_file"}
-        log.warning("%s: database.secret_file has no effect any more: jobs have no tickets; remove it", origin)
+        log.warning(
+            "%s: database.secret_file has no effect any more: jobs have no tickets; remove it", origin
+        )
     if found.pop("answers", None) is not None:
         log.warning("%s: [answers] has no effect any more: [gateway] takes its place; remove it", origin)
     return found
