@@ -18,7 +18,7 @@ class Watched(Pollux):
         self.since, self.longest = {}, 0.0
 
     def decide(self, view):
-        jobs = tuple(self._job(job, view) for job in view.jobs)
+        jobs = self._jobs(view)
         plan = decide(daemon_view.snapshot(view, jobs, self.settings), cache=self._cache)
         free = sum(view.capacity) - sum(a.placement.gpus for a in plan.allocations)
         kept = set()
