@@ -160,7 +160,9 @@ class Training:
     def agreed(self) -> dict[str, Any]:
         """Values that the ranks agreed on and no checkpoint holds, for joiners."""
         return {
-            "meters": [(m.meter.agreed, m.meter.sampling, m.norms.steps) for m in self.models],
+            "meters": [
+                (m.meter.agreed, m.meter.sampling, m.meter.read_every, m.norms.steps) for m in self.models
+            ],
             "limits": self.limits,
             "adaptive": self.adaptive,
             "loop": (self.step.looped, self.step.accumulates),
@@ -168,8 +170,10 @@ class Training:
 
     def agree(self, told: Mapping[str, Any]) -> None:
         """On a joining rank: take over the values of rank 0's `agreed`."""
-        for model, (agreed, sampling, steps) in zip(self.models, told["meters"], strict=True):
-            model.meter.agreed, model.meter.sampling, model.norms.steps = agreed, sampling, steps
+        for model, (agreed, sampling, read_every, steps) in zip(self.models, told["meters"], strict=True):
+            meter = model.meter
+            meter.agreed, meter.sampling, meter.read_every = agreed, sampling, read_every
+            model.norms.steps = steps
         self.limits = told["limits"]
         # The environment of a companion job lacks them. A joiner with another learning rate would train another model.
         self.adaptive = told["adaptive"]
