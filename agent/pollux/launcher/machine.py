@@ -158,9 +158,12 @@ class _Step:
         ranks that lost their peer failed before anybody knew of the loss.
         """
         state, terms = self.state, self.terms
-        if state.phase is Phase.STOPPING or state.recovers or state.reported:
+        if state.phase is Phase.STOPPING or state.recovers:
             return
-        recovers = lost and terms.hub and terms.recovers and terms.may_retry
+        # Where rank 0 has ended well, the training was over: nothing is restored. The other launchers are told all the
+        # same, because they wait for node 0's answer.
+        over = state.reported and state.reports.get(0) is None
+        recovers = lost and terms.hub and terms.recovers and terms.may_retry and not over
         if state.phase is Phase.FAILING and not (recovers or (lost and tell)):
             return
         if state.phase is not Phase.FAILING:

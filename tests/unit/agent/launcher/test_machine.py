@@ -50,6 +50,7 @@ from tests.unit.agent.launcher_steps import (
     SHRINK,
     TERM,
     end,
+    ended,
     fresh,
     in_phase,
     run,
@@ -268,6 +269,24 @@ def test_a_loss_counts_though_another_rank_failed_of_it_before() -> None:
     assert actions == [KILL]
     killed = WorkerEnded(1, End(137, NOW.posix + 13.1))
     assert not run(LOST, late, (13.1, killed))[0].recovers
+
+
+@pytest.mark.parametrize("message", [AskForMove(), Alert(), Alert(True), Done(FAILURE)])
+def test_node_0_answers_after_its_own_workers_have_ended_well(message: Any) -> None:
+    state, actions = run(LOST, ended(LOST, 0, 0), FromNode(1, message))
+    assert (state.phase, state.recovers) == (Phase.FAILING, False), (
+        "the training was over: nothing is restored"
+    )
+    assert Tell(Alert(False)) in actions
+    state, actions = run(LOST, ended(LOST, 0, 0), NodeGone(2))
+    assert not state.recovers
+    assert Tell(Alert(False)) in actions
+
+
+def test_a_loss_counts_though_all_workers_of_node_0_have_failed_of_it() -> None:
+    state, actions = run(LOST, ended(LOST, 1, 1), FromNode(1, Alert(True)))
+    assert state.recovers
+    assert Tell(Alert(True)) in actions
 
 
 def test_another_node_tells_node_0_of_a_loss_and_kills_when_it_is_told() -> None:
