@@ -14,8 +14,7 @@ from pollux.launcher.state import End, LauncherState, StartTerms
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 HEAD_START_S = 1.0
-"""Seconds by which a sudden death counts as earlier than this process saw it: the other ranks see the connections
-close, and raise, before this process gets the signal."""
+"""Seconds by which a sudden death counts as earlier than seen: the others raise before this process gets the signal."""
 
 
 def excused(terms: StartTerms, state: LauncherState, status: int) -> bool:

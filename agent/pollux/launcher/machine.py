@@ -152,16 +152,14 @@ class _Step:
     def _fail(self, *, lost: bool = False, tell: bool = True) -> None:
         """End all workers: a rank has failed, here or on another node.
 
-        The other ranks cannot go on without it. A node that learns of the failure from another node sends no alert
-        (`tell`): the alert could reach node 0 in the next start. `lost`: somebody else has ended the rank. If new ranks
-        can restore the state, nothing is worth waiting for: node 0 has all others killed at once. This holds too where
-        ranks that lost their peer failed before anybody knew of the loss.
+        A node that learns of the failure from another node sends no alert (`tell`): it could reach node 0 in the next
+        start. `lost`: somebody else has ended the rank. If new ranks can restore the state, node 0 has all others
+        killed at once, even where ranks that lost their peer failed before anybody knew of the loss.
         """
         state, terms = self.state, self.terms
         if state.phase is Phase.STOPPING or state.recovers:
             return
-        # Where rank 0 has ended well, the training was over: nothing is restored. The other launchers are told all the
-        # same, because they wait for node 0's answer.
+        # Where rank 0 has ended well, nothing is restored. The other launchers wait for node 0's answer all the same.
         over = state.reported and state.reports.get(0) is None
         recovers = lost and terms.hub and terms.recovers and terms.may_retry and not over
         if state.phase is Phase.FAILING and not (recovers or (lost and tell)):
