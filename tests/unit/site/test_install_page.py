@@ -22,4 +22,4 @@ def test_commands_outside_the_section_do_not_count():
 
 def test_the_upgrade_page_has_commands():
     page = PAGE.with_name("upgrade.md").read_text()
-    assert commands(page, "Upgrade")[0] == "polluxctl db upgrade"
+    assert commands(page, "Upgrade")[0] == "polluxctl db init"
