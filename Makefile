@@ -109,8 +109,8 @@ lint: setup ## ruff format --check, ruff check, lint-imports, the checks of pros
 	@$(PYTHON) contrib/checks/structure.py --check
 
 .PHONY: reference
-reference: setup ## what is generated from polluxd/settings.py: example configuration, polluxd.toml(5), docs/reference
-	@$(PYTHON) -m polluxd.settings_reference
+reference: setup ## what is generated from polluxd/config/settings.py: example configuration, polluxd.toml(5), docs/reference
+	@$(PYTHON) -m polluxd.config.settings_reference
 
 # Warnings are errors: a broken link, a page in no table of contents, a reference to nothing.
 docs: setup ## the documentation site; docs/_build/html/index.html

@@ -20,8 +20,8 @@ import sdnotify
 
 from polluxd import logs
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config import Config
-from polluxd.cycle import Controller, StepResult
+from polluxd.config.config_file import Config
+from polluxd.cycle.controller import Controller, StepResult
 from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
 from polluxd.metrics import Metrics
 from polluxd.metrics.endpoint import Endpoint

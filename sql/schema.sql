@@ -321,7 +321,7 @@ CREATE TABLE pollux.setting (
     name     text NOT NULL,
     value    jsonb NOT NULL,
     PRIMARY KEY (cluster, name),
-    -- Names and shapes only: which values are allowed is declared once, in polluxd/settings.py.
+    -- Names and shapes only: which values are allowed is declared once, in polluxd/config/settings.py.
     CONSTRAINT setting_name CHECK (name ~ '^[a-z][a-z_]{0,62}$'),
     CONSTRAINT setting_value CHECK (jsonb_typeof(value) <> 'array')
 );

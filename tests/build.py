@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
 from polluxd.model import (
     NO_PLACEMENT,
     JobSpec,
@@ -18,7 +19,6 @@ from polluxd.model import (
     SnapshotJob,
     Step,
 )
-from polluxd.settings import PolicySettings
 from polluxd.slurm.protocol import SlurmJob
 
 THETAS = {

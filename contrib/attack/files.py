@@ -16,9 +16,9 @@ from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 
 BELIEVES_ANY_SERVER = """
-from polluxd import config
+from polluxd.config import config_file
 from polluxd.store import connection
-config.require_verified = connection.require_verified = lambda words: None
+config_file.require_verified = connection.require_verified = lambda words: None
 """
 HOLDS_LEASES = """
 import fcntl, signal, sys, time

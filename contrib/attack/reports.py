@@ -14,7 +14,7 @@ from contrib.attack.site import Site
 from polluxd.model import Step
 
 BELIEVES = """
-from polluxd.trusted_reports import TrustedReports
+from polluxd.cycle.trusted_reports import TrustedReports
 TrustedReports.trust = lambda self, reports, held, now: (dict(reports), {})
 """
 LOOKS_EVERY_8_S = """

@@ -8,10 +8,10 @@ from statistics import median
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from polluxd.cycle.waiting import WaitingTimes
 from polluxd.slurm.priority import MOST, priority_weights
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import JobTimes
-from polluxd.waiting import WaitingTimes
 
 
 def _median_over_jobs(jobs: Sequence[SlurmJob], power: float) -> Mapping[int, float]:

@@ -20,8 +20,8 @@ def undivided(self, domain, settings):
 exploration.Caps.__init__ = undivided
 """
 EVERY_REPORT_COUNTS = """
-from polluxd.occasions import Occasions
-Occasions._measurements = lambda self, state, reports: {(job, told.at) for job, told in reports.items()}
+from polluxd.cycle.triggers import Triggers
+Triggers._measurements = lambda self, state, reports: {(job, told.at) for job, told in reports.items()}
 """
 JOBS = 6
 """6 starts on a node leave 4 of 28 GPUs."""

@@ -41,10 +41,10 @@ from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.undrained import Undrained
 from polluxd.apply.wait_cycles import wait_cycle
+from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
 from polluxd.model import JobState, Move, Report, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.slurm.queue import BAD_CONSTRAINTS
 from polluxd.store import Store

@@ -31,8 +31,8 @@ from polluxd.apply.actions import (
 )
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
+from polluxd.config.settings import MoveSettings
 from polluxd.model import JobState, Move, Report, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from polluxd.apply.intents import Intent
+from polluxd.config.settings import MoveSettings
 from polluxd.model import RESTARTING_PATHS
-from polluxd.settings import MoveSettings
 
 
 class RestartBudget:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Step
-from polluxd.settings import MoveSettings
 
 PATIENCE = 2
 """A move that stays in one step for so many times the longest timeout of [moves] is stuck."""

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from polluxd.cli.output import PrintableConsole
-from polluxd.config import DEFAULT_PATH, Config, load_config
+from polluxd.config.config_file import DEFAULT_PATH, Config, load_config
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
-from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
 ConfigOption = Annotated[

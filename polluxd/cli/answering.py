@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmError
-from polluxd.settings import PolicySettings
 from polluxd.store import JobView, Store
 
 from .answers import history_document

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from polluxd.config import DEFAULT_PATH
+from polluxd.config.config_file import DEFAULT_PATH
+from polluxd.config.settings import PolicySettings
 from polluxd.gateway.client import UserClient, user_client
-from polluxd.settings import PolicySettings
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import HistoryPoint, Store
 

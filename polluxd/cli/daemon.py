@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from polluxd import logs
-from polluxd.config import DEFAULT_PATH, load_config
+from polluxd.config.config_file import DEFAULT_PATH, load_config
+from polluxd.config.settings_reference import example_file
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
-from polluxd.settings_reference import example_file
 from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
 

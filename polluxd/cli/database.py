@@ -16,7 +16,7 @@ import typer
 from psycopg2 import sql
 from sqlalchemy import make_url
 
-from polluxd.config import DEFAULT_PATH, Config
+from polluxd.config.config_file import DEFAULT_PATH, Config
 from polluxd.daemon import open_store
 from polluxd.errors import ConfigError, PolluxError, StoreRejected
 from polluxd.printable import printable

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from polluxd.encoding import decode_snapshot
 from polluxd.errors import PolluxError
+from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
 from polluxd.store import CycleSummary
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from polluxd.config import DEFAULT_PATH
+from polluxd.config.config_file import DEFAULT_PATH
 from polluxd.errors import ConfigError
 from polluxd.printable import printable
 from polluxd.site import hooks as site_hooks

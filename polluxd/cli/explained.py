@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from polluxd.encoding import decode_snapshot
+from polluxd.config.setting_info import policy_document
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, StoreRejected
 from polluxd.model import Allocation
+from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.what_if import one_node_more
-from polluxd.setting_info import policy_document
-from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
 from . import job_story

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polluxd.config import DEFAULT_PATH, Config, load_config
+from polluxd.config.config_file import DEFAULT_PATH, Config, load_config
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 from polluxd.site import hooks

@@ -6,9 +6,9 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, Plan, Snapshot
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 
 from .output import Column, duration, number
 

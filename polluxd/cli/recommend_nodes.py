@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from polluxd.encoding import decode_snapshot
 from polluxd.errors import ConfigError, PolluxError
+from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.autoscale import HIGH, LOW, desired_nodes
 
 from . import access

@@ -10,7 +10,7 @@ import sdnotify
 
 from pollux.scheduler.munge import Munge
 from pollux.version import __version__
-from polluxd.config import Config
+from polluxd.config.config_file import Config
 from polluxd.gateway.app import GatewayService
 from polluxd.gateway.munge_socket import munge_socket
 from polluxd.gateway.server import GatewayServer

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from polluxd.encoding import decode_snapshot
-from polluxd.errors import PolluxError
-from polluxd.setting_info import (
+from polluxd.config.setting_info import (
     OPTIONS,
     SHORT_OPTIONS,
     SettingInfo,
     option_name,
     policy_document,
 )
-from polluxd.settings import PolicySettings
+from polluxd.config.settings import PolicySettings
+from polluxd.errors import PolluxError
+from polluxd.model.snapshot_json import decode_snapshot
 
 from . import access
 from .access import ConfigOption, JsonOption

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polluxd.errors import ConfigError
-from polluxd.setting_info import (
+from polluxd.config.setting_info import (
     OPTIONS,
     SettingInfo,
     as_json,
@@ -16,7 +15,8 @@ from polluxd.setting_info import (
     infos,
     option_name,
 )
-from polluxd.settings import PolicySettings
+from polluxd.config.settings import PolicySettings
+from polluxd.errors import ConfigError
 
 Words = str | bool | Sequence[str]
 """What the command line gives for one setting: text, a switch, or NAME=VALUE words."""

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from polluxd.config.setting_info import policy_info
 from polluxd.errors import ConfigError
-from polluxd.setting_info import policy_info
 from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare

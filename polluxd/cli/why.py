@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polluxd.explanation import Explanation
-from polluxd.model import Allocation
+from polluxd.model import Allocation, Explanation
 from polluxd.policy.exploration import GROWTH
 
 from .output import count, duration, number

@@ -13,8 +13,8 @@ from urllib.parse import urlencode
 from pollux.scheduler.gateway import Gateway, GatewayAway, GatewayError, MessageRefused, TokenRefused
 from pollux.scheduler.munge import Munge, MungeError
 from pollux.slurm_job.access import ADDRESSES, CA
+from polluxd.config.settings import GatewaySettings
 from polluxd.errors import PolluxError, SlurmGarbled
-from polluxd.settings import GatewaySettings
 
 from .munge_socket import munge_socket
 

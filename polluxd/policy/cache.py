@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Node, Report, Snapshot, SnapshotJob
 from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import FeasibleShapes
 from polluxd.policy.listing import Asked, JobOptions, Listing
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

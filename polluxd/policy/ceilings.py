@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import GpuLimit, SnapshotJob
-from polluxd.settings import PolicySettings
 
 NO_CEILING = 1 << 40
 

@@ -12,8 +12,8 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.explanation import Explanation
-from polluxd.model import NO_PLACEMENT, Allocation, Placement, Plan, Snapshot
+from polluxd.config.settings import PolicySettings
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement, Plan, Snapshot
 from polluxd.policy import (
     assignment,
     certificate,
@@ -34,7 +34,6 @@ from polluxd.policy.owners import divided
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shrink_nodes import leave_right_nodes
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.explanation import Explanation
-from polluxd.model import SnapshotJob
+from polluxd.model import Explanation, SnapshotJob
 from polluxd.policy import exploration, market, reasons
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY

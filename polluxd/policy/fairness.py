@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Snapshot, SnapshotJob
 from polluxd.policy import market
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 

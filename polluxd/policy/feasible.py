@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, SnapshotJob
 from polluxd.policy import exploration
 from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
 from polluxd.policy.layout import Layout
 from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
-from polluxd.settings import PolicySettings
 
 NOTHING = Shape(0, 0)
 

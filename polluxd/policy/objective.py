@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.config.settings import PolicySettings
 from polluxd.policy.ceilings import Group
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pollux.goodput import Goodput, optimize_pairs, pack
+from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import fairness, market, objective
 from polluxd.policy.cache import Cache
@@ -27,7 +28,6 @@ from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
 from polluxd.policy.owners import with_shares, within_owner
 from polluxd.policy.shapes import OVER_RACKS, Shape
 from polluxd.policy.worth import Rated, by_price, by_share, overdue
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

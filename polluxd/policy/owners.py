@@ -14,9 +14,9 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Plan, Snapshot, SnapshotJob
 from polluxd.policy.fairness import weights
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, Plan, Snapshot, SnapshotJob
 from polluxd.policy import decision
 from polluxd.policy.cache import Cache
-from polluxd.settings import PolicySettings
 
 _NO_ROOM = frozenset({"contention", "fragmentation"})
 """Limits (`Explanation.limit`) of a job for which the awake nodes have no room."""

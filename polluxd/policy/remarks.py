@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from pollux.goodput import Goodput
-from polluxd.explanation import Explanation
-from polluxd.model import Allocation, Snapshot, SnapshotJob
+from polluxd.model import Allocation, Explanation, Snapshot, SnapshotJob
 from polluxd.policy import fairness, market
 from polluxd.policy.domains import racks, tells_racks
 from polluxd.policy.reasons import count, percent

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import fairness, market, objective
 from polluxd.policy.ceilings import Group
 from polluxd.policy.owners import within_owner
-from polluxd.settings import PolicySettings
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

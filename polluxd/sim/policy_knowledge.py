@@ -8,7 +8,7 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from polluxd.settings import (
+from polluxd.config.settings import (
     Duration,
     Exponent,
     Kappa,
@@ -41,7 +41,7 @@ class Knowledge:
     gpu_speeds: bool = True
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
     checks_reports: bool = False
-    """Reports go through the daemon's own checks (`polluxd.trusted_reports`)."""
+    """Reports go through the daemon's own checks (`polluxd.cycle.trusted_reports`)."""
     remaining_work: bool = True
     """The training length that users declare is known. Without it, set `remaining_work_power` to 0, too."""
     waiting_power: Exponent = PolicySettings().waiting_power

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg2
 
 from pollux.version import __version__
-from polluxd.config import Config
+from polluxd.config.config_file import Config
 from polluxd.errors import StoreError
 from polluxd.store import Store
 from polluxd.store.connection import Connector, libpq_words, translated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from polluxd.config import Config, load_config
+from polluxd.config.config_file import Config, load_config
 from polluxd.errors import ConfigError, SlurmError
 
 from . import database_checks, file_checks, slurm_checks

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from polluxd.config import Config
+from polluxd.config.config_file import Config
 from polluxd.errors import ConfigError
 
 from .files import differences, read_text

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pollux.slurm_job.access import ADDRESSES, CA
-from polluxd.config import Config
+from polluxd.config.config_file import Config
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
 from polluxd.gateway.client import user_client
 from polluxd.slurm.node_records import parse_nodes

@@ -20,8 +20,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from polluxd.config.gpu_counts import RULES, is_rule
 from polluxd.errors import DirectiveError
-from polluxd.gpu_counts import RULES, is_rule
 from polluxd.model import JobSpec
 from polluxd.slurm.demands import WORDS, Demands, read_demands
 from polluxd.slurm.protocol import Companion

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
 from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Step
-from polluxd.settings import PolicySettings
 
 from .views import JobTimes, MoveTotals, ObservedJob
 

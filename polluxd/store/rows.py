@@ -12,9 +12,9 @@ from typing import Any
 
 from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.errors import ReportError
-from polluxd.explanation import Explanation
 from polluxd.model import (
     Allocation,
+    Explanation,
     JobSpec,
     Move,
     Placement,

@@ -1,6 +1,6 @@
 """Conversion of policy settings between the database and the model.
 
-`polluxd.settings` defines which values are allowed.
+`polluxd.config.settings` defines which values are allowed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from polluxd.config.setting_info import as_json, checked, infos
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
-from polluxd.setting_info import as_json, checked, infos
-from polluxd.settings import PolicySettings
 
 log = logging.getLogger(__name__)
 

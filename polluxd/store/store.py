@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from sqlalchemy import URL
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreError, StoreRejected
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
-from polluxd.settings import PolicySettings
 
 from . import rows
 from .administrator_orders import AdministratorOrders

@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from pollux.goodput import BatchLimits, NoiseScale
+from polluxd.cycle.progress_rates import TrainedOn
+from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import Report
-from polluxd.progress_rates import TrainedOn
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import BUILT_IN, Application, most_gpus
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 from polluxd.sim.workload import Submission
-from polluxd.trusted_reports import Held, TrustedReports
 
 ROOT = Path(__file__).parents[2]
 PAGE = Path(__file__).with_suffix(".md")

@@ -35,9 +35,9 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
+from polluxd.config.settings import PolicySettings  # noqa: E402
 from polluxd.model import Plan, Snapshot  # noqa: E402
 from polluxd.policy import Cache, decide  # noqa: E402
-from polluxd.settings import PolicySettings  # noqa: E402
 from polluxd.sim.cluster import Scenario  # noqa: E402
 from tests.benchmarks import genetic, policy_oracle  # noqa: E402
 from tests.benchmarks.policy_oracle import table  # noqa: E402

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Plan, Snapshot
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from tests.benchmarks.policy_oracle import table
 from tests.benchmarks.policy_states import FAIR_SHARE, life
 from tests.unit.policy import every_plan

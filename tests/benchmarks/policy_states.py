@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
-from polluxd.settings import PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import daemon_view

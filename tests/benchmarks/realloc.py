@@ -36,11 +36,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 from contrib.chaos.ledger import Ledger, ledgers, lineage  # noqa: E402
 from contrib.devcluster import DevCluster  # noqa: E402
 from polluxd.apply.reconciler import Reconciler  # noqa: E402
-from polluxd.config import parse_config  # noqa: E402
-from polluxd.cycle import Controller  # noqa: E402
+from polluxd.config.config_file import parse_config  # noqa: E402
+from polluxd.config.settings import MoveSettings  # noqa: E402
+from polluxd.cycle.controller import Controller  # noqa: E402
 from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step  # noqa: E402
 from polluxd.policy.cache import Cache  # noqa: E402
-from polluxd.settings import MoveSettings  # noqa: E402
 from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
 from polluxd.store import Store  # noqa: E402
 from polluxd.store.views import MoveCost  # noqa: E402

@@ -27,8 +27,8 @@ from sqlalchemy import create_engine, text
 
 from contrib.devcluster.postgres import DevPostgres
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config import parse_config
-from polluxd.cycle import Controller
+from polluxd.config.config_file import parse_config
+from polluxd.cycle.controller import Controller
 from polluxd.gateway.payloads import ReportMessage
 from polluxd.policy import decide
 from polluxd.slurm.scontrol import ScontrolClient

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = (
     "polluxd/policy",
     "polluxd/sim",
-    "polluxd/model.py",
+    "polluxd/model",
     "agent/pollux/goodput.py",
     "agent/pollux/fit.py",
 )

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contrib.devcluster.postgres import DevPostgres
+from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.errors import ReportError
 from polluxd.gateway.payloads import ReportMessage
 from polluxd.gateway.records import Holder, SentReport
@@ -31,7 +32,6 @@ from polluxd.model import JobSpec, Node, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
 from polluxd.store import Store, rows
 from polluxd.store.gateway_statements import GatewayStore
-from polluxd.trusted_reports import Held, TrustedReports
 from tests.fuzz.json_values import json_values
 from tests.integration.store.conftest import introduce, payload
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from contrib.devcluster import DevCluster, write_configuration
 from polluxd.cli.ctl import app
-from polluxd.config import load_config
+from polluxd.config.config_file import load_config
 from polluxd.store import Store
 
 pytestmark = pytest.mark.slurm

@@ -10,13 +10,13 @@ import pytest
 from contrib.devcluster import DevCluster
 from contrib.devcluster import cluster as devcluster
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
+from polluxd.cycle.snapshot import build_snapshot
 from polluxd.model import JobSpec, Report
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState
 from polluxd.slurm.scontrol import ScontrolClient
-from polluxd.snapshot import build_snapshot
 
 pytestmark = pytest.mark.slurm
 

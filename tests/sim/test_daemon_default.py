@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from polluxd.settings import CycleSettings, MoveSettings, PolicySettings
+from polluxd.config.settings import CycleSettings, MoveSettings, PolicySettings
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.policies.pollux import UNMEASURED_COST, UNMEASURED_RESIZE_COST, Pollux
 from polluxd.sim.policy_knowledge import Knowledge

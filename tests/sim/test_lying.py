@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
+from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
-from polluxd.trusted_reports import Held, TrustedReports
 
 CYCLES, CYCLE_S, MOVE_S = 100, 60.0, 30.0
 NODES = tuple(Node(f"n{i}", gpus=4) for i in range(4))

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from polluxd.config import Config, parse_config
-from polluxd.cycle import Controller, StepResult
+from polluxd.config.config_file import Config, parse_config
+from polluxd.cycle.controller import Controller, StepResult
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, LeaderLost
 from polluxd.slurm.fake import FakeSlurm

@@ -13,7 +13,7 @@ HOSTILE = 'train", "level": "error\n2026-01-01 ERROR forged \x1b[2J\u202e\ud800'
 
 
 def record(message: str = "job %s", *args: object) -> logging.LogRecord:
-    return logging.LogRecord("polluxd.cycle", logging.INFO, "f", 1, message, args, None)
+    return logging.LogRecord("polluxd.cycle.controller", logging.INFO, "f", 1, message, args, None)
 
 
 def test_a_line_of_json_has_the_ids_and_nothing_of_a_users_ends_it() -> None:
@@ -42,7 +42,7 @@ def test_a_fault_is_one_line_of_json_with_its_traceback() -> None:
 @pytest.mark.parametrize(("ids", "end"), [({}, "job 7"), ({"job": 7, "move": 12}, "job 7 [job=7 move=12]")])
 def test_a_line_of_text_ends_with_its_ids(ids: dict[str, int], end: str) -> None:
     with about(**ids):
-        assert TextFormatter().format(record("job %s", 7)).endswith(f"INFO polluxd.cycle: {end}")
+        assert TextFormatter().format(record("job %s", 7)).endswith(f"INFO polluxd.cycle.controller: {end}")
 
 
 def test_ids_end_with_what_they_are_about() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
-from polluxd.settings import PolicySettings
 from polluxd.sim.applications import most_gpus
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View

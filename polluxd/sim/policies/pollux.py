@@ -18,18 +18,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from polluxd.gpu_types import GpuTypes
+from polluxd.config.settings import MoveSettings, PolicySettings
+from polluxd.cycle.gpu_types import GpuTypes
+from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
-from polluxd.settings import MoveSettings, PolicySettings
 from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
-from polluxd.trusted_reports import Held, TrustedReports
 
 UNMEASURED_COST = MoveSettings().default_cost_s
 """Expected cost of a move until the job's own moves are measured (the daemon's `moves.default_cost_s`)."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.cache import Cache
-from polluxd.settings import PolicySettings
 from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.simulated_job import Seats, SimulatedJob

@@ -19,9 +19,9 @@ from pollux.goodput import BatchLimits
 from polluxd.apply.intents import Intent
 from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
+from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable, StoreError, StoreUnavailable
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store import Store

@@ -17,10 +17,10 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.preview import preview
 from polluxd.cli.replay import differences
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.config.settings import PolicySettings
 from polluxd.model import DaemonMode, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, decide
-from polluxd.settings import PolicySettings
 from polluxd.store import Store
 
 pytestmark = pytest.mark.slurm

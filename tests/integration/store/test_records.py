@@ -11,10 +11,9 @@ from dataclasses import replace
 import psycopg2
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, StoreRejected
-from polluxd.explanation import Explanation
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Placement, Plan, Step
-from polluxd.settings import PolicySettings
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
 from polluxd.store import Store
 
 pytestmark = pytest.mark.slurm

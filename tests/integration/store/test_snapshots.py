@@ -15,9 +15,9 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Placement, Plan, Report, Snapshot, SnapshotJob
-from polluxd.settings import PolicySettings
+from polluxd.model.snapshot_json import decode_snapshot, encode
 
 pytestmark = pytest.mark.slurm
 

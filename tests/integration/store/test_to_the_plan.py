@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.config.settings import PolicySettings
+from polluxd.cycle.snapshot import build_snapshot
 from polluxd.model import JobSpec, Node
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes
 
 pytestmark = pytest.mark.slurm

@@ -8,9 +8,9 @@ import pytest
 
 from polluxd.apply.allowances import Allowances, allowances
 from polluxd.apply.capacity import capacity
+from polluxd.config.settings import PolicySettings
 from polluxd.model import GpuLimit, JobSpec, JobState, Node, Placement, Snapshot, SnapshotJob
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.limits import Association, GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import ClusterState, SlurmJob

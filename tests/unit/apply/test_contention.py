@@ -15,6 +15,7 @@ from polluxd.apply.contention import (
     with_contenders,
 )
 from polluxd.apply.leases import kept_back
+from polluxd.config.settings import PolicySettings
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
@@ -26,7 +27,6 @@ from polluxd.model import (
     Snapshot,
     SnapshotJob,
 )
-from polluxd.settings import PolicySettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob

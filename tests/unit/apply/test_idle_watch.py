@@ -8,9 +8,8 @@ import pytest
 
 from polluxd.apply.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
 from polluxd.cli.health import health
-from polluxd.explanation import Explanation
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Node, Placement, Plan
-from polluxd.settings import CycleSettings, MoveSettings
+from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Node, Placement, Plan
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules

@@ -23,6 +23,7 @@ from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.intents import intents
 from polluxd.apply.machine import next_action
 from polluxd.apply.placed import held
+from polluxd.config.settings import MoveSettings
 from polluxd.model import (
     NO_PLACEMENT,
     Allocation,
@@ -36,7 +37,6 @@ from polluxd.model import (
     SnapshotJob,
     Step,
 )
-from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 from tests import build
 

@@ -14,9 +14,9 @@ from polluxd.apply.allowances import Allowances
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusals import LONGEST_S
+from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.store.fake import FakeRows, FakeStore

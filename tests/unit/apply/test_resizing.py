@@ -21,8 +21,8 @@ from polluxd.apply.actions import (
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.machine import next_action
 from polluxd.apply.resizing import left_over
+from polluxd.config.settings import MoveSettings
 from polluxd.model import JobState, Move, Placement, Report, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.protocol import SlurmJob
 
 from .resized_job import BOTH, NODES, ONE, companion, job, move, says

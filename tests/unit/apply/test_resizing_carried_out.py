@@ -6,9 +6,9 @@ from typing import Any
 
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
+from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Placement, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore

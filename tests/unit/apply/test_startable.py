@@ -15,8 +15,8 @@ from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
 from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.cli.health import health
+from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import JobState, Move, Placement, Step
-from polluxd.settings import CycleSettings, MoveSettings
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Reservation, Rules

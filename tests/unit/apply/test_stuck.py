@@ -6,8 +6,8 @@ import pytest
 
 from polluxd.apply.cooldowns import Cooldowns
 from polluxd.apply.stuck import PATIENCE, in_step_since, stuck_moves
+from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Placement, Step
-from polluxd.settings import MoveSettings
 from tests.build import move as build_move
 
 NOW = 1_800_000_000.0

@@ -11,11 +11,11 @@ from typing import Any
 from pollux.goodput import BatchLimits
 from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config import Config, parse_config
-from polluxd.cycle import Controller
+from polluxd.config.config_file import Config, parse_config
+from polluxd.config.settings import MoveSettings
+from polluxd.cycle.controller import Controller
 from polluxd.daemon import Daemon
 from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
-from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore

@@ -12,9 +12,9 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
 from polluxd.cli import access, answers, ctl
-from polluxd.config import parse_config
+from polluxd.config.config_file import parse_config
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
-from polluxd.settings import PolicySettings
 from polluxd.store import CycleView, HistoryPoint, JobExplanation, JobView, Leader, SettingChange
 
 NOW = 1_700_000_000.0

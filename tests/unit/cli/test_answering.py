@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from polluxd.cli.answering import SHOWN_OF_OTHERS, Answering
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmUnavailable
-from polluxd.settings import PolicySettings
 
 ADA, BOB = 1001, 1002
 PUBLIC = "PrivateData             = none\n"

@@ -11,11 +11,11 @@ import pytest
 
 from pollux.goodput import NoiseScale
 from polluxd.cli.replay import differences
-from polluxd.encoding import encode
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
+from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
-from polluxd.settings import PolicySettings
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
 from tests.build import nodes, report

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from polluxd import explanation
 from polluxd.cli import why
-from polluxd.explanation import Explanation
-from polluxd.model import Allocation, Placement
+from polluxd.model import Allocation, Explanation, Placement, plans
 
 
 def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
@@ -135,7 +133,7 @@ def test_explain_names_each_limit(store, polluxctl, limit, told):
 
 
 def test_every_limit_of_the_model_has_words():
-    text = Path(explanation.__file__).read_text()
+    text = Path(plans.__file__).read_text()
     listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*why.LIMITS, "max-gpus"}

@@ -13,9 +13,9 @@ import pytest
 from polluxd.cli import access
 from polluxd.cli.job_columns import JOB_COLUMNS
 from polluxd.cli.top import SortKey
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
-from polluxd.settings import PolicySettings
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):

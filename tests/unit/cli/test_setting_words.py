@@ -7,9 +7,9 @@ import math
 import pytest
 
 from polluxd.cli.setting_words import changes, rows
+from polluxd.config.setting_info import OPTIONS, infos, option_name, policy_document
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
-from polluxd.setting_info import OPTIONS, infos, option_name, policy_document
-from polluxd.settings import PolicySettings
 
 EVERY_OPTION = {
     "objective": "fair-share",

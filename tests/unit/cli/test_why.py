@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from polluxd.cli.why import sentences, with_node_more
-from polluxd.explanation import Explanation
-from polluxd.model import Allocation, Placement
+from polluxd.model import Allocation, Explanation, Placement
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from contrib.devcluster.processes import free_ports
-from polluxd.config import Config, parse_config
+from polluxd.config.config_file import Config, parse_config
 from polluxd.daemon import Daemon
 from polluxd.metrics import Metrics, endpoint
 from polluxd.metrics.endpoint import CONNECTIONS, Endpoint

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pollux.goodput import BatchLimits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusal_reasons import refused_group
-from polluxd.cycle import Controller
+from polluxd.config.settings import MoveSettings, Objective
+from polluxd.cycle.controller import Controller
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable, StoreUnavailable
 from polluxd.metrics import CLUSTER_GAUGES, Metrics
 from polluxd.metrics.cluster_view import STALE_S, of_moves, of_reports
@@ -25,7 +26,6 @@ from polluxd.metrics.declared import (
 )
 from polluxd.metrics.timed_slurm import TimedSlurm
 from polluxd.model import JobSpec, JobState, Node, Report, Step
-from polluxd.settings import MoveSettings, Objective
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.store import Store
 from polluxd.store.fake import FakeRows, FakeStore

@@ -12,12 +12,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT, JobSpec, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy.domains import split
 from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
-from polluxd.settings import PolicySettings
 from tests.build import job, node, snapshot
 
 

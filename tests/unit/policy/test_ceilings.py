@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import GpuLimit, JobSpec
 from polluxd.policy import counts, decide, price
 from polluxd.policy.ceilings import Group, groups, nested
-from polluxd.settings import PolicySettings
 from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.count_instances import best_limited, flat, limited
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from tests.benchmarks.policy_states import life
 from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Placement, Report
 from polluxd.policy import decide
 from polluxd.policy.domains import split
 from polluxd.policy.exploration import Caps
-from polluxd.settings import PolicySettings
 from tests.build import job, nodes, report, snapshot
 
 

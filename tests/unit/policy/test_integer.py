@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pollux.goodput import ThroughputParams
-from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, counts, decide, integer
 from polluxd.policy.ceilings import Group
 from tests.build import THETAS, job, node, report, running, snapshot

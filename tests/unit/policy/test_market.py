@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.policy import decide, market, objective
 from polluxd.policy.ceilings import Group
 from polluxd.policy.domains import split
 from polluxd.policy.option_table import build
-from polluxd.settings import PolicySettings
 from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
 from tests.unit.policy.invariants import check

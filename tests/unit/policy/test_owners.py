@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec
 from polluxd.policy import decide, fairness
 from polluxd.policy.owners import divided, with_shares, within_owner
-from polluxd.settings import PolicySettings
 from tests.build import job, nodes, report, snapshot
 
 FIVE_AND_THREE = [job(n, report=report(), user="mallory" if n <= 5 else "ann") for n in range(1, 9)]

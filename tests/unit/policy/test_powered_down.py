@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import GpuLimit, JobSpec
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from tests.build import job, node, report, running, snapshot
 from tests.unit.policy.scenarios import snapshots

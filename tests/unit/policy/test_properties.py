@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT
 from polluxd.policy import decide, fairness
 from polluxd.policy.feasible import is_pinned
-from polluxd.settings import PolicySettings
 from tests.build import node
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied, random_snapshot, snapshots

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pollux.goodput import Goodput
-from polluxd.encoding import decode_snapshot, encode
 from polluxd.model import JobSpec, Placement
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, choice, decide
 from tests.build import THETAS, job, node, report, running, snapshot
 from tests.unit.policy.invariants import check

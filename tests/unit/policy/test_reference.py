@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.policy import decide
-from polluxd.settings import PolicySettings
 from tests.benchmarks import genetic
 from tests.build import job, node, nodes, report, snapshot
 from tests.unit.policy.scenarios import applied, random_snapshot

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from polluxd.config import parse_config
+from polluxd.config.config_file import parse_config
 from polluxd.errors import SlurmRefused
 from polluxd.site import file_checks, slurm_checks
 from polluxd.site.findings import Level

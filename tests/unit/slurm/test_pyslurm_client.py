@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from polluxd.config import parse_config
+from polluxd.config.config_file import parse_config
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, SlurmRefused
 from polluxd.model import JobState

@@ -8,8 +8,7 @@ from hashlib import sha256
 
 import pytest
 
-from polluxd.explanation import Explanation
-from polluxd.model import NO_PLACEMENT, Allocation, Placement
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement
 from polluxd.store.decision_changes import plan_digest, same_decision
 from polluxd.store.rows import allocations_to_json
 from polluxd.store.written import Written

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, ReportError
-from polluxd.settings import PolicySettings
 from polluxd.store import rows
 from polluxd.store.setting_rows import setting_to_json, settings_from_rows
 

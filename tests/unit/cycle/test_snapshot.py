@@ -14,14 +14,14 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.paths import PathOptions
 from polluxd.apply.startable import Standing
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.config.settings import PolicySettings
+from polluxd.cycle.snapshot import build_snapshot
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
-from polluxd.settings import PolicySettings
 from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
-from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, MoveTotals
 from tests import build
 

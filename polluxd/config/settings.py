@@ -33,7 +33,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from polluxd.gpu_counts import RULES, is_rule
+from polluxd.config.gpu_counts import RULES, is_rule
 
 
 def unit(name: str) -> Any:

@@ -1,7 +1,7 @@
 """The control cycle on one screen: observe -> decide -> act.
 
 `Controller.step` is called every poll. It observes, lets the moves under way take their next action, and when a
-decision is due (the interval has passed, or `occasions` has one) decides and writes the moves that the plan asks
+decision is due (the interval has passed, or `triggers` has one) decides and writes the moves that the plan asks
 for. Anything that cannot be understood or reached raises before anything is changed: running jobs are left alone.
 """
 
@@ -24,21 +24,21 @@ from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
 from polluxd.apply.undrained import Undrained, equal_share
-from polluxd.config import Config
-from polluxd.encoding import to_json
+from polluxd.config.config_file import Config
+from polluxd.cycle.progress_rates import TrainedOn
+from polluxd.cycle.snapshot import build_snapshot
+from polluxd.cycle.triggers import Triggers
+from polluxd.cycle.trusted_reports import Held, TrustedReports
+from polluxd.cycle.waiting import WaitingTimes
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
-from polluxd.occasions import Occasions
+from polluxd.model.snapshot_json import to_json
 from polluxd.policy import Cache, decide
-from polluxd.progress_rates import TrainedOn
 from polluxd.slurm.protocol import ClusterState, SlurmClient
 from polluxd.slurm.topology import racks_of
-from polluxd.snapshot import build_snapshot
 from polluxd.store import JobTimes, Store
-from polluxd.trusted_reports import Held, TrustedReports
-from polluxd.waiting import WaitingTimes
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Controller:
         self._racks = racks_of(config.slurm.racks)
         self._unreadable: frozenset[str] = frozenset()
         self._trusted = TrustedReports()
-        self._occasions = Occasions(reconciler, self._trusted.seen)
+        self._triggers = Triggers(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
         self._boots = Boots()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
@@ -180,7 +180,7 @@ class Controller:
                     log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
             self._measure(snapshot, plan, state, reports, doubts, idle)
             self._decided_at = self._monotonic()
-            self._occasions.decided(state, reports, begun)
+            self._triggers.decided(state, reports, begun)
             if leads:
                 self._reconciler.contenders.choose(contenders, state.taken_at)
         return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
@@ -232,16 +232,16 @@ class Controller:
     def _due(self, state: ClusterState, reports: Mapping[int, Report]) -> bool:
         """Tell whether a decision is due.
 
-        It is due every interval, and at once on an occasion, but not more often than the floor. Jobs that are resized
-        in place could only be left as they are, and others would have to give way: an occasion waits a little for them,
+        It is due every interval, and at once on a trigger, but not more often than the floor. Jobs that are resized
+        in place could only be left as they are, and others would have to give way: a trigger waits a little for them,
         unless a job has come for which there is room. A job can make it wait only once for each number of GPUs.
         """
         since, cycle = self._monotonic() - self._decided_at, self._config.cycle
         if since >= cycle.interval_s:
             return True
-        waits = self._occasions.resizing() and not self._occasions.can_start_one(state)
+        waits = self._triggers.resizing() and not self._triggers.can_start_one(state)
         least = cycle.floor_s * (_PATIENCE if waits else 1)
-        return since >= least and self._occasions.since_decision(state, reports)
+        return since >= least and self._triggers.since_decision(state, reports)
 
     def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> int:
         """Write the cycle and its plan, log it, and return its id."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config import parse_config
-from polluxd.cycle import Controller
+from polluxd.config.config_file import parse_config
+from polluxd.config.settings import MoveSettings
+from polluxd.cycle.controller import Controller
 from polluxd.model import Node, Report
 from polluxd.policy import Cache, decide
-from polluxd.settings import MoveSettings
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.store.fake import FakeRows, FakeStore
 

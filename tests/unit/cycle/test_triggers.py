@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.reconciler import Reconciler
+from polluxd.cycle.triggers import Triggers
 from polluxd.model import JobSpec, Placement, Report
-from polluxd.occasions import Occasions
 from polluxd.slurm.protocol import Geometry
-from tests.unit.two_gpu_types import REPORT, Cycle
+from tests.unit.cycle.two_gpu_types import REPORT, Cycle
 
 SOON = 11.0
 """Seconds: above the floor and below the interval."""
@@ -150,7 +150,7 @@ def test_an_end_waits_for_a_resize_in_place_and_an_arrival_with_room_does_not(
     cycle, job = trained()
     cycle.rows.reports[job] = report()
     assert cycle.after() == 1
-    monkeypatch.setattr(Occasions, "resizing", lambda _: True)
+    monkeypatch.setattr(Triggers, "resizing", lambda _: True)
     cycle.slurm.finish(job)
     assert [cycle.after() for _ in range(3)] == [0, 0, 1]
     cycle.slurm.submit(JobSpec(min_gpus=4), lease=1e6)
@@ -175,12 +175,12 @@ def test_a_resize_that_never_ends_delays_one_decision() -> None:
     assert cycle.after() == 1
     (move,) = cycle.store.open_moves()
     assert move.path == "resize"
-    occasions = cycle.controller._occasions
+    triggers = cycle.controller._triggers
     for size, waits in ((8, False), (12, True)):
         another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
         cycle.reconciler._acted_on = {job: another}
-        occasions.decided(cycle.slurm.observe(), {}, [another])
-        assert occasions.resizing() is waits, "once for each number of GPUs"
+        triggers.decided(cycle.slurm.observe(), {}, [another])
+        assert triggers.resizing() is waits, "once for each number of GPUs"
 
 
 def test_gpus_that_a_move_is_to_bring_are_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +221,10 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     cycle, job = trained()
     cycle.rows.reports[job] = report()
     cycle.after()
-    occasions = cycle.controller._occasions
-    assert occasions._measured == {(job, 4, "fit"), (job, 4, "noise")}
+    triggers = cycle.controller._triggers
+    assert triggers._measured == {(job, 4, "fit"), (job, 4, "noise")}
     cycle.slurm.finish(job)
     cycle.after()
     cycle.slurm.advance(1e4)
     cycle.controller.step()
-    assert occasions._measured == set()
+    assert triggers._measured == set()

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from polluxd.cycle.waiting import kept_back
 from polluxd.model import JobState, Move, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.waiting import kept_back
 
 
 class Moves(Protocol):
@@ -25,7 +25,7 @@ class Moves(Protocol):
     def coming(self, job_id: int) -> int: ...
 
 
-class Occasions:
+class Triggers:
     """What has changed since the last decision.
 
     `seen` tells whether polluxd has seen a job's progress at its present size.

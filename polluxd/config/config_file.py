@@ -1,6 +1,6 @@
 """Read polluxd.toml, or name each faulty key.
 
-`polluxd.settings` declares the sections and keys. `polluxd example-config` prints a file with every key.
+`polluxd.config.settings` declares the sections and keys. `polluxd example-config` prints a file with every key.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 from sqlalchemy import make_url
 
-from polluxd.errors import ConfigError
-from polluxd.model import DaemonMode
-from polluxd.setting_info import SettingInfo, declared, infos
-from polluxd.settings import (
+from polluxd.config.setting_info import SettingInfo, declared, infos
+from polluxd.config.settings import (
     SECTIONS,
     CycleSettings,
     DatabaseSettings,
@@ -31,6 +29,8 @@ from polluxd.settings import (
     PolicySettings,
     SlurmSettings,
 )
+from polluxd.errors import ConfigError
+from polluxd.model import DaemonMode
 from polluxd.slurm.topology import racks_of
 from polluxd.store.transport import InsecureConnection, require_verified
 

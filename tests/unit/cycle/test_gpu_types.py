@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.encoding import decode_snapshot, encode
-from polluxd.gpu_types import OPTIMISM, GpuTypes
+from polluxd.cycle.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from polluxd.slurm.protocol import Geometry
-from tests.unit.two_gpu_types import NODES, QUICK, REPORT, THETA, Cycle
+from tests.unit.cycle.two_gpu_types import NODES, QUICK, REPORT, THETA, Cycle
 
 
 def with_types(

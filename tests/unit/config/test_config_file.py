@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from polluxd import config as config_module
-from polluxd.config import Config, load_config, parse_config
+import polluxd
+from polluxd.config.config_file import Config, load_config, parse_config
+from polluxd.config.setting_info import infos
+from polluxd.config.settings import SECTIONS, PolicySettings
 from polluxd.errors import ConfigError
 from polluxd.model import DaemonMode
-from polluxd.setting_info import infos
-from polluxd.settings import SECTIONS, PolicySettings
 from polluxd.slurm.topology import racks_of
 
-EXAMPLE = Path(__file__).parents[2] / "contrib" / "systemd" / "polluxd.toml"
+EXAMPLE = Path(__file__).parents[3] / "contrib" / "systemd" / "polluxd.toml"
 LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@localhost/pollux"\n'
 
 
@@ -232,7 +232,7 @@ def test_the_gateway_logs_in_as_its_own_role():
 
 @pytest.mark.parametrize("section", ["slurm", "database", "cycle", "moves"])
 def test_every_key_has_an_effect(section: str) -> None:
-    package = Path(config_module.__file__).parent
+    package = Path(polluxd.__file__).parent
     read = "".join(p.read_text() for p in package.rglob("*.py") if "setting" not in p.name)
     # `passfile` is read through a property of the section; the moves' state machine is handed the whole section as
     # `limits`.

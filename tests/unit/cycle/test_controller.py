@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from polluxd.cycle import StepResult
-from polluxd.encoding import decode_snapshot, encode
+from polluxd.cycle.controller import StepResult
 from polluxd.logs import JsonFormatter
 from polluxd.model import JobSpec
+from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
-from tests.unit.two_gpu_types import REPORT, Cycle
+from tests.unit.cycle.two_gpu_types import REPORT, Cycle
 
 
 def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
@@ -98,6 +98,6 @@ def test_all_lines_of_a_move_name_the_cycle_that_decided_on_it() -> None:
     assert lines[0]["cycle"] == first
     move = cycle.rows.moves[0].id
     of_move = [line for line in lines if line.get("move") == move]
-    assert {line["logger"] for line in of_move} == {"polluxd.cycle", "polluxd.apply.reconciler"}
+    assert {line["logger"] for line in of_move} == {"polluxd.cycle.controller", "polluxd.apply.reconciler"}
     assert {(line["cycle"], line["job"]) for line in of_move} == {(first, job)}
     assert cycle.rows.cycles > first

@@ -11,7 +11,9 @@ from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.apply.paths import PathOptions, keeps, likely
 from polluxd.apply.placed import held
 from polluxd.apply.startable import LONGEST_RULE, Standing
-from polluxd.gpu_types import GpuTypes
+from polluxd.config.settings import PolicySettings
+from polluxd.cycle.gpu_types import GpuTypes
+from polluxd.cycle.waiting import kept_back
 from polluxd.model import (
     NO_PLACEMENT,
     JobState,
@@ -22,11 +24,9 @@ from polluxd.model import (
     Snapshot,
     SnapshotJob,
 )
-from polluxd.settings import PolicySettings
 from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.store import JobTimes, MoveTotals
-from polluxd.waiting import kept_back
 
 
 def build_snapshot(

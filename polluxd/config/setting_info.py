@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from polluxd.config.settings import SECTIONS, PolicySettings
 from polluxd.errors import ConfigError
-from polluxd.settings import SECTIONS, PolicySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class SettingInfo:
     section: str
     key: str
     schema: Mapping[str, Any]
-    """Its JSON schema, with the words that `polluxd.settings` adds: unit, expected, metavar, run_time_only."""
+    """Its JSON schema, with the words that `polluxd.config.settings` adds: unit, expected, metavar, run_time_only."""
     required: bool
 
     @property

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from polluxd.cycle.trusted_reports import Held, TrustedReports, fit_of
 from polluxd.model import Report
-from polluxd.trusted_reports import Held, TrustedReports, fit_of
 
 LIMITS = BatchLimits(128, 128, 8, 128)
 TRUTH = ThroughputParams(0.0, 0.005, 0.1, 0.02, 0.2, 0.03, 1.0)

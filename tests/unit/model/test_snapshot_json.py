@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.encoding import decode_snapshot, encode, to_json
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreRejected
 from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
-from polluxd.settings import PolicySettings
+from polluxd.model.snapshot_json import decode_snapshot, encode, to_json
 
 FULL = Snapshot(
     cluster="dev",
@@ -224,7 +224,7 @@ def test_numbers_that_json_has_are_written_in_one_pass(monkeypatch: pytest.Monke
         assert value is not plain
         return encode(value)
 
-    monkeypatch.setattr("polluxd.encoding.encode", parts_alone)
+    monkeypatch.setattr("polluxd.model.snapshot_json.encode", parts_alone)
     assert bits(decode_snapshot(stored(plain))) == bits(plain)
     assert len(to_json(plain)) < 0.8 * len(whole)
     assert '"report"' not in to_json(replace(plain, jobs=plain.jobs[1:])), (

@@ -1,8 +1,12 @@
-"""Why a job got what it got."""
+"""A decision for the cluster, and why each job got what it got."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from polluxd.model.nodes import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +48,53 @@ class Explanation:
     """Claims of its newest report that polluxd does not believe."""
     doubted_reports: int = 0
     """Its reports with such claims, since polluxd started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The decision for one job, with its reason."""
+
+    job_id: int
+    placement: Placement
+    goodput: float
+    """Predicted goodput there [examples/s]."""
+    speedup: float
+    """Predicted SPEEDUP against the job's fair share."""
+    batch_size: int
+    """Batch size that the prediction assumes."""
+    changed: bool
+    reason: str
+    """One sentence a person can read."""
+    explanation: Explanation | None = None
+    """The same as data; None for a job that took no part in the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One decision for the whole cluster."""
+
+    allocations: tuple[Allocation, ...]
+    objective: float
+    upper_bound: float
+    solver: str
+    gpu_prices: Mapping[str, float] = field(default_factory=dict)
+    """By GPU type, "" where types make no difference: seconds of all jobs' completion times that a GPU is worth per
+    second, where it is worth the most. Empty: the objective has no price."""
+
+    @property
+    def gap(self) -> float:
+        """Relative distance to the proven bound; 0 is optimal."""
+        if self.upper_bound <= 0:
+            return 0.0
+        return max(0.0, 1.0 - self.objective / self.upper_bound)
+
+    def of(self, job_id: int) -> Allocation | None:
+        return next((a for a in self.allocations if a.job_id == job_id), None)
+
+
+class DaemonMode(StrEnum):
+    """How far polluxd goes: record the plan, show it too, or act on it."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ENFORCE = "enforce"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.cycle.waiting import WaitingTimes
 from polluxd.model import JobState
 from polluxd.store import JobTimes
-from polluxd.waiting import WaitingTimes
 from tests.build import slurm_job
 
 PENDING = slurm_job(state=JobState.PENDING, submit_time=10.0)

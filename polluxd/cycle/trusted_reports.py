@@ -32,8 +32,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pollux.goodput import ThroughputParams
+from polluxd.cycle.progress_rates import ProgressRates, TrainedOn, claimed
 from polluxd.model import Report
-from polluxd.progress_rates import ProgressRates, TrainedOn, claimed
 
 TOLERANCE = 1.4
 """Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed. Step times that
@@ -184,7 +184,7 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
     """Drop fits for GPU types on which polluxd saw no progress of the job.
 
     The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
-    (`polluxd.gpu_types`). Where none was seen, the report's own type stands for where it was measured. polluxd notes no
+    (`gpu_types`). Where none was seen, the report's own type stands for where it was measured. polluxd notes no
     doubt, since what earlier runs measured is no lie.
     """
     if not report.params_by_type and not report.gpu_type:

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from polluxd.config import Config, mode
+from polluxd.config.config_file import Config, mode
+from polluxd.config.setting_info import OPTIONS, as_json, checked, infos
+from polluxd.config.settings import SECTIONS
+from polluxd.config.settings_reference import FILES, toml_value
 from polluxd.errors import ConfigError
-from polluxd.setting_info import OPTIONS, as_json, checked, infos
-from polluxd.settings import SECTIONS
-from polluxd.settings_reference import FILES, toml_value
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EVERY = [mode(), *(info for section in SECTIONS for info in infos(section))]
 
 

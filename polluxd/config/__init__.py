@@ -1,0 +1,1 @@
+"""The settings, and the file that they are read from."""

@@ -1,0 +1,1 @@
+"""The control cycle, and what a decision is made on."""
