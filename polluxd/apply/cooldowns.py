@@ -1,6 +1,7 @@
 """Leave a job alone for a while after a move (its cooldown).
 
-The cooldown depends on the cost of the move, so a job that started within seconds may soon grow.
+The cooldown depends on the cost of the move, so a job that started within seconds may soon grow. A job without GPUs has
+no training to protect: it rests only after a person has cancelled its move.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class _Past:
     """Moves that failed since the last one that completed."""
     rest: float = math.inf
     """The cooldown is no longer than the move took [s]. It is 0 after a resize in place."""
+    cancelled: bool = False
+    """A person has cancelled the move."""
 
 
 class Cooldowns:
@@ -62,10 +65,14 @@ class Cooldowns:
         self._past[move.job_id] = _Past(self._monotonic(), failures=past.failures + 1 if past else 1)
 
     def begin(self, job_id: int) -> None:
-        """Begin a cooldown as long as the job's last one."""
+        """Begin a cooldown as long as the job's last one, after a person has cancelled its move."""
         past = self._past.setdefault(job_id, _Past(self._monotonic()))
-        past.ended_at, past.rest = self._monotonic(), math.inf
+        past.ended_at, past.rest, past.cancelled = self._monotonic(), math.inf, True
 
-    def keep(self, job_ids: Collection[int]) -> None:
-        """Forget all other jobs."""
-        self._past = {job_id: past for job_id, past in self._past.items() if job_id in job_ids}
+    def keep(self, holding: Collection[int], waiting: Collection[int]) -> None:
+        """Forget all other jobs than those that hold GPUs, and those that wait after a cancelled move."""
+        self._past = {
+            job_id: past
+            for job_id, past in self._past.items()
+            if job_id in holding or (past.cancelled and job_id in waiting)
+        }

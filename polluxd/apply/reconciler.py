@@ -188,7 +188,8 @@ class Reconciler:
         self._stopwatch.keep(moves)
         self.ids.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
-        self.cooldowns.keep(jobs)
+        holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
+        self.cooldowns.keep(holding, jobs.keys() - holding)
         self.undrained.keep(jobs)
         self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
         if not paused:
@@ -374,6 +375,7 @@ class Reconciler:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
                 self._fail(move, now, f"Slurm refused the new size: {error}", keep_back=True)
+                self.refusals.of_job(move.job_id, str(error))
                 return
         self._reach(move, Step.CONFIGURED)
 

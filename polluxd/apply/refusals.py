@@ -72,15 +72,21 @@ class Refusals:
             if job.array is not None:
                 self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
             return
-        key = next(key for key in _keys(job) if key[0] == name)
-        known, now = self._known.get(key), self._monotonic()
         if name == "size":
-            self._too_large[job.job_id] = move.target.gpus, now + LONGEST_S, job.reason
+            self._too_large[job.job_id] = move.target.gpus, self._monotonic() + LONGEST_S, job.reason
+        self._note(next(key for key in _keys(job) if key[0] == name), job.reason)
+
+    def of_job(self, job_id: int, reason: str) -> None:
+        """Take in that Slurm took no geometry for the job, whatever its reason."""
+        self._note(("job", str(job_id)), reason)
+
+    def _note(self, key: tuple[str, str], reason: str) -> None:
+        known, now = self._known.get(key), self._monotonic()
         if known is None:
-            self._known[key] = _Refusal(job.reason, self._clock(), now + FIRST_S)
+            self._known[key] = _Refusal(reason, self._clock(), now + FIRST_S)
         elif now >= known.until:
             known.times += 1
-            known.reason = job.reason
+            known.reason = reason
             known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
 
     def standings(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:

@@ -73,4 +73,4 @@ def health(
     if idle:
         since_text = idle.removeprefix(IDLE)[: len("2027-01-15 08:00:00")]
         return Health(2, idle, timegm(strptime(since_text, "%Y-%m-%d %H:%M:%S")))
-    return Health(0, "ok")
+    return Health(0, "paused: polluxd moves nothing until `polluxctl resume`" if status["paused"] else "ok")

@@ -9,7 +9,7 @@ from statistics import mode
 from typing import Any
 
 from pollux.goodput import Goodput
-from polluxd.model import Allocation, Report
+from polluxd.model import Allocation, DaemonMode, Report
 from polluxd.store import JobExplanation
 
 from . import why
@@ -160,7 +160,8 @@ def story(
     placed = found.allocation
     if placed is not None and found.cycle is not None and row["ended_at"] is None:
         ago = duration(time.time() - found.cycle.started_at)
-        lines.append(f"Decided {ago} ago (cycle {found.cycle.id}): {placed.reason}")
+        idle = _not_acting(found.cycle.mode, paused=settings["paused"])
+        lines.append(f"Decided {ago} ago (cycle {found.cycle.id}{idle}): {placed.reason}")
         if placed.speedup:
             lines.append(f"Predicted speedup against the fair share: {number(3)(placed.speedup)}.")
         lines += why.sentences(placed, others, found.job.spec.max_gpus)
@@ -180,6 +181,13 @@ def story(
     if settings["paused"]:
         lines.append("polluxd is paused: it moves nothing until `polluxctl resume`.")
     return lines
+
+
+def _not_acting(mode: str, *, paused: bool) -> str:
+    """Say that the decision is not carried out, where that is so."""
+    if mode == DaemonMode.OBSERVE:
+        return "; not carried out, since polluxd runs in mode observe"
+    return "; not carried out, since polluxd is paused" if paused else ""
 
 
 def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> list[str]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from polluxd.model import Explanation, SnapshotJob
 from polluxd.policy import exploration, market, reasons
+from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY
 
@@ -36,6 +37,8 @@ class Explainer:
         self.seating, self._rule = seating, rule
         self.free = int(np.maximum(seating.packing.free, 0).sum())
         """GPUs that stay unused."""
+        self.free_for = _free_for(seating.packing)
+        """[J]: of these, the ones that the job could use."""
         self.option: Ints = np.array(seating.option, dtype=np.int64)
         self.held: Ints = table.gpus[self.option]
         """[J]: GPUs of each job."""
@@ -149,7 +152,7 @@ class Explainer:
         """[J]: what keeps each job from more."""
         seating, table = self.seating, self.seating.table
         needed = table.gpus[self._next] - self.held
-        found = np.where(self.free >= needed, "fragmentation", "contention").astype(object)
+        found = np.where(self.free_for >= needed, "fragmentation", "contention").astype(object)
         if table.groups:
             for j in np.flatnonzero(self.has_step).tolist():
                 if not seating.packing.within_ceilings(j, int(needed[j])):
@@ -172,7 +175,7 @@ class Explainer:
             case "ceiling":
                 return self._ceiling(j)
             case "fragmentation":
-                return reasons.Fragmentation(self.free)
+                return reasons.Fragmentation(int(self.free_for[j]))
             case "contention":
                 return reasons.Contention(told.taken_by)
         job = self.seating.table.jobs[j]
@@ -191,6 +194,21 @@ class Explainer:
             if j in group.members and held + more > group.ceiling
         ]
         return reasons.Ceiling(" and ".join(full))
+
+
+def _free_for(packing: Packing) -> Ints:
+    """[J]: unused GPUs on the nodes that each job may use, with the CPUs and the memory that go with them."""
+    known: dict[tuple[int, int, bytes], int] = {}
+    found = []
+    for j, job in enumerate(packing.jobs):
+        allowed, memory = packing.allowed(j), packing.memory_per_gpu[j]
+        key = job.spec.cpus_per_gpu, memory, allowed.tobytes()
+        if key not in known:
+            room = np.minimum(packing.free, packing.cpus // max(job.spec.cpus_per_gpu, 1))
+            room = np.minimum(room, packing.memory // memory) if memory else room
+            known[key] = int(np.maximum(room, 0)[allowed].sum())
+        found.append(known[key])
+    return np.array(found, dtype=np.int64)
 
 
 def _move_seconds(job: SnapshotJob) -> float:

@@ -142,7 +142,7 @@ def _why_not_more(said: Said) -> str:
         case Ceiling(groups):
             return f"{gain}, but the ceiling of {groups} is reached"
         case Fragmentation(free):
-            return f"{gain}, but the {count(free)} that are free do not form such a placement"
+            return f"{gain}, but the {count(free)} that are free for it do not form such a placement"
         case Contention(int(taker)):
             return f"{gain}, but every GPU is worth more elsewhere; those of job {taker} come closest"
         case _:

@@ -89,16 +89,26 @@ def _advice(training: Training) -> dict[str, float] | None:
 def _throughput(training: Training) -> float:
     """Examples per second at the present batch size, from the profile.
 
-    0 before it was measured.
+    0 before it was measured. One GPU may make each of its steps in two halves (`Stepper._splits`): the whole batch is
+    then never timed, and the halves count.
     """
-    world, choice, profile = training.world, training.choice, training.profile
-    key = Configuration(world.nodes, world.size, choice.local_batch, world.racks)
+    world, choice = training.world, training.choice
+    seconds = _step_time(training, choice.local_batch, choice.accumulation)
+    if seconds is None and world.size == 1 and choice.accumulation == 0:
+        seconds = _step_time(training, choice.local_batch // 2, 1)
+    return training.batch_size / seconds if seconds else 0.0
+
+
+def _step_time(training: Training, local_batch: int, accumulation: int) -> float | None:
+    """Seconds of a step of so many passes; None before they were measured."""
+    world, profile = training.world, training.profile
+    key = Configuration(world.nodes, world.size, local_batch, world.racks)
     final, local = profile.final_time(key), profile.local_time(key)
     if final is None and world.size == 1:
         final = local
-    if final is None or (choice.accumulation and local is None):
-        return 0.0
-    return training.batch_size / (final + choice.accumulation * (local or 0.0))
+    if final is None or (accumulation and local is None):
+        return None
+    return final + accumulation * (local or 0.0)
 
 
 def _finite(values: dict[str, float]) -> dict[str, float] | None:

@@ -356,12 +356,34 @@ def test_an_update_that_slurm_applied_and_then_refused_counts_as_done() -> None:
     assert store.reached == [(job_id, Step.CONFIGURED)]
 
 
-def test_a_refused_size_fails_the_move() -> None:
+def test_a_refused_size_fails_the_move_and_is_not_asked_for_again_at_once() -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     job_id, store = requeued(slurm)
     slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
-    turn(reconciler(slurm, store), slurm)
+    acting = reconciler(slurm, store)
+    turn(acting, slurm)
     assert store.reached == [(job_id, Step.FAILED)]
+    standing = acting.standings(slurm.observe(), Allowances())[job_id]
+    assert (standing.nodes, "configuration is not available" in standing.rule) == (frozenset(), True)
+    assert not acting.refusals.told(), "one job's trouble is none of the cluster's"
+    slurm.advance(61.0)
+    assert job_id not in acting.standings(slurm.observe(), Allowances())
+
+
+def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8)])
+    job_id = slurm.submit(JobSpec(), lease=1e6)
+    start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.CONFIGURED, {})
+    store = MemoryStore(start)
+    acting = reconciler(slurm, store, cooldown=60.0)
+    turn(acting, slurm)
+    slurm.advance(31.0)
+    turn(acting, slurm)
+    assert store.reached == [(start.id, Step.FAILED)]
+    store.moves = []
+    turn(acting, slurm)
+    assert not acting.occupied(job_id)
+    assert acting.cooldowns.left(job_id) == 0.0
 
 
 def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:

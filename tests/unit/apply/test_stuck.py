@@ -102,5 +102,15 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     rest = Rest()
     for number in (1, 2):
         rest.cooldowns.failed(move(number, NOW))
-    rest.cooldowns.keep({2: "a job"})
+    rest.cooldowns.keep({2}, set())
     assert (rest.cooldowns.left(1), rest.cooldowns.left(2)) == (0.0, 120.0)
+
+
+def test_a_job_without_gpus_rests_only_after_a_person_cancelled_its_move() -> None:
+    rest = Rest()
+    for number in (1, 2):
+        rest.cooldowns.failed(move(number, NOW))
+    rest.cooldowns.begin(2)
+    rest.cooldowns.keep(set(), {1, 2})
+    assert rest.cooldowns.left(1) == 0.0
+    assert rest.cooldowns.left(2) == 120.0

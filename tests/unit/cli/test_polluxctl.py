@@ -114,7 +114,9 @@ def test_pause_and_resume_are_durable_and_audited(store, polluxctl, monkeypatch)
     assert polluxctl("pause").status == 0
     assert store.current.paused is True
     assert "PAUSED" in polluxctl("top").out
-    assert "paused: it moves nothing" in polluxctl("explain", "7").out
+    told = polluxctl("explain", "7").out
+    assert "paused: it moves nothing" in told
+    assert "not carried out, since polluxd is paused): " in told
     assert polluxctl("resume").out == "resumed\n"
     assert store.current.paused is False
     changes = json.loads(polluxctl("audit", "--json").out)

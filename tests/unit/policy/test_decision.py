@@ -16,7 +16,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
 from tests.benchmarks.policy_states import life
-from tests.build import job, nodes, report, running, snapshot
+from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied, random_snapshot, snapshots
 
@@ -231,3 +231,15 @@ def test_max_min_lifts_the_worst_off_job_of_a_cluster_with_room():
     max_min = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
     gaps = [decide(state).gap for state in life(64, 20, 0, 3, decide, settings=max_min)]
     assert max(gaps) < 1e-3
+
+
+def test_gpus_that_a_job_cannot_use_are_not_free_for_it():
+    apart = replace(node("far"), partitions=frozenset({"other"}))
+    few_cpus = node("m9", cpus=8, foreign_cpus=7)
+    held = [running(i, (f"m{i}",), 3, JobSpec(min_gpus=3), pinned=True) for i in (0, 1)]
+    both = job(8, partition="other,main", spec=JobSpec(min_gpus=1, max_gpus=1, adaptive=False))
+    for least, limit in ((3, "fragmentation"), (4, "contention")):
+        waits = job(7, spec=JobSpec(min_gpus=least, max_gpus=least))
+        told = decide(snapshot((apart, node("m0"), node("m1"), few_cpus), [*held, both, waits])).of(7)
+        assert told.explanation.limit == limit
+        assert ("the 3 GPUs that are free for it" in told.reason) == (least == 3)

@@ -125,6 +125,20 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
     assert report["goodput"] == report["throughput"] > 0
 
 
+def test_one_gpu_that_measures_every_step_in_two_halves_reports_its_goodput() -> None:
+    job, optimizer = start(adaptive=True, measure_every=1)
+    loader = job.loader(data(320), 32, max_batch_size=32, per_gpu=(1, 32))
+    for x, y in loader:
+        step(job, optimizer, x, y)
+    job.training.timer.pause()
+    whole, half = Configuration(1, 1, 32), Configuration(1, 1, 16)
+    assert job.profile.final_time(whole) is job.profile.local_time(whole) is None, "it was never timed"
+    job.profile.add(half, local=[0.2] * 99, final=[0.3] * 99)
+    report = job.report()
+    job.close()
+    assert report["throughput"] == pytest.approx(32 / 0.5)
+
+
 def test_no_batch_is_larger_than_a_pass() -> None:
     job, _ = start(adaptive=True)
     job.loader(data(100), 16, max_batch_size=512, per_gpu=(1, 512))
