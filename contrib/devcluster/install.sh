@@ -63,7 +63,7 @@ apt_install() {
 }
 
 digest() {
-  { cat pyproject.toml constraints.txt "$0"; echo "$repository $python"; } | sha256sum | cut -d ' ' -f 1
+  { cat pyproject.toml agent/pyproject.toml constraints.txt "$0"; echo "$repository $python"; } | sha256sum | cut -d ' ' -f 1
 }
 
 make_venv() {
@@ -92,8 +92,11 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "virtual environment" make_venv
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
   step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+  # A polluxd of 0.1.0 would take the agent's command away with it.
+  "$venv/bin/pip" uninstall -q -y polluxd >>"$log" 2>&1
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
-  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e '.[agent,daemon,sim,dev,docs,huggingface,lightning,optimizers,tensorboard]'
+  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
+    -e './agent[torch,huggingface,lightning,tensorboard]' -e '.[sim,dev,docs,optimizers]'
   digest >"$stamp"
 fi
 rm -f "$log"

@@ -13,10 +13,10 @@ export PYTHONDONTWRITEBYTECODE=1
 
 # One private virtual environment in /usr/lib/pollux, on the system's /usr/bin/python3, filled from wheels.
 /usr/bin/python3 -m venv "$tools"
-"$tools/bin/pip" wheel -q --no-deps --wheel-dir "$wheels" .
+"$tools/bin/pip" wheel -q --no-deps --wheel-dir "$wheels" ./agent .
 /usr/bin/python3 -m venv --without-pip "$venv"
 "$tools/bin/pip" --python "$venv/bin/python3" install -q --prefer-binary --use-pep517 -c constraints.txt \
-  "polluxd[daemon] @ file://$(echo "$wheels"/*.whl)"
+  "$wheels"/*.whl
 # The environment moves: only its scripts and its configuration name where it was built.
 grep -rlIZ "^#!.*$venv" "$venv/bin" | xargs -0 sed -i '1s|^#!.*python.*|#!/usr/lib/pollux/bin/python3|'
 sed -i '/^command/d' "$venv/pyvenv.cfg"
@@ -39,7 +39,7 @@ put pollux-runtime 644 usr/lib/pollux slurm_hooks/spank/spank_pollux.so
 link pollux-runtime usr/bin/polluxctl ../lib/pollux/bin/polluxctl
 link polluxd usr/bin/polluxd ../lib/pollux/bin/polluxd
 put pollux-node 755 usr/bin contrib/packaging/pollux
-put pollux-login 644 usr/share/pollux "$wheels"/*.whl
+put pollux-login 644 usr/share/pollux "$wheels"/pollux_agent-*.whl
 put pollux-login 644 usr/share/doc/pollux-login/examples contrib/examples/*.py
 put pollux-login 755 usr/share/doc/pollux-login/examples contrib/examples/first.sh
 put polluxd 644 usr/share/doc/polluxd/examples/grafana contrib/grafana/*

@@ -19,7 +19,9 @@ def page(results: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> No
     try:
         import matplotlib as mpl  # noqa: PLC0415 - the extra `sim`, needed for plots only
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install '.[sim]' in the source folder") from None
+        raise ConfigError(
+            "--plot needs matplotlib: pip install ./agent '.[sim]' in the source folder"
+        ) from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 

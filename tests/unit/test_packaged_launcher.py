@@ -38,4 +38,4 @@ def test_with_a_container_the_python_of_the_site_will_do(tmp_path: Path) -> None
 def test_without_an_agent_the_message_says_how_to_install_it(tmp_path: Path) -> None:
     done = call(tmp_path, "run", "t.py", agent=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "pip install '/usr/share/pollux/polluxd-VERSION-py3-none-any.whl[agent]'" in done.stderr
+    assert "pip install '/usr/share/pollux/pollux_agent-VERSION-py3-none-any.whl[torch]'" in done.stderr
