@@ -1,4 +1,4 @@
-"""The two Python distributions: each brings its own package and its own commands, and polluxd asks for its own agent."""
+"""The two Python distributions: each brings its own package and commands, and polluxd asks for its own agent."""
 
 from __future__ import annotations
 
