@@ -1,4 +1,4 @@
-"""The programs accept every polluxctl and polluxd call in the pages."""
+"""The programs accept every polluxctl and polluxd call in the pages, and make has every target."""
 
 from __future__ import annotations
 
@@ -79,6 +79,15 @@ def test_the_programs_accept_every_call_on_a_page(page: Path) -> None:
 
 def test_the_pages_hold_calls() -> None:
     assert len({call for page in PAGES for call in calls(page.read_text())}) > 25
+
+
+def test_every_make_target_on_a_page_exists() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [*PAGES, *ROOT.glob("tests/benchmarks/*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    named = set(re.findall(r"(?:`|^ *)make ([a-z][a-z-]*)", text, re.MULTILINE))
+    assert len(named) > 30
+    assert named <= targets
 
 
 @pytest.mark.parametrize(

@@ -151,24 +151,6 @@ if start < 6:
     )
 
 
-def test_after_a_move_ranks_that_keep_asking_get_three_starts_more(tmp_path: Path) -> None:
-    body = """
-if start == 1:
-    if rank == 0:
-        line().announce(5, ["n1"])
-        mark("announced")
-    wait_for("announced")
-    if node == "n1":
-        sys.exit(76)
-    time.sleep(0.3)
-sys.exit(75)
-"""
-    with step(tmp_path, 3, body, workers=1, settings="sibling=0.1") as launched:
-        assert launched.statuses() == [75, 0, 75], launched.output()
-    assert starts(launched) == 5
-    assert launched.placed(4, POLLUX_RESIZED="5", POLLUX_LEFT="n1") == [(0, "n0"), (1, "n2")]
-
-
 def test_leavers_have_as_long_as_the_step_takes_that_they_leave_after(tmp_path: Path) -> None:
     """The time to leave does not start at the announcement.
 

@@ -15,10 +15,8 @@ from pollux.launcher.messages import (
     AskForMove,
     AwaitLeavers,
     Done,
-    Left,
     MoveNotice,
     Refused,
-    StartDecided,
     StartGrace,
     Stop,
     Taken,
@@ -55,84 +53,6 @@ from tests.unit.agent.launcher_steps import (
     in_phase,
     run,
 )
-
-WORKER_ENDS = [
-    # (terms, phase, move, status) -> (phase, actions)
-    *[(s, p, m, 0, p, []) for s in (HUB, NODE) for p in Phase for m in (None, SHRINK)],
-    (HUB, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, None, 76, Phase.FAILING, [Tell(Alert())]),
-    (NODE, Phase.TRAINING, None, 1, Phase.FAILING, [Tell(Alert())]),
-    (NODE, Phase.TRAINING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
-    (NODE, Phase.ASKING, None, 76, Phase.ASKING, [Tell(AskForMove())]),
-    (NODE, Phase.ASKING, None, 1, Phase.FAILING, [Tell(Alert())]),
-    (NODE, Phase.TRAINING, SHRINK, 76, Phase.ASKING, [Tell(AskForMove())]),
-    (NODE, Phase.TRAINING, MINE, 1, Phase.LEAVING, [Tell(StartGrace(7))]),
-    (NODE, Phase.LEAVING, MINE, 139, Phase.LEAVING, []),
-    *[(s, Phase.FAILING, None, 1, Phase.FAILING, []) for s in (HUB, NODE)],
-    *[(s, Phase.STOPPING, None, 143, Phase.STOPPING, []) for s in (HUB, NODE)],
-]
-
-
-@pytest.mark.parametrize(("terms", "phase", "move", "status", "then", "expected"), WORKER_ENDS)
-def test_a_worker_s_end(
-    terms: StartTerms,
-    phase: Phase,
-    move: MoveNotice | None,
-    status: int,
-    then: Phase,
-    expected: list[Action],
-) -> None:
-    state, actions = run(terms, in_phase(terms, phase, move), WorkerEnded(0, end(status)))
-    assert (state.phase, actions) == (then, expected)
-    assert state.running == {1}
-
-
-MESSAGES: list[tuple[StartTerms, Phase, MoveNotice | None, int, Any, Phase, list[Action]]] = [
-    # To node 0.
-    (HUB, Phase.TRAINING, None, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 1, AskForMove(), Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 2, AskForMove(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, Alert(), Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 2, Alert(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, Done(None), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 2, Done(FAILURE), Phase.FAILING, [Tell(Alert())]),
-    (HUB, Phase.TRAINING, SHRINK, 2, Done(FAILURE), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, SHRINK, 2, StartGrace(7), Phase.TRAINING, [Tell(StartGrace(7))]),
-    (HUB, Phase.TRAINING, None, 2, Left(), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, MoveNotice(9, frozenset()), Phase.TRAINING, []),
-    (HUB, Phase.TRAINING, None, 1, StartDecided(FAILURE, None), Phase.TRAINING, []),
-    *[(HUB, Phase.FAILING, None, 1, m, Phase.FAILING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
-    *[(HUB, Phase.STOPPING, None, 1, m, Phase.STOPPING, []) for m in (Alert(), AskForMove(), Done(FAILURE))],
-    # To another node. It does not answer an alert.
-    (NODE, Phase.TRAINING, None, 0, Alert(), Phase.FAILING, []),
-    (NODE, Phase.ASKING, None, 0, Alert(), Phase.FAILING, []),
-    (NODE, Phase.LEAVING, MINE, 0, Alert(), Phase.FAILING, []),
-    (NODE, Phase.TRAINING, None, 0, SHRINK, Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, None, 0, MINE, Phase.TRAINING, []),
-    (NODE, Phase.ASKING, None, 0, SHRINK, Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, MINE, 0, StartGrace(7), Phase.LEAVING, [Tell(StartGrace(7))]),
-    (NODE, Phase.TRAINING, SHRINK, 0, StartGrace(7), Phase.TRAINING, [Tell(StartGrace(7))]),
-    (NODE, Phase.TRAINING, None, 0, StartGrace(7), Phase.TRAINING, []),
-    (NODE, Phase.LEAVING, MINE, 0, StartGrace(7), Phase.LEAVING, []),
-    (NODE, Phase.TRAINING, None, 0, Done(FAILURE), Phase.TRAINING, []),
-    (NODE, Phase.TRAINING, None, 0, MoveNotice(9, frozenset({7})), Phase.TRAINING, []),
-    (NODE, Phase.STOPPING, None, 0, Alert(), Phase.STOPPING, []),
-]
-
-
-@pytest.mark.parametrize(("terms", "phase", "move", "node", "message", "then", "expected"), MESSAGES)
-def test_a_message_of_another_launcher(
-    terms: StartTerms,
-    phase: Phase,
-    move: MoveNotice | None,
-    node: int,
-    message: Any,
-    then: Phase,
-    expected: Any,
-) -> None:
-    state, actions = run(terms, in_phase(terms, phase, move), FromNode(node, message))
-    assert (state.phase, actions) == (then, expected)
-
 
 ANNOUNCED = [
     (

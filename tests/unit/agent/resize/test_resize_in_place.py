@@ -6,7 +6,6 @@ gloo uses the loopback interface. Tests write the orders and start the joiners b
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -299,29 +298,3 @@ def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
     again = Stage(tmp_path, free_port)
     again.start(["n1"], retrace, tmp_path, last + 2)
     assert again.results([])["n1"]["from"] in (first, last)
-
-
-@pytest.mark.skipif(
-    not os.environ.get("POLLUX_BENCH"), reason="half a CPU minute: POLLUX_BENCH=1 asks for it"
-)
-@pytest.mark.parametrize("seed", range(6))
-def test_any_sequence_of_resizes_uses_each_sample_once(stage: Stage, tmp_path: Path, seed: int) -> None:
-    # Passes of five ranks end with single samples, which batch norm takes for an error.
-    stage.environment["NORM"] = "LayerNorm"
-    drawn = random.Random(seed)
-    nodes, orders, joiners = ["n1", "n2", "n3"], [], []
-    for number in range(100, 108):
-        if len(nodes) > 1 and (len(nodes) >= 5 or drawn.random() < 0.5):
-            nodes = ["n1", *sorted(drawn.sample(nodes[1:], drawn.randrange(len(nodes) - 1)))]
-            orders.append(order(number, " ".join(nodes), "shrink"))
-        else:
-            more = [f"c{number}-{k}" for k in range(drawn.randint(1, 5 - len(nodes)))]
-            nodes, joiners = nodes + more, joiners + more
-            orders.append(order(number, " ".join(nodes), "grow"))
-    stage.start(["n1", "n2", "n3"], follow, tmp_path, orders, len(orders))
-    found = stage.results(joiners, follow, tmp_path, orders, len(orders))
-    assert_each_sample_once(found)
-    assert [size for _, size in found["n1"]["worlds"]] == [3, *(len(each["nodes"]) for each in orders)]
-    last = [rank["state"]["weights"] for rank in found.values() if rank["code"] is None]
-    assert len(last) == len(nodes)
-    assert all(torch.equal(weights, last[0]) for weights in last)
