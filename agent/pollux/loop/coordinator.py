@@ -223,8 +223,11 @@ class Coordinator:
         choice, advisor = None, training.advisor
         if advisor is not None:
             choice, advisor.proposal = advisor.proposal, None
-            if choice is not None and choice.local_batch > training.limits.local_max:
-                choice = None  # chosen before memory ran out
+            if choice is not None:
+                most = training.memory.most_within(training.limits, training.choice.local_batch)
+                if choice.local_batch > most:
+                    # Chosen before memory ran out, or more than the GPU is expected to hold.
+                    choice, advisor.limits = None, replace(training.limits, local_max=most)
         drain, resize = self.inbox.wanted()
         checkpoint = self.checkpointer.due()
         if resize and self.checkpointer.sharded:
@@ -280,6 +283,7 @@ class Coordinator:
             model.agree(own, decision.sampling, read_every)
         if 0 < decision.local_batch <= training.limits.local_max:
             training.choice = decision.choice
+            training.widen()
             for model in training.models:
                 model.meter.reset_batch()
             training.timer.cool()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -115,13 +116,15 @@ class Job(JobReadings):
 
         The agent may increase the batch size up to `max_batch_size` if the goodput rises.
 
-        `per_gpu` bounds one GPU's share of a pass. The default is M0 / 32 to M0: the agent assumes that M0 examples fit
-        into one GPU. Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory,
-        drop_last, equal_parts (each rank has equally many samples, some of them twice, at a pass's end too; for losses
-        over the samples of all ranks). For an iterable dataset they are those of ElasticStream: length (about the
-        samples of a pass), transform, collate_fn, pin_memory, drop_last, equal_parts, divided (the stream divides
-        itself by rank). Raises BatchError for sizes that contradict each other, DataError for data that cannot be
-        divided.
+        `per_gpu` bounds one GPU's share of a pass. By default the share begins with M0 over all GPUs, and grows while
+        the GPU's memory allows it.
+
+        Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last,
+        equal_parts (each rank has equally many samples, some of them twice, at a pass's end too; for losses over the
+        samples of all ranks). For an iterable dataset they are those of ElasticStream: length (about the samples of a
+        pass), transform, collate_fn, pin_memory, drop_last, equal_parts, divided (the stream divides itself by rank).
+
+        Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
         """
         training, coordinator, world = self.training, self.coordinator, self.world
         if training.begun:
@@ -129,7 +132,9 @@ class Job(JobReadings):
         if max_batch_size is None and self._attempt.alone:
             training.adaptive = False  # the script asks only for plain training
         limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=training.adaptive)
-        limits = training.memory.within(limits, coordinator.exchange.gather)
+        widest = limits if per_gpu is not None else replace(limits, local_max=limits.maximum)
+        most_per_gpu = training.memory.within(widest, coordinator.exchange.gather).local_max
+        limits = replace(limits, local_max=min(limits.local_max, most_per_gpu))
         training.progress.initial = batch_size
         for model in training.models:
             model.meter.begin(batch_size)
@@ -145,12 +150,12 @@ class Job(JobReadings):
         choice = coordinator.exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
         data.set_batch(choice.local_batch)
         coordinator.checkpointer.restore_loader(data)
-        training.begin(data, limits, choice)
+        training.begin(data, limits, choice, most_per_gpu)
         if self.is_main:
             if training.adaptive:
                 self._first.scale_to(training.batch_size / limits.initial)
             announce(training, coordinator.checkpointer.last_attempt)
-            training.advisor = self._start_advisor(limits)
+            training.advisor = self._start_advisor(training.limits)
             if training.adaptive:
                 warn_of_unknown_parameters(training.models)
         coordinator.open(introduction(self.module, limits, training.profile))

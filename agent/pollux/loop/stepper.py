@@ -282,7 +282,7 @@ class Stepper:
         """Take the step again from its first sample, within `limits`."""
         training, world = self.training, self.training.world
         size = training.batch_size
-        training.limits = limits
+        training.limits, training.most_per_gpu = limits, limits.local_max
         if training.adaptive:
             training.choice = nearest_choice(limits, world.nodes, world.size, size)
         else:

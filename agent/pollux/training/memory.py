@@ -1,6 +1,7 @@
-"""Bound one GPU's batch after a larger batch ran out of memory.
+"""Bound one GPU's batch by the GPU's memory.
 
-The bound is half of the batch that failed. Checkpoints hold it, and the scheduler sees it in the report's limits. If a
+While memory suffices, the batch grows no further than the peak so far lets expect to fit. After a batch has run out of
+memory, half of it is the bound. Checkpoints hold it, and the scheduler sees it in the report's limits. If a
 rank has to exit before the next checkpoint, it writes the bound to a file beside the checkpoints.
 """
 
@@ -24,6 +25,9 @@ logger = logging.getLogger("pollux")
 
 FILE = "memory-bounds.json"
 
+USABLE = 0.9
+"""Share of the free memory that a larger batch may be expected to fill: the allocator leaves gaps."""
+
 _PHRASES = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
@@ -42,6 +46,7 @@ class MemoryBounds:
 
     def __init__(self, device: torch.device, directory: Path | None, gpu_type: str = "") -> None:
         self.gpu_type = gpu_type or device.type
+        self._device = device
         self.directory = directory
         self._bounds: dict[str, int] = {}
 
@@ -52,6 +57,21 @@ class MemoryBounds:
         None where none has failed.
         """
         return self._bounds.get(self.gpu_type)
+
+    def most_within(self, limits: BatchLimits, local_batch: int) -> int:
+        """The most examples per pass that `limits` allow, and this GPU is expected to hold.
+
+        `local_batch` examples have been trained. All memory in use is taken to grow with the batch, so the estimate is
+        too low rather than too high. A device that does not count its memory (a CPU) sets no bound.
+        """
+        if self._device.type != "cuda":
+            return limits.local_max
+        free, _ = torch.cuda.mem_get_info(self._device)
+        available = free + torch.cuda.memory_reserved(self._device)
+        expected = int(
+            local_batch * USABLE * available / max(torch.cuda.max_memory_allocated(self._device), 1)
+        )
+        return min(limits.local_max, max(expected, local_batch))
 
     def within(self, limits: BatchLimits, gather: Callable[[object], list[object]]) -> BatchLimits:
         """`limits` with the lowest bound that any rank knows; every rank calls it.

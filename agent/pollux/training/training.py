@@ -7,6 +7,7 @@ all ranks act on rank 0's decisions. All three work on this object, and keep no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ class Training:
     data: ElasticData
     """The loader; set by `begin`, like `limits` and `choice`."""
     limits: BatchLimits
-    """The batch sizes that the user allows."""
+    """The batch sizes that the agent may choose now."""
+    most_per_gpu: int
+    """The most examples of one GPU in a pass: the user's bound, or M_max. `limits` reach it by doubling (`widen`)."""
     choice: BatchChoice
     """The batch size in use."""
 
@@ -78,9 +81,22 @@ class Training:
         self.models.append(model)
         self.names.append(name)
 
-    def begin(self, data: ElasticData, limits: BatchLimits, choice: BatchChoice) -> None:
+    def begin(self, data: ElasticData, limits: BatchLimits, choice: BatchChoice, most_per_gpu: int) -> None:
         """The loader is made: training may begin."""
         self.data, self.limits, self.choice, self.begun = data, limits, choice, True
+        self.most_per_gpu = most_per_gpu
+        self.widen()
+
+    def widen(self) -> None:
+        """Let a pass hold twice the examples per GPU that are in use, up to `most_per_gpu`.
+
+        The batch in use fits into the memory of each GPU. All ranks widen their limits at the same step.
+        """
+        most = min(2 * self.choice.local_batch, self.most_per_gpu)
+        if self.adaptive and most > self.limits.local_max:
+            self.limits = replace(self.limits, local_max=most)
+        if self.advisor is not None:
+            self.advisor.limits = self.limits
 
     def check_begun(self) -> None:
         """Raise PolluxAgentError before the loader is made."""
@@ -163,7 +179,7 @@ class Training:
             "meters": [
                 (m.meter.agreed, m.meter.sampling, m.meter.read_every, m.norms.steps) for m in self.models
             ],
-            "limits": self.limits,
+            "limits": (self.limits, self.most_per_gpu),
             "adaptive": self.adaptive,
             "loop": (self.step.looped, self.step.accumulates),
         }
@@ -174,7 +190,7 @@ class Training:
             meter = model.meter
             meter.agreed, meter.sampling, meter.read_every = agreed, sampling, read_every
             model.norms.steps = steps
-        self.limits = told["limits"]
+        self.limits, self.most_per_gpu = told["limits"]
         # The environment of a companion job lacks them. A joiner with another learning rate would train another model.
         self.adaptive = told["adaptive"]
         self.step.looped, self.step.accumulates = told["loop"]

@@ -19,10 +19,16 @@ def test_a_joiner_adapts_the_batch_size_if_rank_0_does() -> None:
     At another learning rate the joiner would train a model of its own.
     """
     first = rank(
-        limits=BatchLimits(8, 64, 4, 32), adaptive=True, step=SimpleNamespace(looped=True, accumulates=True)
+        limits=BatchLimits(8, 64, 4, 32),
+        most_per_gpu=64,
+        adaptive=True,
+        step=SimpleNamespace(looped=True, accumulates=True),
     )
     joiner = rank(
-        limits=BatchLimits(8, 8, 4, 8), adaptive=False, step=SimpleNamespace(looped=False, accumulates=False)
+        limits=BatchLimits(8, 8, 4, 8),
+        most_per_gpu=8,
+        adaptive=False,
+        step=SimpleNamespace(looped=False, accumulates=False),
     )
     Training.agree(joiner, Training.agreed(first))
     assert joiner == first

@@ -1,0 +1,74 @@
+"""How one GPU's share of a batch grows where the user sets no bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pollux import attach
+from pollux.goodput import BatchChoice, BatchLimits
+from pollux.training.memory import MemoryBounds
+
+LIMITS = BatchLimits(8, 128, 1, 128)
+
+
+def begun(per_gpu: tuple[int, int] | None = None, *, adaptive: bool = True) -> Any:
+    model = torch.nn.Linear(2, 1)
+    job = attach(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), mode="enforce" if adaptive else "observe"
+    )
+    job.loader(torch.utils.data.TensorDataset(torch.zeros(256, 2)), 8, max_batch_size=64, per_gpu=per_gpu)
+    job.close()
+    return job.training
+
+
+def test_a_share_doubles_with_each_batch_that_has_been_trained() -> None:
+    training = begun()
+    assert training.limits.local_max == 16, "M0 has not been trained yet: twice as much is the next size"
+    seen = []
+    for share in (16, 32, 64):
+        training.choice = BatchChoice(share, 0)
+        training.widen()
+        seen.append(training.limits.local_max)
+    assert seen == [32, 64, 64], "never above the largest batch size"
+
+
+def test_a_smaller_batch_takes_no_room_away() -> None:
+    training = begun()
+    training.choice = BatchChoice(32, 0)
+    training.widen()
+    training.choice = BatchChoice(4, 0)
+    training.widen()
+    assert training.limits.local_max == 64
+
+
+def test_the_users_bound_stays() -> None:
+    training = begun((2, 12))
+    training.choice = BatchChoice(12, 0)
+    training.widen()
+    assert training.limits.local_max == 12
+
+
+def test_a_fixed_batch_keeps_its_share() -> None:
+    assert begun(adaptive=False).limits.local_max == 8
+
+
+@pytest.mark.parametrize(
+    ("free", "reserved", "peak", "most"),
+    [
+        (60, 20, 20, 57),  # 16 examples took 20 of 80 bytes: 0.9 * 4 * 16
+        (500, 20, 20, 128),  # the limits' own bound
+        (1, 20, 20, 16),  # short already: what has been trained stays
+        (60, 0, 0, 128),  # nothing measured yet
+    ],
+)
+def test_a_share_grows_no_further_than_the_memory_is_expected_to_hold(
+    monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, peak: int, most: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
+    assert MemoryBounds(torch.device("cuda"), None).most_within(LIMITS, 16) == most
+    assert MemoryBounds(torch.device("cpu"), None).most_within(LIMITS, 16) == LIMITS.local_max
