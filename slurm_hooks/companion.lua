@@ -49,7 +49,7 @@ function pollux_mark_companion(job, found, share, now, lease_s)
     fields[#fields + 1] = "mem-per-gpu=" .. share.memory
   end
   fields[#fields + 1] = string.format("submitted=%d", now)
-  job.admin_comment = table.concat(fields, " ")
+  job.admin_comment = pollux_with_site_text(table.concat(fields, " "), job.admin_comment)
   job.requeue = 0 -- it dies with its parent's attempt
   job.begin_time = now + lease_s
 end

@@ -30,6 +30,8 @@ local NO_VAL16, NO_VAL = 65534, 4294967294
 -- From the folder of this file, wherever that is.
 local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
 dofile(folder .. "hostile_text.lua")
+dofile(folder .. "admin_comment.lua")
+dofile(folder .. "heartbeat.lua")
 dofile(folder .. "directives.lua")
 dofile(folder .. "companion.lua")
 dofile(folder .. "placement_options.lua")
@@ -44,8 +46,7 @@ end
 
 local quoted = pollux_quoted
 
--- Bytes of an AdminComment, which polluxd reads at each look at the queue, and options of SPANK plugins of one job.
-local LONGEST_COMMENT, MOST_OPTIONS = 2048, 1024
+local MOST_OPTIONS = 1024 -- of SPANK plugins, of one job
 -- Of a job, and CPUs of a GPU; memory of a node [MB]. No machine has as much, and polluxd reads no larger numbers.
 local MOST_COUNT, MOST_MEMORY = 65533, 999999999
 local LATEST = 99999999999 -- a time of the year 5138
@@ -146,21 +147,6 @@ end
 
 local TRUSTED = trusted(pollux_config or {})
 
--- Life -------------------------------------------------------------------------------------------------------
-
-local function polluxd_alive(config, now)
-  if not config.heartbeat_file then
-    return true
-  end
-  local file = io.open(config.heartbeat_file, "r")
-  if not file then
-    return false
-  end
-  local beat = tonumber(file:read("*l") or "")
-  file:close()
-  return beat ~= nil and now - beat <= (config.heartbeat_stale_s or 180)
-end
-
 -- The first option of a job that it cannot have is told to the user; nil where there is none.
 local function refused_option(job, companion)
   for _, entry in ipairs(REFUSED) do
@@ -173,7 +159,7 @@ end
 
 local function submit_companion(job, found, config)
   local now = os.time()
-  if not polluxd_alive(config, now) then
+  if not pollux_acts(config, now) then
     log_user("#POLLUX: polluxd does not answer: nobody would place this companion")
     return slurm.ERROR
   end
@@ -333,13 +319,14 @@ function pollux_submit(job, part_list, submit_uid)
   if begin then
     fields[#fields + 1] = string.format("begin=%d", begin)
   end
+  fields[#fields + 1] = pollux_asked_size(given(job.min_nodes) or 1, share.gpus or smallest)
   local comment = table.concat(fields, " ")
-  if #comment > LONGEST_COMMENT then
+  if #comment > POLLUX_LONGEST_COMMENT then
     log_user("#POLLUX: the directives and the options that choose nodes have %d bytes together, at most %d are allowed: "
-      .. "shorten gpu-types, --constraint, --nodelist or --exclude", #comment, LONGEST_COMMENT)
+      .. "shorten gpu-types, --constraint, --nodelist or --exclude", #comment, POLLUX_LONGEST_COMMENT)
     return slurm.ERROR
   end
-  job.admin_comment = comment
+  job.admin_comment = pollux_with_site_text(comment, given(job.admin_comment))
 
   if not share.gpus then
     -- Slurm writes "gpu:N" into tres_per_node in its own form: "gres:gpu:N" up to 22.05, "gres/gpu:N" from 24.11.
@@ -358,11 +345,11 @@ function pollux_submit(job, part_list, submit_uid)
   -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
   job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
   job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
-  job.environment["POLLUX_MODE"] = wanted["mode"] or "enforce"
+  job.environment["POLLUX_MODE"] = wanted["mode"] or (pollux_observes(config, now) and "observe" or "enforce")
   job.environment["POLLUX_RESIZE"] = wanted["resize"] or "in-place"
   job.environment["POLLUX_CONTINUE"] = wanted["continue"] or "no"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
-  if polluxd_alive(config, now) then
+  if pollux_acts(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)
     job.comment = given(job.comment) or KEPT_BACK
   end
@@ -410,10 +397,11 @@ function pollux_modify(update, record, part_list, modify_uid)
     slurm.log_user("%s", hostile)
     return slurm.ERROR
   end
-  if not string.match(record.admin_comment or "", "^pollux:") or modify_uid == 0 then
+  if not string.match(record.admin_comment or "", "^pollux:") then
     return slurm.SUCCESS
   end
-  if TRUSTED[modify_uid] then
+  if modify_uid == 0 or TRUSTED[modify_uid] then
+    pollux_keep_mark(update, record)
     return slurm.SUCCESS
   end
   for _, entry in ipairs(GUARDED) do

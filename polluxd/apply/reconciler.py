@@ -39,6 +39,7 @@ from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Standing, combined, forbids, standings
 from polluxd.apply.stopwatch import Stopwatch
+from polluxd.apply.submitted_sizes import SubmittedSizes
 from polluxd.apply.undrained import Undrained
 from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.config.settings import MoveSettings
@@ -97,6 +98,7 @@ class Reconciler:
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
         self.ids = MoveIds()
         self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
+        self._sizes = SubmittedSizes(slurm, authorize)
         self.contenders = Contenders(slurm, authorize)
         self._resizer = InPlaceMoves(
             slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
@@ -195,6 +197,8 @@ class Reconciler:
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
             self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
+            idle = jobs.keys() - self._acted_on.keys() - self.contenders.jobs
+            self._sizes.restore(job for job_id, job in jobs.items() if job_id in idle)
         allowed = allowances(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,
@@ -367,6 +371,7 @@ class Reconciler:
     def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> None:
         self._authorize()
         room.take(move.target, move.job_id)
+        self._sizes.changed(move.job_id)
         try:
             size = geometry(job, move.target, self._gpu_types.get(move.target.nodes[0], ""))
             self._slurm.configure(move.job_id, size, start=True, time_limit_s=time_left(move, job))

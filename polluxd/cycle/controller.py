@@ -20,6 +20,7 @@ from polluxd.apply.contention import contending, unplaced, with_contenders
 from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
+from polluxd.apply.lost_marks import LostMarks
 from polluxd.apply.paths import PathOptions, choose, failed_paths
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
@@ -89,6 +90,7 @@ class Controller:
         self._triggers = Triggers(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
         self._boots = Boots()
+        self._marks = LostMarks()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
@@ -99,9 +101,10 @@ class Controller:
         observed_state = replace(observed_state, nodes=nodes)
         self._confirm_lead()
         self._name_unreadable(observed_state.unreadable)
+        self._marks.observe(observed_state.jobs)
         seen = self._reconciler.gather(observed_state)
         state = seen.state
-        ours = [job for job in state.jobs if job.spec is not None]
+        ours = [job for job in (*state.jobs, *self._marks.lost) if job.spec is not None]
         self._store.sync_jobs(ours)
         self._store.take_in()
         reports = self._store.reports()
@@ -163,6 +166,7 @@ class Controller:
                         None,
                         (
                             _note(self._reconciler.refusals.told(), settings.paused, state.unreadable),
+                            self._marks.note(),
                             _doubted(doubts),
                             idle_note(idle),
                         ),

@@ -27,7 +27,9 @@ from .files import FileState, read_text
 
 LUA_FILES = (
     "job_submit.lua",
+    "admin_comment.lua",
     "directives.lua",
+    "heartbeat.lua",
     "companion.lua",
     "hostile_text.lua",
     "placement_options.lua",

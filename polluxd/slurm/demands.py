@@ -50,6 +50,8 @@ class Demands:
     """It asks for CPUs itself, so that the site's DefCpuPerGPU says nothing."""
     memory_asked: bool = False
     """It asks for memory itself (--mem=0: for all), so that the site's DefMemPerGPU says nothing."""
+    asked: tuple[int, int] | None = None
+    """The size that its user wrote: nodes, and GPUs on each; None: not known, or uneven."""
 
     @property
     def of_nodes(self) -> bool:
@@ -163,12 +165,14 @@ def read_demands(values: dict[str, str]) -> Demands:
         cpus_asked="cpus-asked" in values,
         memory_asked="mem-asked" in values,
         array_limit=_count(values, "array-limit", 0) or None,
+        asked=_size(values.get("asked", "")),
     )
 
 
 WORDS = (
     *("gpu-types", "constraint", "nodelist", "exclude", "reservation", "exclusive"),
     *("min-cpus", "tmp", "switches", "contiguous", "array-limit", "cpus-asked", "mem-asked"),
+    "asked",
 )
 
 
@@ -200,3 +204,12 @@ def _count(values: dict[str, str], key: str, default: int) -> int:
     if not re.fullmatch(r"\d{1,9}", text):
         raise DirectiveError(f"AdminComment: {key} is a whole number, not {text!r}")
     return int(text)
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    found = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text)
+    if found is None:
+        raise DirectiveError(f"AdminComment: asked is NODESxGPUS, not {text[:_SHOWN]!r}")
+    return int(found[1]), int(found[2])

@@ -4,14 +4,15 @@ It marks a job as Pollux' and passes on the requests of its `#POLLUX` lines. The
 The comment of a job, all on one line:
 
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
-    submitted=T begin=T
+    submitted=T begin=T asked=1x2
 
 A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`. After `mem-per-gpu=` stand the demands on
 nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
-Users can read the comment but cannot set it. An administrator can set it, so it is checked like any other input.
+Text of the site may follow after a word `--`. Users can read the comment but cannot set it. An administrator can set it,
+so it is checked like any other input.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from polluxd.config.gpu_counts import RULES, is_rule
 from polluxd.errors import DirectiveError
@@ -32,6 +34,8 @@ _LONGEST = 2048
 """Characters of a comment, as the hook has it."""
 _DIGITS = 15
 _NONCE = re.compile("[0-9a-f]{32}")
+_SITE_TEXT = "--"
+"""The word before the site's own text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def parse_admin_comment(text: str) -> Directives | None:
     if words[0] != _VERSION:
         raise DirectiveError(f"AdminComment starts with {words[0]!r}; this polluxd understands {_VERSION!r}")
     values: dict[str, str] = {}
-    for word in words[1:]:
+    for word in takewhile(_SITE_TEXT.__ne__, words[1:]):
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _KEYS)}")

@@ -105,6 +105,7 @@ class FakeSlurm:
             own_begin=begin,
             nodes_wanted=nodes,
             gpus_per_node=gpus_per_node,
+            asked=(nodes, gpus_per_node),
             cpus_per_task=cpus_per_task,
             mem_per_node_mb=mem_per_node_mb,
             runtime=runtime,
@@ -244,15 +245,16 @@ class FakeSlurm:
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
     ) -> None:
         job = self._ours("configure", job_id)
-        unknown = [n for n in geometry.nodes if n not in self._nodes]
+        named = () if geometry.anywhere else geometry.nodes
+        unknown = [n for n in named if n not in self._nodes]
         if unknown or job.state is not JobState.PENDING:
             raise SlurmRefused(f"scontrol update: Invalid node name specified for job {job_id}")
         job.nodes_wanted = len(geometry.nodes)
-        job.required = () if geometry.anywhere else geometry.nodes
+        job.required = named
         job.gpus_per_node = geometry.gpus_per_node
         job.bad_constraints = any(
             self._nodes[n].memory_mb and (geometry.mem_per_node_mb or 0) > self._nodes[n].memory_mb
-            for n in geometry.nodes
+            for n in named
         )
         job.cpus_per_task = geometry.cpus_per_task
         if geometry.mem_per_node_mb is not None:

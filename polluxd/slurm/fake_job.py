@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from polluxd.model import JobSpec, JobState
+from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import Companion, SlurmJob
 
 
@@ -21,6 +22,7 @@ class FakeJob:
     own_begin: float | None
     nodes_wanted: int
     gpus_per_node: int
+    asked: tuple[int, int]
     cpus_per_task: int
     mem_per_node_mb: int | None
     runtime: float | None
@@ -76,6 +78,7 @@ def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
         spec=job.spec,
         batch_host=next(iter(job.held), ""),
         companion=job.companion,
+        demands=Demands(asked=job.asked),
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster, DevClusterError
+from polluxd.apply.submitted_sizes import SubmittedSizes
 from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import Geometry, SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
@@ -295,6 +296,29 @@ def test_a_foreign_pending_job_may_be_changed_by_its_user(site: Site) -> None:
     job_id = site.submit(script(), "--begin=now+100", user="nobody")
     done = site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+200", user="nobody")
     assert done.returncode == 0, done.stderr
+
+
+def test_an_administrator_s_comment_keeps_the_mark_of_a_running_job(site: Site) -> None:
+    job_id = site.submit(script("#POLLUX min-gpus=1", body=LOOP))
+    site.start(job_id, ("n2",), 1)
+    site.cluster.command("scontrol", "update", f"JobId={job_id}", "AdminComment=ticket 12")
+    found = site.job(job_id)
+    assert found.spec == JobSpec(min_gpus=1)
+    assert found.admin_comment.endswith(" -- ticket 12")
+
+
+def test_a_job_left_behind_waits_at_the_size_that_its_user_wrote(site: Site) -> None:
+    job_id = site.submit(script("#SBATCH --cpus-per-task=2", "#POLLUX min-gpus=1", body=LOOP))
+    site.start(job_id, ("n1", "n2"), 3)
+    site.client.requeue(job_id)
+    job = site.wait(job_id, JobState.PENDING)
+    SubmittedSizes(site.client, lambda: 1).restore([job])
+    shown = site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
+    words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    assert (words["NumTasks"], words["NumCPUs"], words["ReqNodeList"]) == ("1", "2", "(null)")
+    assert words["TresPerNode"].replace("/", ":") == "gres:gpu:1"
+    site.client.renew([job_id], time.time() + 2)  # the last lease
+    assert list(site.wait(job_id, JobState.RUNNING).gpus_per_node_held.values()) == [1]
 
 
 def test_interactive_jobs_are_left_alone(site: Site) -> None:

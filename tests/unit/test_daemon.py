@@ -20,6 +20,7 @@ from polluxd.config.config_file import Config, parse_config
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, LeaderLost
+from polluxd.model import DaemonMode
 from polluxd.slurm.fake import FakeSlurm
 
 
@@ -70,6 +71,15 @@ def test_slurmctld_can_read_the_heartbeat_whatever_the_umask(daemon: Daemon, tmp
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "heartbeat").stat().st_mode) == 0o644
+
+
+def test_a_polluxd_that_only_observes_touches_a_heartbeat_of_its_own(tmp_path: Path) -> None:
+    made = Daemon(lambda: config(tmp_path).model_copy(update={"mode": DaemonMode.OBSERVE}))
+    made.store.close()
+    made.store = LeadingStore()  # type: ignore[assignment]
+    made.controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
+    made.turn()
+    assert [path.name for path in tmp_path.glob("heartbeat*")] == ["heartbeat.observe"]
 
 
 def test_a_heartbeat_that_cannot_be_written_is_said_once(

@@ -412,3 +412,27 @@ def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
     acting.refusals.look(replace(start, step=Step.CONFIGURED), slurm_job, Fail("x"))
     slurm.advance(LONGEST_S)
     assert not acting.refusals.lowered(Allowances()).most, "the site may have changed since"
+
+
+def test_a_waiting_job_gets_the_size_back_that_its_user_wrote() -> None:
+    slurm = FakeSlurm([Node("n1", 4, cpus=8), Node("n2", 4, cpus=8)])
+    fresh = slurm.submit(JobSpec(), lease=1e6)
+    job_id = slurm.submit(JobSpec(cpus_per_gpu=2), nodes=1, gpus_per_node=1, lease=1e6)
+    start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.PLANNED, {})
+    store = MemoryStore(start)
+    acting = reconciler(slurm, store)
+    turn(acting, slurm)
+    assert slurm.truth(job_id).requested_gpus_per_node == 3
+    store.moves = []
+    slurm.advance(5.0)
+    assert slurm.truth(job_id).nodes == ("n1",)
+    slurm.set_schedulable("n1", False)
+    slurm.requeue_by_hand(job_id)
+    slurm.advance(5.0)
+    turn(acting, slurm)
+    turn(acting, slurm)
+    assert slurm.calls.count(("configure", job_id)) == 2, "once for each time that it waits again"
+    assert ("configure", fresh) not in slurm.calls
+    assert slurm.truth(job_id).requested_gpus_per_node == 1
+    slurm.advance(400.0)  # nobody renews its lease: polluxd is gone
+    assert slurm.truth(job_id).nodes == ("n2",)

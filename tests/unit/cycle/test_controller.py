@@ -101,3 +101,43 @@ def test_all_lines_of_a_move_name_the_cycle_that_decided_on_it() -> None:
     assert {line["logger"] for line in of_move} == {"polluxd.cycle.controller", "polluxd.apply.reconciler"}
     assert {(line["cycle"], line["job"]) for line in of_move} == {(first, job)}
     assert cycle.rows.cycles > first
+
+
+def test_a_job_whose_mark_is_overwritten_has_not_ended_and_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle = Cycle()
+    job, other = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
+    observe, overwritten = cycle.slurm.observe, {job}
+    notes: list[str] = []
+    record = cycle.store.record_cycle
+
+    def seen() -> ClusterState:
+        state = observe()
+        bare = [
+            replace(j, spec=None, admin_comment="x") if j.job_id in overwritten else j for j in state.jobs
+        ]
+        return replace(state, jobs=tuple(bare))
+
+    def recorded(*words: Any, note: str, **more: Any) -> int:
+        notes.append(note)
+        return record(*words, note=note, **more)
+
+    cycle.step()
+    monkeypatch.setattr(cycle.slurm, "observe", seen)
+    monkeypatch.setattr(cycle.store, "record_cycle", recorded)
+    snapshot, _ = cycle.step()
+    cycle.step()
+    assert [one.job_id for one in snapshot.jobs] == [other], "it looks like a plain job"
+    assert set(cycle.rows.jobs) == {job, other}, "it has not ended"
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert f"scontrol update JobId={job} AdminComment='pollux:v1'" in errors[0]
+    assert notes[-1].endswith(f"jobs {job}")
+    overwritten.clear()
+    cycle.step()
+    assert notes[-1] == ""
+    overwritten.add(job)
+    cycle.slurm.finish(job)
+    cycle.step()
+    assert job not in cycle.rows.jobs, "it has ended"

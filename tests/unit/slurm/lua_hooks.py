@@ -125,12 +125,12 @@ def refused(outcome: Outcome) -> str:
 
 
 def comment(outcome: Outcome) -> str:
-    """The AdminComment without the time of submission."""
+    """The AdminComment without the time of submission and the size that was asked for."""
     assert outcome.accepted, outcome.said
     assert outcome.admin_comment is not None
     words = outcome.admin_comment.split()
     assert abs(int(next(w for w in words if w.startswith("submitted="))[10:]) - time.time()) < 60
-    return " ".join(w for w in words if not w.startswith("submitted="))
+    return " ".join(w for w in words if not w.startswith(("submitted=", "asked=")))
 
 
 def modify(

@@ -86,6 +86,8 @@ def test_rules_that_are_none(rule: str) -> None:
         (f"pollux:v1 companion-of=7 attempt=0 move=1 nonce={NONCE[1:]}G", "nonce is 32 hexadecimal digits"),
         ("pollux:v1 min-gpus=1 min-gpus=2", "twice"),
         ("pollux:v1 gpu-counts=any gpu-counts=any", "twice"),
+        ("pollux:v1 asked=4", "asked is NODESxGPUS, not '4'"),
+        ("pollux:v1 asked=0x4", "asked is NODESxGPUS"),
         ("pollux:v1 min-gpus=4 max-gpus=2", "min-gpus=4 is above max-gpus=2"),
     ],
 )

@@ -65,3 +65,14 @@ def test_a_trusted_user_is_named(tmp_path: Path) -> None:
     for uid, accepted in ((977, True), (978, False)):
         call = f"slurm_job_modify(job, {lua({'job_id': 7, 'admin_comment': 'pollux:v1 min-gpus=1'})}, nil, {uid})"
         assert run(call, update, config).accepted == accepted
+
+
+@pytest.mark.parametrize("uid", [0, 990])
+def test_an_administrator_s_comment_keeps_the_mark(uid: int) -> None:
+    marked = "pollux:v1 min-gpus=1"
+    assert modify({"admin_comment": "ticket 12"}, uid=uid).admin_comment == f"{marked} -- ticket 12"
+    again = modify({"admin_comment": "ticket 13"}, uid=uid, comment=f"{marked} -- ticket 12")
+    assert again.admin_comment == f"{marked} -- ticket 13"
+    assert modify({"admin_comment": ""}, uid=uid).admin_comment == "", "taken away on purpose"
+    assert modify({"admin_comment": "pollux:v1 min-gpus=2"}, uid=uid).admin_comment == "pollux:v1 min-gpus=2"
+    assert modify({"admin_comment": "x"}, uid=uid, comment=None).admin_comment == "x"

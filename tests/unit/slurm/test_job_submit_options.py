@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polluxd.slurm.directives import parse_admin_comment
 from tests.unit.slurm.lua_hooks import NEEDS_LUA, comment, refused, submit
 
 pytestmark = NEEDS_LUA
@@ -216,6 +217,52 @@ def test_no_lease_while_polluxd_is_dead(tmp_path: Path, beat: object, waits: boo
     )
     heartbeat.unlink()
     assert submit("#POLLUX", config).begin_time == 0
+
+
+def test_a_polluxd_that_observes_has_agents_observe_too(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "heartbeat"
+    config: dict[str, object] = {"heartbeat_file": str(heartbeat), "heartbeat_stale_s": 60}
+    assert submit("#POLLUX", config).mode == "enforce", "nobody has looked on lately"
+    (tmp_path / "heartbeat.observe").write_text(f"{time.time():.0f}\n")
+    outcome = submit("#POLLUX", config)
+    assert (outcome.mode, outcome.begin_time) == ("observe", 0)
+    assert submit("#POLLUX mode=advise", config).mode == "advise", "as the user says"
+    heartbeat.write_text(f"{time.time():.0f}\n")
+    assert submit("#POLLUX", config).mode == "enforce"
+
+
+@pytest.mark.parametrize(
+    ("job", "size"),
+    [
+        ({}, "1x2"),
+        ({"min_nodes": 2, "tres_per_node": "gres:gpu:4"}, "2x4"),
+        ({"min_nodes": 2, "tres_per_node": "", "tres_per_job": "gres:gpu:6"}, "2x3"),
+        ({"min_nodes": 2, "tres_per_node": "", "tres_per_job": "gres:gpu:5"}, None),
+        ({"tres_per_node": ""}, "1x3"),
+    ],
+)
+def test_the_size_that_the_user_wrote_goes_into_the_comment(job: dict[str, object], size: str | None) -> None:
+    outcome = submit("#POLLUX min-gpus=3", **job)
+    assert outcome.admin_comment is not None
+    found = [word for word in outcome.admin_comment.split() if word.startswith("asked=")]
+    assert found == ([f"asked={size}"] if size else [])
+    read = parse_admin_comment(outcome.admin_comment)
+    assert read is not None
+    assert read.demands.asked == (tuple(map(int, size.split("x"))) if size else None)
+
+
+def test_the_site_s_text_in_the_comment_stays() -> None:
+    text = "cost centre 7 -- min-gpus=9"
+    outcome = submit("#POLLUX min-gpus=2", admin_comment=text)
+    assert outcome.admin_comment is not None
+    assert outcome.admin_comment.endswith(f" -- {text}")
+    read = parse_admin_comment(outcome.admin_comment)
+    assert read is not None
+    assert read.spec.min_gpus == 2
+    long = submit("#POLLUX min-gpus=2", admin_comment="x" * 5000).admin_comment
+    assert long is not None
+    assert len(long) == 2048
+    assert parse_admin_comment(long) is not None
 
 
 def test_an_output_file_that_a_re_allocation_would_empty_is_pointed_out_or_refused() -> None:

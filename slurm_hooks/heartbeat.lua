@@ -1,0 +1,27 @@
+--[[
+The part of Pollux' submission hook that asks whether polluxd lives; job_submit.lua runs this file.
+
+polluxd touches one of two files in every cycle: `heartbeat_file` in mode enforce, and the same name with `.observe` after
+it in mode observe.
+]]
+
+local function fresh(name, config, now)
+  local file = io.open(name, "r")
+  if not file then
+    return false
+  end
+  local beat = tonumber(file:read("*l") or "")
+  file:close()
+  return beat ~= nil and now - beat <= (config.heartbeat_stale_s or 180)
+end
+
+-- Whether polluxd lives and acts on Pollux jobs; true where no file says.
+function pollux_acts(config, now)
+  return not config.heartbeat_file or fresh(config.heartbeat_file, config, now)
+end
+
+-- Whether polluxd only observes. The agents then change nothing in trainings either, unless the user asks for it.
+function pollux_observes(config, now)
+  return config.heartbeat_file ~= nil and not pollux_acts(config, now)
+    and fresh(config.heartbeat_file .. ".observe", config, now)
+end
