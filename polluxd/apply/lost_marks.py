@@ -1,7 +1,7 @@
 """Notice jobs whose AdminComment has lost Pollux' mark while they live.
 
-An administrator or a tool of the site has overwritten it. The job looks like a plain one from then on, so polluxd leaves
-it alone; it has not ended.
+An administrator or a tool of the site has overwritten it. The job looks like a plain one from then on, so polluxd
+leaves it alone; it has not ended.
 """
 
 from __future__ import annotations

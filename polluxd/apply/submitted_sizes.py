@@ -1,7 +1,7 @@
 """Give waiting jobs back the size that their users wrote.
 
-Each move writes another size and other nodes into the job. If polluxd is gone when the job's lease ends, Slurm starts the
-job as it stands in Slurm's record: without this it would wait for the nodes of its last move.
+Each move writes another size and other nodes into the job. If polluxd is gone when the job's lease ends, Slurm starts
+the job as it stands in Slurm's record: without this it would wait for the nodes of its last move.
 """
 
 from __future__ import annotations

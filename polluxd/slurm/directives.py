@@ -11,8 +11,8 @@ nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
-Text of the site may follow after a word `--`. Users can read the comment but cannot set it. An administrator can set it,
-so it is checked like any other input.
+Text of the site may follow after a word `--`. Users can read the comment but cannot set it. An administrator can set
+it, so it is checked like any other input.
 """
 
 from __future__ import annotations
