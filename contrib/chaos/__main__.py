@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, Polluxd
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Step
@@ -29,12 +29,18 @@ from polluxd.store import Store
 
 from .faults import KINDS, Chaos
 from .ledger import ledgers, lineage
-from .service import Polluxd
 from .workload import Training, submit, submit_plain, trainings
 
 ROOT = Path(__file__).resolve().parents[2]
 AFTERWARDS_S = 1200.0
 """How long jobs may take to end after the last fault [s]."""
+
+PACE: Mapping[str, Mapping[str, object]] = {
+    "slurm": {"timeout_s": 3},
+    "cycle": {"interval_s": 10, "floor_s": 2, "leader_lease_s": 5},
+    "moves": {"cooldown_s": 10},
+    "policy": {"start_gpus": 1},  # more moves
+}
 
 COMPANIONS_S = 60.0
 """How long companions may outlive the last job [s]."""
@@ -76,7 +82,7 @@ class Run:
         self._cluster, self._folder, self._args = cluster, folder, args
         self._environment: Mapping[str, str] = cluster.client_environment
         self._slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=10)
-        self.daemons = [Polluxd(cluster, folder, name) for name in ("polluxd-a", "polluxd-b")]
+        self.daemons = [Polluxd(cluster, folder, name, **PACE) for name in ("polluxd-a", "polluxd-b")]
         self.chaos = Chaos(cluster, self.daemons, seed=args.seed, rates=_rates(args.rate), say=self.say)
         count = args.jobs or max(1, round(args.minutes / 3))
         self._waiting = trainings(count, args.minutes, args.seed)
@@ -194,7 +200,7 @@ class Run:
     def end(self) -> None:
         self.chaos.stop()
         for daemon in self.daemons:
-            daemon.end()
+            daemon.stop(grace_s=20)
 
 
 def main() -> int:

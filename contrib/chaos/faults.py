@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contrib.devcluster import DevCluster
-
-from .service import Polluxd
+from contrib.devcluster import DevCluster, Polluxd
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ class Chaos:
         self._due: list[tuple[float, int, str]] = []
         self._ends: list[tuple[float, int, str, Callable[[], None]]] = []
         self._number = 0
+        self._frozen: set[Polluxd] = set()
         self.counts: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -118,17 +117,23 @@ class Chaos:
 
     def _polluxd_kill(self) -> tuple[str, Callable[[], None]] | None:
         daemon = self._chance.choice(self._daemons)
-        if not daemon.running or daemon.stopped:
+        if not daemon.running or daemon in self._frozen:
             return None
-        daemon.kill()
+        daemon.stop(signal.SIGKILL)
         return daemon.name, daemon.start
 
     def _polluxd_stop(self) -> tuple[str, Callable[[], None]] | None:
         daemon = self._chance.choice(self._daemons)
-        if not daemon.running or daemon.stopped:
+        if not daemon.running or daemon in self._frozen:
             return None
-        daemon.stop_clock()
-        return daemon.name, daemon.go_on
+        daemon.send(signal.SIGSTOP)
+        self._frozen.add(daemon)
+
+        def go_on() -> None:
+            self._frozen.discard(daemon)
+            daemon.send(signal.SIGCONT)
+
+        return daemon.name, go_on
 
     def _agent_kill(self) -> tuple[str, Callable[[], None]] | None:
         rank = self._rank()

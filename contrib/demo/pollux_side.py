@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,13 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contrib.devcluster import DevCluster, write_configuration
+from contrib import devcluster
+from contrib.devcluster import DevCluster
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
 
-from .run import RunFailedError, stop_child, tail
+from .run import RunFailedError
 from .summary import Move, Series
 
 PACE: Mapping[str, Mapping[str, float]] = {
@@ -28,48 +27,11 @@ PACE: Mapping[str, Mapping[str, float]] = {
 }
 
 
-class Polluxd:
-    """`polluxd migrate`, then `polluxd run` as a child process."""
+class Polluxd(devcluster.Polluxd):
+    """polluxd at a pace at which the demo's trainings can be watched."""
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
-        self.config = folder / "polluxd.toml"
-        self.log = folder / "polluxd.log"
-        self._env = cluster.client_environment
-        self._cluster = cluster
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def _command(self, *words: str) -> list[str]:
-        return [str(Path(sys.executable).parent / "polluxd"), *words, "--config", str(self.config)]
-
-    def start(self) -> None:
-        """Write the configuration, migrate the schema and start polluxd.
-
-        Raises:
-            RunFailedError: one of these failed; the message says which.
-        """
-        write_configuration(self._cluster, self.config, **PACE)
-        done = subprocess.run(
-            self._command("migrate"), env=self._env, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RunFailedError(f"polluxd migrate failed: {(done.stderr or done.stdout).strip()}")
-        with self.log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                self._command("run"),
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,  # Ctrl-C in the terminal is ours to handle, in order
-            )
-
-    def must_run(self) -> None:
-        """Raise RunFailedError if polluxd has ended."""
-        if self._process is None or self._process.poll() is not None:
-            status = self._process.poll() if self._process else None
-            raise RunFailedError(
-                f"polluxd ended by itself (exit status {status}); its log ends with:\n{tail(self.log)}"
-            )
+        super().__init__(cluster, folder, **PACE)
 
     def write_report(self, out: Path, job_id: int, since: float) -> None:
         """Have polluxctl write report.html, and history.png of one job.
@@ -84,21 +46,9 @@ class Polluxd:
             ("report", "--html", str(out / "report.html"), "--since", begin),
             ("history", str(job_id), "--plot", str(out / "history.png")),
         ):
-            program = str(Path(sys.executable).parent / "polluxctl")
-            done = subprocess.run(
-                [program, *words, "--config", str(self.config)],
-                env=self._env,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
+            done = self.command("polluxctl", *words)
             if done.returncode:
                 raise RunFailedError(f"polluxctl {words[0]} failed: {done.stderr.strip()}")
-
-    def stop(self) -> None:
-        if self._process is not None:
-            stop_child(self._process)
-            self._process = None
 
 
 class Database:

@@ -6,7 +6,6 @@ Submit each training when it is due, sample every second, and stop at the end of
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -149,14 +148,3 @@ def tail(path: Path, lines: int = 15) -> str:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) or "(empty)"
     except OSError as error:
         return f"(no log: {error.strerror})"
-
-
-def stop_child(child: subprocess.Popen[bytes], grace_s: float = 10.0) -> int:
-    """Send TERM, then KILL; return the exit status."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-    return child.wait()

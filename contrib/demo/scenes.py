@@ -87,6 +87,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=plain)
     title = "Pollux jobs and plain jobs" if plain else "Pollux on Slurm"
     try:
+        daemon.migrate()
         daemon.start()
         with LiveView(stage.console, title, database.details, work.gpus) as show:
             recording = run(show, daemon.must_run)

@@ -11,7 +11,8 @@ touches the system's own Slurm or Postgres.
 from .cluster import DevCluster
 from .configuration import write_configuration
 from .errors import DevClusterError
+from .polluxd import Polluxd
 from .postgres import DevPostgres
 from .slurmconf import SiteLines
 
-__all__ = ["DevCluster", "DevClusterError", "DevPostgres", "SiteLines", "write_configuration"]
+__all__ = ["DevCluster", "DevClusterError", "DevPostgres", "Polluxd", "SiteLines", "write_configuration"]

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from .cluster import DevCluster
 
@@ -17,10 +18,10 @@ def write_configuration(
     cluster: DevCluster,
     path: Path,
     *,
-    slurm: Mapping[str, float],
-    cycle: Mapping[str, float],
-    moves: Mapping[str, float],
-    policy: Mapping[str, object] | None = None,
+    slurm: Mapping[str, object] = MappingProxyType({}),
+    cycle: Mapping[str, object] = MappingProxyType({}),
+    moves: Mapping[str, object] = MappingProxyType({}),
+    policy: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Write a configuration in mode `enforce`.
 
@@ -42,7 +43,7 @@ def write_configuration(
         },
         "cycle": cycle,
         "moves": moves,
-        "policy": policy or {},
+        "policy": policy,
         "gateway": cluster.gateways.settings(),
         "metrics": {"listen": ""},  # several clusters share a machine
     }

@@ -78,8 +78,12 @@ def wait_until(ready: Callable[[], bool], timeout_s: float, what: str, every_s: 
 class Daemon:
     """One foreground daemon process with its log file.
 
-    Its own session keeps a Ctrl-C in the terminal from reaching it before we stop it in order.
+    Its own session keeps a Ctrl-C in the terminal from reaching it before we stop it in order. `env` may be changed
+    before a start.
     """
+
+    grace_s = 5.0
+    """How long it may take to end before it is killed."""
 
     def __init__(
         self, name: str, argv: Sequence[str], log: Path, *, env: Mapping[str, str], user: str | None = None
@@ -87,8 +91,9 @@ class Daemon:
         self.name = name
         self.argv = list(argv)
         self.log = log
-        self._env = dict(env)
-        self._user = user
+        self.env = dict(env)
+        self.identity = {"user": user, "group": user, "extra_groups": []} if user else {}
+        """Arguments with which subprocess runs a command by its account, with none of root's groups."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -100,17 +105,16 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        identity = {"user": self._user, "group": self._user, "extra_groups": []} if self._user else {}
         with self.log.open("ab") as sink:
             self._process = subprocess.Popen(
                 self.argv,
-                env=self._env,
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
                 cwd="/",
-                **identity,  # type: ignore[call-overload]
+                **self.identity,  # type: ignore[call-overload]
             )
 
     def must_run(self) -> None:
@@ -128,21 +132,23 @@ class Daemon:
         if self.running and self._process is not None:
             self._process.send_signal(number)
 
-    def stop(self, number: int = signal.SIGTERM, grace_s: float = 5.0) -> None:
+    def stop(self, number: int = signal.SIGTERM, grace_s: float | None = None) -> int:
         """End the daemon: send `number`, then KILL after `grace_s` seconds.
 
-        A daemon that has ended already does no harm.
+        Returns:
+            its exit status; 0 where it does not run.
         """
         if self._process is None:
-            return
+            return 0
         self.send(signal.SIGCONT)  # a stopped process takes no TERM
         self.send(number)
         try:
-            self._process.wait(grace_s)
+            self._process.wait(self.grace_s if grace_s is None else grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+        status = self._process.wait()
         self._process = None
+        return status
 
 
 def pids_with_environment(entry: str) -> list[int]:

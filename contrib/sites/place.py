@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pwd
 import re
 import subprocess
@@ -12,9 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from contrib.devcluster import DevCluster, SiteLines, write_configuration
+from contrib.devcluster import DevCluster, Polluxd, SiteLines
 from contrib.sites.idle import Sampler, Wish
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Move
@@ -80,59 +78,19 @@ class Place:
         self.jobs_of_case: set[int] = set()
         """Jobs whose moves count for the case."""
         self.idle = Sampler(cluster.client_environment)
-        self._config = folder / "polluxd.toml"
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self.daemon = Polluxd(cluster, folder)
+        self.polluxd = self.daemon.command
 
     def start(self) -> None:
         """Start polluxd as the cluster's unprivileged `daemon_user`."""
-        write_configuration(
-            self.cluster,
-            self._config,
-            slurm={"timeout_s": 5, "lease_s": 60},
-            cycle={"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.3, "leader_lease_s": 10},
-            moves={"cooldown_s": 5, "default_cost_s": 5, "drain_timeout_s": 60, "training_timeout_s": 120},
-        )
-        migrated = self.polluxd("polluxd", "migrate")
-        if migrated.returncode:
-            raise RuntimeError(migrated.stderr)
-        with (self.folder / "polluxd.log").open("ab") as sink:
-            self._daemon = subprocess.Popen(
-                [str(BIN / "polluxd"), "run", "--config", str(self._config)],
-                **self._as_daemon(),
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-            )
-
+        self.daemon.migrate()
+        self.daemon.start()
         self.idle.start()
 
     def stop(self) -> None:
         self.idle.stop()
-        if self._daemon is not None:
-            self._daemon.terminate()
-            self._daemon.wait(90)
+        self.daemon.stop()
         self.store.close()
-
-    def polluxd(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run polluxd's or polluxctl's commands."""
-        return subprocess.run(
-            [str(BIN / words[0]), *words[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-            **self._as_daemon(),
-        )
-
-    def _as_daemon(self) -> dict[str, Any]:
-        more = {"POLLUXD_CONFIG": str(self._config), "NO_COLOR": "1", "COLUMNS": "200"}
-        who = self.cluster.daemon_user
-        return {
-            "env": {**os.environ, **self.cluster.client_environment, **more},
-            "cwd": "/",
-            "user": who.pw_uid,
-            "group": who.pw_gid,
-            "extra_groups": [],
-        }
 
     # --- the user's hands ---------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ def rpcs(cluster: DevCluster) -> dict[str, tuple[int, float]]:
 @contextmanager
 def polluxd(cluster: DevCluster, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     config = folder / "polluxd.toml"
-    write_configuration(cluster, config, slurm={}, cycle={}, moves={})
+    write_configuration(cluster, config)
     command = [str(Path(sys.executable).parent / "polluxd")]
     subprocess.run([*command, "migrate", "--config", str(config)], env=cluster.client_environment, check=True)
     with (folder / "polluxd.log").open("ab") as sink:

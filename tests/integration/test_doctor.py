@@ -102,7 +102,7 @@ def installed(scratch: Path) -> Iterator[DevCluster]:
     """A cluster with hooks, configuration, schema and a leader."""
     with DevCluster(scratch / "doctor", nodes=1) as cluster:
         site = Site(cluster, ExitStack())
-        write_configuration(cluster, site.config, slurm={"lease_s": 120.0}, cycle={}, moves={})
+        write_configuration(cluster, site.config, slurm={"lease_s": 120.0})
         done = site.polluxctl("hooks", "install", "--yes")
         assert done.exit_code == 0, done.output
         loaded = load_config(site.config)

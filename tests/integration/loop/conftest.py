@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from contrib.devcluster import DevCluster, write_configuration
+from contrib.devcluster import DevCluster, Polluxd
 from polluxd.apply.placed import held
 from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import NO_PLACEMENT, Step
@@ -40,94 +39,23 @@ def identity(user: str) -> dict[str, Any]:
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account.pw_uid else {}
 
 
-class Daemon:
-    """A polluxd in its own process, which a test can kill and start again.
-
-    polluxd and the commands that a test runs beside it belong to the cluster's `daemon_user`.
-    """
-
-    def __init__(
-        self,
-        cluster: DevCluster,
-        folder: Path,
-        *,
-        training_timeout: float = 60.0,
-        cooldown: float = 5.0,
-        interval: float = 5.0,
-    ) -> None:
-        self.config = folder / "polluxd.toml"
-        self.log = folder / "polluxd.log"
-        self._env = {**os.environ, **cluster.client_environment}
-        self._identity = identity(cluster.daemon_user.pw_name)
-        self._process: subprocess.Popen[bytes] | None = None
-        write_configuration(
-            cluster,
-            self.config,
-            slurm={"timeout_s": 3, "lease_s": 60},
-            cycle={
-                "interval_s": interval,
-                "floor_s": 1,
-                "poll_s": 0.5,
-                "busy_poll_s": 0.2,
-                "leader_lease_s": 5,
-            },
-            moves={
-                "cooldown_s": cooldown,
-                "default_cost_s": 5,
-                "drain_timeout_s": 60,  # two busy cores
-                "training_timeout_s": training_timeout,
-            },
-            policy={"start_gpus": 1},  # the trainings are to be seen growing
-        )
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(BIN / words[0]), *words[1:]],
-            env={**self._env, "POLLUXD_CONFIG": str(self.config), "NO_COLOR": "1", "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-            cwd="/",
-            **self._identity,
-        )
-
-    def start(self) -> None:
-        with self.log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [str(BIN / "polluxd"), "run", "--config", str(self.config)],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                cwd="/",
-                **self._identity,
-            )
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Signal it and wait; returns the exit status."""
-        if self._process is None:
-            return 0
-        process, self._process = self._process, None
-        process.send_signal(number)
-        return process.wait(90)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal and go on (STOP, CONT)."""
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def use_first_in_path(self, folder: Path) -> None:
-        """From its next start on, commands are looked for in `folder` first."""
-        self._env["PATH"] = f"{folder}:{self._env['PATH']}"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+def polluxd(
+    cluster: DevCluster,
+    folder: Path,
+    *,
+    training_timeout: float = 60.0,
+    cooldown: float = 5.0,
+    interval: float = 5.0,
+) -> Polluxd:
+    """polluxd as these tests want it: it hears soon of an outage, and trainings are to be seen growing."""
+    return Polluxd(
+        cluster,
+        folder,
+        slurm={"timeout_s": 3},
+        cycle={"interval_s": interval, "busy_poll_s": 0.2, "leader_lease_s": 5},
+        moves={"cooldown_s": cooldown, "training_timeout_s": training_timeout},
+        policy={"start_gpus": 1},
+    )
 
 
 @dataclass
@@ -135,7 +63,7 @@ class Loop:
     """A cluster with polluxd on it."""
 
     cluster: DevCluster
-    daemon: Daemon
+    daemon: Polluxd
     folder: Path
     user: str = "root"
     """Who submits."""
@@ -256,7 +184,7 @@ def loop_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from loop_on(loop_cluster, Daemon(loop_cluster, tmp_path), tmp_path)
+    yield from loop_on(loop_cluster, polluxd(loop_cluster, tmp_path), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -274,19 +202,18 @@ def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
 @pytest.fixture
 def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
     yield from loop_on(
-        elastic_cluster, Daemon(elastic_cluster, tmp_path, training_timeout=150.0, cooldown=1.0), tmp_path
+        elastic_cluster, polluxd(elastic_cluster, tmp_path, training_timeout=150.0, cooldown=1.0), tmp_path
     )
 
 
-def loop_on(cluster: DevCluster, daemon: Daemon, folder: Path, user: str = "root") -> Iterator[Loop]:
+def loop_on(cluster: DevCluster, daemon: Polluxd, folder: Path, user: str = "root") -> Iterator[Loop]:
     """Start polluxd on a cluster; end its jobs and itself when the test has ended."""
-    migrated = daemon.command("polluxd", "migrate")
-    assert migrated.returncode == 0, migrated.stderr
+    daemon.migrate()
     daemon.start()
     made = Loop(cluster, daemon, folder, user=user)
     try:
         yield made
         made.cancel_all()
     finally:
-        made.daemon.end()
+        made.daemon.stop()
         made.store.close()

@@ -13,7 +13,7 @@ import pytest
 from contrib.devcluster import DevCluster
 from polluxd.model import JobState, Move, Step
 
-from .conftest import Daemon, Loop, loop_on
+from .conftest import Loop, loop_on, polluxd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ def pair_cluster(scratch: Path) -> Iterator[DevCluster]:
 
 @pytest.fixture
 def pair(pair_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
-    yield from loop_on(pair_cluster, Daemon(pair_cluster, tmp_path), tmp_path)
+    yield from loop_on(pair_cluster, polluxd(pair_cluster, tmp_path), tmp_path)
 
 
 def park_of(loop: Loop, job_id: int) -> Move:

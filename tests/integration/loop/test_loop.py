@@ -11,14 +11,14 @@ import pytest
 
 from polluxd.model import JobState
 
-from .conftest import Daemon, Loop
+from .conftest import Loop, polluxd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_would(loop: Loop) -> None:
-    loop.daemon.end()
-    loop.daemon = Daemon(loop.cluster, loop.folder, interval=3600.0)
+    loop.daemon.stop()
+    loop.daemon = polluxd(loop.cluster, loop.folder, interval=3600.0)
     loop.daemon.start()
     ends = loop.folder / "ends"
     plain = loop.sbatch("plain", f"until [ -e {ends} ]; do sleep 0.2; done", directive=None)
@@ -72,7 +72,7 @@ def test_kill_9_of_polluxd_again_and_again_loses_no_job(loop: Loop) -> None:
     while not all(loop.job(j).state.finished for j in jobs.values()):
         assert time.monotonic() < deadline
         time.sleep(chance.uniform(1.0, 8.0))
-        loop.daemon.end(signal.SIGKILL)
+        loop.daemon.stop(signal.SIGKILL)
         kills += 1
         loop.daemon.start()
     assert kills >= 3
@@ -118,7 +118,7 @@ def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
 
 
 def test_polluxd_starts_before_its_database(loop: Loop) -> None:
-    loop.daemon.end()
+    loop.daemon.stop()
     loop.cluster.stop_postgres()
     try:
         before = len(loop.daemon.log.read_text())
@@ -141,8 +141,8 @@ def test_polluxd_starts_before_its_database(loop: Loop) -> None:
 
 
 def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -> None:
-    loop.daemon.end()
-    loop.daemon = Daemon(loop.cluster, loop.folder, training_timeout=4.0)
+    loop.daemon.stop()
+    loop.daemon = polluxd(loop.cluster, loop.folder, training_timeout=4.0)
     loop.daemon.start()
     job_id = loop.sbatch("silent", "pollux run -m timeit -n 1 -r 1 'import time; time.sleep(30)'")
     loop.until(lambda: loop.job(job_id).state is JobState.RUNNING, 80, why="its start")

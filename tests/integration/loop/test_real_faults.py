@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from contrib.devcluster import Polluxd
 from polluxd.model import JobState, Step
 from tests.unit.apply.faults import FAULTS
 
-from .conftest import Daemon, Loop
+from .conftest import Loop, polluxd
 from .elastic import Elastic
 
 pytestmark = [
@@ -47,7 +48,7 @@ exec {scontrol} "$@"
 
 
 @contextmanager
-def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
+def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Polluxd]:
     """Take polluxd away, cause a fault, and have a polluxd back at the end.
 
     For the fault "second leader", another polluxd takes its place.
@@ -56,16 +57,16 @@ def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
     if fault == "second leader":
         daemon.send(signal.SIGSTOP)
         (folder / "second").mkdir()
-        second = Daemon(cluster, folder / "second")
+        second = polluxd(cluster, folder / "second")
         second.start()
         loop.until(lambda: "leading cluster" in second.log.read_text(), why="the second to lead")
         daemon.send(signal.SIGCONT)
         try:
             yield second
         finally:
-            second.end()
+            second.stop()
         return
-    daemon.end(signal.SIGKILL)
+    daemon.stop(signal.SIGKILL)
     if fault == "database down":
         cluster.stop_postgres(immediate=True)
     elif fault == "scontrol times out":
@@ -76,7 +77,7 @@ def trouble(fault: str, loop: Loop, folder: Path) -> Iterator[Daemon]:
         late = folder / "scontrol"
         late.write_text(LATE.format(times=2, scontrol=shutil.which("scontrol"), folder=folder))
         late.chmod(0o755)
-        daemon.use_first_in_path(folder)
+        daemon.env["PATH"] = f"{folder}:{daemon.env['PATH']}"
     daemon.start()
     if fault in ("database down", "scontrol times out"):
         time.sleep(7.0)

@@ -13,7 +13,7 @@ import pytest
 from contrib.devcluster import DevCluster, SiteLines
 from polluxd.model import JobState, Step
 
-from .conftest import Daemon, Loop, loop_on
+from .conftest import Loop, loop_on, polluxd
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -27,7 +27,7 @@ def limited(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
     ) as cluster:
         cluster.command("sacctmgr", "-i", "add", "account", "lab", "GrpTRES=gres/gpu=5")
         cluster.command("sacctmgr", "-i", "add", "user", "root", "account=lab")
-        yield from loop_on(cluster, Daemon(cluster, tmp_path, cooldown=1.0), tmp_path)
+        yield from loop_on(cluster, polluxd(cluster, tmp_path, cooldown=1.0), tmp_path)
 
 
 def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:

@@ -14,7 +14,7 @@ from contrib.devcluster import DevCluster, SiteLines
 from polluxd.model import JobState, Step
 from polluxd.slurm.protocol import SlurmJob
 
-from .conftest import Daemon, Loop, loop_on
+from .conftest import Loop, loop_on, polluxd
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -32,7 +32,7 @@ def varied(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
     with DevCluster(
         scratch / "varied", nodes=5, gpus_per_node=2, lease_s=60, publish_interval_s=1.0, site=site
     ) as cluster:
-        yield from loop_on(cluster, Daemon(cluster, tmp_path, cooldown=1.0), tmp_path)
+        yield from loop_on(cluster, polluxd(cluster, tmp_path, cooldown=1.0), tmp_path)
 
 
 def test_options_of_sbatch_hold_for_every_placement(varied: Loop) -> None:

@@ -9,39 +9,40 @@ from pathlib import Path
 
 import pytest
 
+from contrib.devcluster import Polluxd
 from polluxd.model import JobState, Step
 
-from .conftest import Daemon, Loop
+from .conftest import Loop, polluxd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def pair(loop: Loop, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
+def pair(loop: Loop, tmp_path: Path) -> Iterator[tuple[Polluxd, Polluxd]]:
     """Two polluxd, both awake; which of them leads is chance."""
     folder = tmp_path / "second"
     folder.mkdir()
-    second = Daemon(loop.cluster, folder)
+    second = polluxd(loop.cluster, folder)
     second.start()
     try:
         for daemon in (loop.daemon, second):
             loop.until(lambda d=daemon: _decided(d), why="both to lead or to stand by")  # type: ignore[misc]
         yield loop.daemon, second
     finally:
-        second.end()
+        second.stop()
 
 
-def _decided(daemon: Daemon) -> bool:
+def _decided(daemon: Polluxd) -> bool:
     log = daemon.log.read_text() if daemon.log.exists() else ""
     return "leading cluster" in log or "another polluxd leads" in log
 
 
-def leads(loop: Loop, daemon: Daemon) -> bool:
+def leads(loop: Loop, daemon: Polluxd) -> bool:
     leader = loop.store.leader()
     return leader is not None and leader.leased and leader.holder.endswith(f":{daemon.pid}")
 
 
-def leader_and_other(loop: Loop, pair: tuple[Daemon, Daemon]) -> tuple[Daemon, Daemon]:
+def leader_and_other(loop: Loop, pair: tuple[Polluxd, Polluxd]) -> tuple[Polluxd, Polluxd]:
     loop.until(lambda: any(leads(loop, d) for d in pair), why="one of them to lead")
     first, second = pair
     return (first, second) if leads(loop, first) else (second, first)
@@ -66,12 +67,12 @@ def ends_well(loop: Loop, job_id: int, name: str, epochs: int) -> None:
 
 
 def test_the_standby_leads_after_kill_9_and_the_training_goes_on(
-    loop: Loop, pair: tuple[Daemon, Daemon]
+    loop: Loop, pair: tuple[Polluxd, Polluxd]
 ) -> None:
     job_id = loop.train("inherited", 12)
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")
     leader, other = leader_and_other(loop, pair)
-    leader.end(signal.SIGKILL)
+    leader.stop(signal.SIGKILL)
     at = time.time()
     loop.until(lambda: leads(loop, other) and decided_since(loop, at), why="a decision of the standby's")
     print(f"from kill -9 to the next polluxd's first decision: {time.time() - at:.1f} s")
@@ -79,7 +80,7 @@ def test_the_standby_leads_after_kill_9_and_the_training_goes_on(
 
 
 def test_a_leader_that_stood_still_past_its_lease_acts_no_more(
-    loop: Loop, pair: tuple[Daemon, Daemon]
+    loop: Loop, pair: tuple[Polluxd, Polluxd]
 ) -> None:
     job_id = loop.train("overtaken", 12)
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")
@@ -105,7 +106,7 @@ def test_a_leader_that_stood_still_past_its_lease_acts_no_more(
 
 
 def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: Loop) -> None:
-    loop.daemon.end()
+    loop.daemon.stop()
     text = loop.daemon.config.read_text()
     assert "\nlease_s = 60\n" in text
     loop.daemon.config.write_text(text.replace("\nlease_s = 60\n", "\nlease_s = 15\n"))
@@ -122,7 +123,7 @@ def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: L
         waiting = loop.train("waiting", 2)
         loop.until(lambda: waiting in loop.store.job_times(), why="polluxd to see the second job")
         assert [loop.job(j).state for j in (parked, waiting)] == [JobState.PENDING] * 2
-        loop.daemon.end(signal.SIGKILL)
+        loop.daemon.stop(signal.SIGKILL)
     finally:
         for name in (first, last):
             loop.cluster.command("scontrol", "update", "State=RESUME", f"NodeName={name}")

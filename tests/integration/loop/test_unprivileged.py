@@ -18,7 +18,7 @@ import pytest
 from contrib.devcluster import DevCluster
 from polluxd.model import JobState, Step
 
-from .conftest import Daemon, Loop, identity, loop_on
+from .conftest import Loop, identity, loop_on, polluxd
 from .elastic import Elastic
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -45,7 +45,7 @@ def site(scratch: Path, name: str, nodes: int, gpus_per_node: int) -> Iterator[L
         accounting=True,
         daemon_user="pollux",
     ) as cluster:
-        daemon = Daemon(cluster, folder, training_timeout=150.0, cooldown=1.0)
+        daemon = polluxd(cluster, folder, training_timeout=150.0, cooldown=1.0)
         yield from loop_on(cluster, daemon, folder, user="nobody")
 
 

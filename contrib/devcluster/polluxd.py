@@ -1,0 +1,74 @@
+"""polluxd on a private cluster, as a process of its own: for demo, tests and trials.
+
+Its owner kills it, freezes it and starts it again. Everything is quicker than the defaults of polluxd(8).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .cluster import DevCluster
+from .configuration import write_configuration
+from .errors import DevClusterError
+from .processes import Daemon
+
+BIN = Path(sys.executable).parent
+
+PACE: Mapping[str, Mapping[str, object]] = {
+    "slurm": {"timeout_s": 5, "lease_s": 60},
+    "cycle": {"interval_s": 5, "floor_s": 1, "poll_s": 0.5, "busy_poll_s": 0.25, "leader_lease_s": 8},
+    "moves": {"cooldown_s": 5, "default_cost_s": 5, "drain_timeout_s": 60, "training_timeout_s": 120},
+    "policy": {},
+}
+"""On two busy cores, by section of polluxd.toml."""
+
+
+class Polluxd(Daemon):
+    """`polluxd run`, by the account that the cluster has for it.
+
+    Several of them may share a folder, and so a configuration.
+
+    Args:
+        name: of its log.
+        sections: keys of polluxd.toml, over those of `PACE`.
+    """
+
+    grace_s = 90.0
+
+    def __init__(
+        self, cluster: DevCluster, folder: Path, name: str = "polluxd", **sections: Mapping[str, object]
+    ) -> None:
+        self.config = folder / "polluxd.toml"
+        account = cluster.daemon_user
+        super().__init__(
+            name,
+            [str(BIN / "polluxd"), "run", "--config", str(self.config)],
+            folder / f"{name}.log",
+            env={**cluster.client_environment, "POLLUXD_CONFIG": str(self.config), "NO_COLOR": "1"},
+            user=account.pw_name if account.pw_uid else None,
+        )
+        chosen = {section: {**pace, **sections.get(section, {})} for section, pace in PACE.items()}
+        write_configuration(cluster, self.config, **chosen)
+
+    def migrate(self) -> None:
+        """Bring the database to this version's schema. Raises DevClusterError where that fails."""
+        done = self.command("polluxd", "migrate")
+        if done.returncode:
+            raise DevClusterError(f"polluxd migrate: {(done.stderr or done.stdout).strip()}")
+
+    def command(self, program: str, *words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+        """Run a command of polluxd or polluxctl by the same account."""
+        return subprocess.run(
+            [str(BIN / program), *words],
+            env={**self.env, "COLUMNS": str(columns)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd="/",
+            **self.identity,  # type: ignore[call-overload]
+        )
