@@ -23,7 +23,7 @@ root=${ROOT:-/var/tmp/$name}
 packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins slurmdbd slurm-wlm-mysql-plugin
   mariadb-server-core mariadb-client-core postgresql python3-venv lua5.1 ca-certificates procps)
 # What the tests of the daemon's side import: no torch, no agent.
-python_packages=(numpy scipy sqlalchemy psycopg2-binary starlette uvicorn pydantic typer rich ClusterShell sdnotify
+python_packages=(numpy scipy sqlalchemy psycopg2-binary starlette uvicorn httptools uvloop pydantic typer rich ClusterShell sdnotify
   prometheus-client jinja2 pytest pytest-timeout hypothesis)
 tests=(tests/integration/test_slurm_contract.py tests/integration/test_slurm_hooks.py
   tests/integration/test_slurm_faults.py tests/integration/test_pyslurm.py tests/unit/slurm)

@@ -117,6 +117,7 @@ class Controller:
 
         due = self._due(state, reports)
         if due:
+            self._store.remember_fits()
             moves = self._store.open_moves()
             means = self._means(seen)
             times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)

@@ -4,7 +4,7 @@
 started again at any moment.
 
 Starlette on uvicorn, because nearly all connections wait: two thousand long polls are two thousand objects of one
-asyncio loop, at some kilobytes each. uvicorn keeps HTTP to the letter (h11, a pure Python parser with bounds) and TLS
-to OpenSSL; Starlette adds paths and no more. Frameworks above them (FastAPI, Litestar) bring what is not needed here,
-aiohttp its own C parser, and a server with a thread for each connection 2,000 stacks.
+asyncio loop, at some kilobytes each. uvicorn leaves HTTP to llhttp (the parser of Node.js, by httptools), the loop to
+libuv (by uvloop) and TLS to OpenSSL; Starlette adds paths and no more. Frameworks above them (FastAPI, Litestar) bring
+what is not needed here, and a server with a thread for each connection 2,000 stacks.
 """

@@ -13,9 +13,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-import h11
 from uvicorn import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from .records import Holder
@@ -29,7 +28,8 @@ class Bounds:
     """From the first byte of a request, or from the connection, to the last byte of the request."""
     idle_s: float = 75.0
     """Between two requests of a connection that has shown a token."""
-    header_bytes: int = 8192
+    request_bytes: int = 65536
+    """Of a request that is not complete, head and body."""
     known: int = 8192
     """Connections that have shown a token; beyond it, the user with most of them loses the oldest."""
     strangers: int = 2048
@@ -108,7 +108,7 @@ def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor:
             del groups[key]
 
 
-class Visitor(H11Protocol):
+class Visitor(HttpToolsProtocol):
     """One connection.
 
     Args:
@@ -125,18 +125,38 @@ class Visitor(H11Protocol):
         self._bounds = entrance.bounds
         self.timeout_keep_alive = self._bounds.request_s  # type: ignore[assignment]
         self._deadline: asyncio.TimerHandle | None = None
+        self._received = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        if self._deadline is None and self.conn.their_state is h11.IDLE:
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._set_deadline()
+        self._received += len(data)
         super().data_received(data)
-        if self._deadline is not None and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        if self._received > self._bounds.request_bytes and not self.transport.is_closing():
+            self.send_400_response(f"expected at most {self._bounds.request_bytes} bytes of a request")
+
+    def on_headers_complete(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            super().on_headers_complete()
+        else:
+            # A second request before the answer to the first one: no client of polluxd sends it.
+            self.hang_up()
+
+    def on_message_complete(self) -> None:
+        self._received = 0
+        if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+        if self.cycle.response_complete:
+            # A refusal came before the end of the request, which ended the wait for the next one.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
@@ -189,7 +209,6 @@ def uvicorn_config(app: Any, bounds: Bounds) -> Config:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        h11_max_incomplete_event_size=bounds.header_bytes,
     )
     config.load()
     return config

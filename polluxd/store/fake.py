@@ -136,6 +136,9 @@ class FakeStore:
     def take_in(self) -> None:
         self._must_answer(self.epoch)
 
+    def remember_fits(self) -> None:
+        self._must_answer(self.epoch)
+
     def job_times(self) -> dict[int, JobTimes]:
         self._must_answer()
         return {

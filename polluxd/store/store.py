@@ -189,12 +189,12 @@ class Store(Readings, AdministratorOrders):
         self._written = replace(written, jobs=ours)
 
     def take_in(self) -> None:
-        """Process what agents wrote: acknowledged drains and fits.
-
-        Later runs of the same training begin with these fits.
-        """
+        """Let moves go on whose drains agents have acknowledged."""
         with self._transaction(fenced=True) as run:
             run("take_acknowledgements")
+
+    def remember_fits(self) -> None:
+        """Keep the newest fits, with which later runs of the same trainings begin."""
         with self._transaction(fenced=True) as run:
             run("remember_priors")
 

@@ -40,6 +40,8 @@ POLL_S = 5.0
 """Between two syncs of jobs."""
 BUSY_S = 1.0
 """Between two turns of polluxd while moves are open."""
+DECISION_S = 10.0
+"""Shortest time between two decisions."""
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -285,7 +287,7 @@ def run(
         before, clock = used(), time.monotonic()
         ordered: dict[int, int] = {}
         every_s = 60.0 / (len(jobs) / 2)
-        polled = synced = news = clock
+        polled = synced = news = decided = clock
         turns = 0
         while (now := time.monotonic()) < clock + seconds:
             if now >= clock + len(ordered) * every_s:
@@ -309,6 +311,9 @@ def run(
             if now >= synced + POLL_S:
                 store.sync_jobs(jobs)
                 synced = now
+            if now >= decided + DECISION_S:
+                store.remember_fits()
+                decided = now
             time.sleep(0.005)
         wall = time.monotonic() - clock
         after = used()

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import uvloop
+
 from polluxd.gateway.app import GatewayService
 from polluxd.gateway.records import Holder, Records
 from polluxd.gateway.server import GatewayServer
@@ -64,7 +66,7 @@ def serving(
         version="test",
         interval_s=interval_s,
     )
-    loop, ready, found = asyncio.new_event_loop(), threading.Event(), []
+    loop, ready, found = uvloop.new_event_loop(), threading.Event(), []
     stopped = asyncio.Event()
 
     async def main() -> None:

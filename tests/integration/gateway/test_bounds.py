@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 import subprocess
@@ -280,3 +281,45 @@ def test_files_that_are_no_certificate_are_named(tmp_path):
     for name in ("no.pem", "missing.pem"):
         with pytest.raises(ConfigError, match=name):
             GatewayServer(None, (tmp_path / name, tmp_path / name))
+
+
+def test_a_request_of_many_small_parts_is_bounded(records, cluster):
+    """Neither chunks nor trailers without end are taken in."""
+    for part in (b"1\r\n \r\n", b"0\r\n", b"0\r\nA: b\r\n" + b"C: d\r\n" * 1000):
+        with (
+            serving(records, cluster=cluster, bounds=Bounds(request_s=PATIENCE_S)) as url,
+            closing(connect(url)) as raw,
+        ):
+            head = b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            sent = 0
+            with suppress(ConnectionError):
+                raw.sendall(head + part)
+                while sent < 64 << 20:
+                    more = part if part.startswith(b"1") else b"E: f\r\n" * 1000
+                    raw.sendall(more * 100)
+                    sent += 100 * len(more)
+            assert sent < 64 << 20
+            assert b" 200 " not in until_closed(raw)
+
+
+def test_a_second_request_before_the_answer_ends_the_connection(records, cluster, store, seen):
+    store.sync_jobs([seen(7)])
+    with serving(records, cluster=cluster) as url, closing(connect(url)) as raw:
+        token = token_of(records, 7)
+        question = f"Host: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
+        raw.sendall(b"GET /v1/orders HTTP/1.1\r\n" + question)
+        seen_last = json.loads(document_of(raw).partition(b"\r\n\r\n")[2])["seen"]
+        raw.sendall(f"GET /v1/orders?seen={seen_last} HTTP/1.1\r\n".encode() + question)
+        with suppress(ConnectionError):
+            raw.sendall(b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        assert until_closed(raw) == b""
+
+
+def test_whoever_is_refused_before_the_end_of_a_request_may_rest_and_ask_again(records, cluster):
+    with serving(records, cluster=cluster, bounds=QUICK) as url, closing(connect(url)) as raw:
+        head = b"POST /v1/report HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+        for _ in range(2):
+            raw.sendall(head)
+            assert b" 401 " in document_of(raw)
+            raw.sendall(b"{}")
+        assert until_closed(raw) == b""  # it rests, without a token, for request_s

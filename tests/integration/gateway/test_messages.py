@@ -76,7 +76,8 @@ def test_a_newer_question_ends_the_older_one(caller, url):
     until = time.monotonic() + PATIENCE_S
     while older.is_alive():
         assert time.monotonic() < until
-        assert newer.ask("GET", "/v1/orders?seen=another")[0] == 200
+        # Where the thread was slow, its question came later than the first one of these.
+        assert newer.ask("GET", "/v1/orders?seen=another")[0] in (200, 409)
     assert answers == [(409, "superseded")]
 
 
@@ -95,7 +96,7 @@ def test_earlier_fits_of_a_training_are_told(caller, store):
     runs = {"fingerprint": "ab" * 16, "gpu_type": "t4"}
     assert caller(7).ask("POST", "/v1/training", runs) == (200, {"prior": None})
     assert caller(7).ask("POST", "/v1/report", payload(gpu_type="t4"))[0] == 204
-    store.take_in()
+    store.remember_fits()
     status, answer = caller(8).ask("POST", "/v1/training", runs)
     assert (status, answer["prior"]["explored_gpus"]) == (200, 4)
     assert set(answer["prior"]["params"]) == {

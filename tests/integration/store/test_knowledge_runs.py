@@ -87,7 +87,7 @@ def test_the_second_training_begins_with_the_fit_of_the_first(store: Any, train:
     assert (first.gpu_type, first.prior_gpus, first.explored_gpus) == ("t4", 0, 1)
     assert first.params is not None
     assert first.data_wait is not None
-    store.take_in()
+    store.remember_fits()
     train(8, "heard")  # after one step: nothing of its own is measured yet
     second = store.reports()[8]
     assert (second.prior_gpus, second.explored_gpus) == (1, 0)

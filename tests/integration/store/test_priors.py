@@ -37,7 +37,7 @@ def ask(agent, store):
     """
 
     def ask(job_id, *, attempt=0, uid=1000, fingerprint=PRINT, gpu_type=""):
-        store.take_in()
+        store.remember_fits()
         return agent(job_id, attempt=attempt, uid=uid).prior(fingerprint, gpu_type)
 
     return ask
@@ -142,7 +142,7 @@ def test_a_job_id_used_again_takes_over_no_fits_of_the_former_job(store, ask, ag
     store.sync_jobs([seen(7, restart_count=3)])
     ask(7, attempt=3, gpu_type="a100")
     agent(7, attempt=3).publish(fitted(report, 0.25, 4) | {"gpu_type": "a100"})
-    store.take_in()
+    store.remember_fits()
     assert set(store.reports()[7].params_by_type) == {"a100"}
     store.sync_jobs([seen(7, restart_count=0, uid=1001, user="bob")])
     agent(7, uid=1001).publish(report() | {"gpu_type": "t4"})
@@ -212,7 +212,7 @@ def test_a_training_is_begun_with_what_the_one_before_has_measured(store, access
     places = [(1, 1, 32), (1, 1, 64), (1, 2, 32), (1, 4, 64), (2, 8, 32), (2, 8, 64), (2, 4, 64)]
     first = run(7, places)
     assert (first.prior_gpus, first.explored_gpus) == (0, 8)
-    store.take_in()
+    store.remember_fits()
     second = run(8, [])
     assert (second.prior_gpus, second.prior_nodes, second.explored_gpus) == (8, 2, 0)
     assert second.params is not None
@@ -228,7 +228,7 @@ def test_what_is_old_or_too_much_is_forgotten(store, ask, agent, report, postgre
     for job_id, fingerprint in ((7, PRINT), (8, "f" * 16)):
         ask(job_id, fingerprint=fingerprint)
         agent(job_id).publish(fitted(report, 0.25, 4))
-    store.take_in()
+    store.remember_fits()
     postgres.execute(
         f"DELETE FROM pollux.report_history WHERE cluster = '{cluster}';"
         f"UPDATE pollux.prior SET at = now() - interval '2 y' WHERE cluster = '{cluster}' AND job_id = 8;"
