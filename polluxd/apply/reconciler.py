@@ -6,6 +6,7 @@ polluxd writes each intent to the database before it calls Slurm, and reads each
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -34,6 +35,8 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
 from polluxd.apply.move_ids import MoveIds
+from polluxd.apply.move_rules import MoveRules
+from polluxd.apply.paths import PathOptions, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
@@ -45,10 +48,10 @@ from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
-from polluxd.model import JobState, Move, Report, Step
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.slurm.queue import BAD_CONSTRAINTS
-from polluxd.store import Store
+from polluxd.store import CycleRecords, Store
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +114,18 @@ class Reconciler:
         """
         return gather(state, self._store.resizes(named_moves(state)))
 
-    def begin(self, wished: Sequence[Intent], under_way: Sequence[Move]) -> list[Move]:
+    def begin(self, intents: Sequence[Intent], records: CycleRecords) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits.
 
         The limits are the number of moves at one time and the numbers of restarts per hour. A job whose move ended in
         the last tick waits for the next plan: this plan was made from its placement before that end.
         """
         epoch = self._authorize()
-        budget = self.budget()
-        busy = self._acted_on.keys() | {move.job_id for move in under_way}
-        room = self._limits.max_concurrent - len(under_way) if self._limits.max_concurrent else len(wished)
+        budget = RestartBudget(self._limits, records.restarts)
+        busy = self._acted_on.keys() | {move.job_id for move in records.moves}
+        room = (self._limits.max_concurrent or math.inf) - len(records.moves)
         begun: list[Move] = []
-        for intent in wished:
+        for intent in intents:
             if intent.job_id in busy:
                 continue
             if len(begun) >= room:
@@ -131,17 +134,10 @@ class Reconciler:
                 with about(job=intent.job_id):
                     log.info("job %d stays: %s", intent.job_id, spent)
                 continue
-            begun.append(
-                self._store.plan_move(
-                    intent.job_id,
-                    intent.attempt,
-                    intent.path,
-                    intent.source,
-                    intent.target,
-                    intent.reason,
-                    epoch,
-                )
+            move = self._store.plan_move(
+                intent.job_id, intent.attempt, intent.path, intent.source, intent.target, intent.reason, epoch
             )
+            begun.append(move)
         return begun
 
     def occupied(self, job_id: int) -> bool:
@@ -168,23 +164,24 @@ class Reconciler:
         """
         return combined(standings(state), allowed.standings, self.refusals.standings(state.jobs))
 
-    def budget(self) -> RestartBudget:
-        """Return how many more running jobs polluxd may restart now.
+    def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
+        """Return what may be done with each job now."""
+        allowed = self.refusals.lowered(allowances(seen.state, targets(records.moves)))
+        failed = failed_paths(seen.moves.values())
+        return MoveRules(
+            PathOptions(frozenset(self._limits.paths), self._slurm.can_shrink(), failed),
+            allowed,
+            self.standings(seen.state, allowed),
+            self.cooldowns.left,
+            RestartBudget(self._limits, records.restarts).spent,
+        )
 
-        A restart orders the job to end its processes.
-        """
-        limits = self._limits
-        if not limits.restarts_per_hour and not limits.user_restarts_per_hour:
-            return RestartBudget(limits, {})
-        # A clock set back may leave moves in the future: they count, and the budget is short for a while.
-        return RestartBudget(limits, self._store.restarts_since(self._clock() - 3600.0))
-
-    def tick(self, seen: ClusterView, reports: Mapping[int, Report], *, paused: bool = False) -> int:
+    def tick(self, seen: ClusterView, records: CycleRecords) -> int:
         """Take the next action of each move under way.
 
         Returns how many moves and orphaned companions polluxd still has to wait for.
         """
-        moves = self._store.open_moves()
+        moves, reports, paused = records.moves, records.reports, records.settings.paused
         self._acted_on = {move.job_id: move for move in moves}
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._stopwatch.keep(moves)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polluxd import logs
-from polluxd.apply.allowances import allowances, targets
 from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.contention import contending, unplaced, with_contenders
@@ -21,13 +20,14 @@ from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.lost_marks import LostMarks
-from polluxd.apply.paths import PathOptions, choose, failed_paths
+from polluxd.apply.move_rules import MoveRules
+from polluxd.apply.paths import choose
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.stuck import stuck_moves
 from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config.config_file import Config
 from polluxd.cycle.progress_rates import TrainedOn
-from polluxd.cycle.snapshot import build_snapshot
+from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.cycle.triggers import Triggers
 from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.cycle.waiting import WaitingTimes
@@ -38,8 +38,7 @@ from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, S
 from polluxd.model.snapshot_json import to_json
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
-from polluxd.slurm.topology import racks_of
-from polluxd.store import JobTimes, Store
+from polluxd.store import CycleRecords, JobTimes, Store
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class Controller:
         self._metrics = metrics or Metrics()
         self._decided_at = float("-inf")
         self._cache = Cache()
-        self._racks = racks_of(config.slurm.racks)
+        self._facts = ClusterFacts.of(config)
         self._unreadable: frozenset[str] = frozenset()
         self._trusted = TrustedReports()
         self._triggers = Triggers(reconciler, self._trusted.seen)
@@ -96,116 +95,104 @@ class Controller:
     def step(self) -> StepResult:
         """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
-        observed_state = self._slurm.observe()
-        nodes = self._boots.observe(observed_state.nodes, observed_state.taken_at)
-        observed_state = replace(observed_state, nodes=nodes)
+        observed = self._slurm.observe()
+        observed = replace(observed, nodes=self._boots.observe(observed.nodes, observed.taken_at))
         self._confirm_lead()
-        self._name_unreadable(observed_state.unreadable)
-        self._marks.observe(observed_state.jobs)
-        seen = self._reconciler.gather(observed_state)
+        self._name_unreadable(observed.unreadable)
+        self._marks.observe(observed.jobs)
+        seen = self._reconciler.gather(observed)
         state = seen.state
-        ours = [job for job in (*state.jobs, *self._marks.lost) if job.spec is not None]
-        self._store.sync_jobs(ours)
+        self._store.sync_jobs([*state.jobs, *self._marks.lost])
         self._store.take_in()
-        reports = self._store.reports()
-        settings = self._store.settings(self._config.policy)
+        records = self._store.records(self._config.policy)
         acting = self._config.mode is DaemonMode.ENFORCE
-        open_moves = self._reconciler.tick(seen, reports, paused=settings.paused) if acting else 0
-        self._trusted.observe(reports, _places(state, self._reconciler.moving), _rigid(state))
-
+        open_moves = self._reconciler.tick(seen, records) if acting else 0
+        self._trusted.observe(records.reports, _places(state, self._reconciler.moving), _rigid(state))
         self._idle.observe(state)
-
-        due = self._due(state, reports)
+        due = self._due(state, records.reports)
         if due:
-            self._store.remember_fits()
-            moves = self._store.open_moves()
-            means = self._means(seen)
-            times = self._waiting.corrected(state.jobs, self._store.job_times(), state.taken_at)
-            allowed = self._reconciler.refusals.lowered(allowances(state, targets(moves)))
-            believed, doubts = self._trusted.trust(
-                reports, _held(state, moves, times, self._reconciler.undrained), state.taken_at
-            )
-            snapshot = build_snapshot(
-                self._config.slurm.cluster,
-                state,
-                times=times,
-                reports=believed,
-                moves=moves,
-                totals=self._store.move_totals(),
-                settings=settings,
-                default_cost=self._config.moves.default_cost_s,
-                racks=self._racks,
-                speeds=self._config.slurm.gpu_speeds,
-                resting=self._reconciler.cooldowns.left,
-                pins=self._store.pins(),
-                stay=self._reconciler.budget().spent,
-                orphans=seen.orphans,
-                means=means,
-                default_resize_cost=self._config.moves.default_resize_cost_s,
-                standings=self._reconciler.standings(state, allowed),
-                allowed=allowed,
-                doubts=doubts,
-                doubted=self._trusted.doubted,
-            )
-            observed = time.perf_counter()
-            plan = self._policy(snapshot, self._cache)
-            leads = acting and not settings.paused
-            contenders = contending(state, unplaced(snapshot, plan)) if leads else []
-            plan = with_contenders(plan, contenders)
-            decided = time.perf_counter()
-            self._confirm_lead()
-            begun: list[Move] = []
-            if leads:
-                begun = self._reconciler.begin(_wished(plan, snapshot, state, reports, means), moves)
-                open_moves += len(begun)
-            idle = self._idle.overdue(plan, state.taken_at) if leads else []
-            cycle = self._record(
-                snapshot,
-                remarked(plan, idle, state.taken_at),
-                note="; ".join(
-                    filter(
-                        None,
-                        (
-                            _note(self._reconciler.refusals.told(), settings.paused, state.unreadable),
-                            self._marks.note(),
-                            _doubted(doubts),
-                            idle_note(idle),
-                        ),
-                    )
-                ),
-                durations={
-                    "observe_s": observed - started,
-                    "decide_s": decided - observed,
-                    "act_s": time.perf_counter() - decided,
-                },
-            )
-            self._reconciler.ids.decided(cycle, begun)
-            for move in begun:
-                with self._reconciler.ids.about(move):
-                    log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
-            self._measure(snapshot, plan, state, reports, doubts, idle)
-            self._decided_at = self._monotonic()
-            self._triggers.decided(state, reports, begun)
-            if leads:
-                self._reconciler.contenders.choose(contenders, state.taken_at)
-        return StepResult(open_moves, due, settings.paused, self._trusted.doubted_reports)
+            open_moves += self._decide(seen, started)
+        return StepResult(open_moves, due, records.settings.paused, self._trusted.doubted_reports)
+
+    def _decide(self, seen: ClusterView, started: float) -> int:
+        """Decide on one picture of the cluster, and return the number of moves begun.
+
+        Args:
+            started: when the step began, by `time.perf_counter`.
+        """
+        state = seen.state
+        self._store.remember_fits()
+        # A clock set back may leave moves in the future: they count, and the restart budget is short for a while.
+        records = self._store.records(self._config.policy, restarts_since=state.taken_at - 3600.0)
+        snapshot, rules, doubts = self._picture(seen, records)
+        observed = time.perf_counter()
+        plan = self._policy(snapshot, self._cache)
+        leads = self._config.mode is DaemonMode.ENFORCE and not records.settings.paused
+        contenders = contending(state, unplaced(snapshot, plan)) if leads else []
+        plan = with_contenders(plan, contenders)
+        decided = time.perf_counter()
+        self._confirm_lead()
+        begun: list[Move] = []
+        if leads:
+            begun = self._reconciler.begin(_intents(plan, snapshot, state, records, rules), records)
+        idle = self._idle.overdue(plan, state.taken_at) if leads else []
+        notes = (
+            _note(self._reconciler.refusals.told(), records.settings.paused, state.unreadable),
+            self._marks.note(),
+            _doubted(doubts),
+            idle_note(idle),
+        )
+        cycle = self._record(
+            snapshot,
+            remarked(plan, idle, state.taken_at),
+            note="; ".join(filter(None, notes)),
+            durations={
+                "observe_s": observed - started,
+                "decide_s": decided - observed,
+                "act_s": time.perf_counter() - decided,
+            },
+        )
+        self._reconciler.ids.decided(cycle, begun)
+        for move in begun:
+            with self._reconciler.ids.about(move):
+                log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
+        now = replace(records, moves=[*records.moves, *begun])
+        self._measure(state, snapshot, plan, now, doubts, idle)
+        self._decided_at = self._monotonic()
+        self._triggers.decided(state, records.reports, begun)
+        if leads:
+            self._reconciler.contenders.choose(contenders, state.taken_at)
+        return len(begun)
+
+    def _picture(
+        self, seen: ClusterView, records: CycleRecords
+    ) -> tuple[Snapshot, MoveRules, dict[int, tuple[str, ...]]]:
+        """Return what the policy decides on, the rules of moves in it, and the claims that polluxd does not believe."""
+        state = seen.state
+        times = self._waiting.corrected(state.jobs, records.times, state.taken_at)
+        held = _held(state, records.moves, times, self._reconciler.undrained)
+        believed, doubts = self._trusted.trust(records.reports, held, state.taken_at)
+        rules = self._reconciler.rules(seen, records)
+        records = replace(records, reports=believed, times=times)
+        snapshot = build_snapshot(self._facts, seen, records, rules, doubts, self._trusted.doubted)
+        return snapshot, rules, doubts
 
     def _measure(
         self,
+        state: ClusterState,
         snapshot: Snapshot,
         plan: Plan,
-        state: ClusterState,
-        reports: Mapping[int, Report],
+        records: CycleRecords,
         doubts: Mapping[int, tuple[str, ...]],
         idle: Sequence[IdleGpus],
     ) -> None:
         """Show the cluster as this decision saw it."""
-        moves = self._store.open_moves()
-        stuck = [] if snapshot.settings.paused else stuck_moves(moves, self._config.moves, state.taken_at)
+        paused, moves = records.settings.paused, records.moves
+        stuck = [] if paused else stuck_moves(moves, self._config.moves, state.taken_at)
         refused = self._reconciler.refusals.groups
         self._metrics.cluster.show(
             of_cluster(state)
-            | of_reports(state, reports, self._store.rejected, doubts)
+            | of_reports(state, records.reports, records.rejected, doubts)
             | of_plan(plan, snapshot)
             | of_moves(moves, stuck, refused)
             | of_idle(idle)
@@ -220,11 +207,6 @@ class Controller:
                 unreadable[about],
             )
         self._unreadable = frozenset(unreadable)
-
-    def _means(self, seen: ClusterView) -> PathOptions:
-        return PathOptions(
-            frozenset(self._config.moves.paths), self._slurm.can_shrink(), failed_paths(seen.moves.values())
-        )
 
     def _confirm_lead(self) -> None:
         """Renew the lead after calls that may take seconds.
@@ -337,12 +319,14 @@ def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
     return f"polluxd does not believe {claims} claims of jobs {named}{more}"
 
 
-def _wished(
-    plan: Plan, snapshot: Snapshot, state: ClusterState, reports: Mapping[int, Report], means: PathOptions
+def _intents(
+    plan: Plan, snapshot: Snapshot, state: ClusterState, records: CycleRecords, rules: MoveRules
 ) -> list[Intent]:
+    """Return the moves that the plan asks for, each with its path."""
     shown = {job.job_id: job for job in state.jobs}
 
-    def way(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
-        return choose(job.placement, target, shown[job.job_id], reports.get(job.job_id), means)
+    def path(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
+        report = records.reports.get(job.job_id)
+        return choose(job.placement, target, shown[job.job_id], report, rules.options)
 
-    return intents(plan, {job.job_id: job for job in snapshot.jobs}, way)
+    return intents(plan, {job.job_id: job for job in snapshot.jobs}, path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-from polluxd.apply.allowances import Allowances
+from polluxd.apply.companions import ClusterView
+from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.neighbours import left_to_plain_jobs
-from polluxd.apply.paths import PathOptions, keeps, likely
+from polluxd.apply.paths import keeps, likely
 from polluxd.apply.placed import held
 from polluxd.apply.startable import LONGEST_RULE, Standing
-from polluxd.config.settings import PolicySettings
+from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.cycle.waiting import kept_back
 from polluxd.model import (
@@ -25,51 +26,62 @@ from polluxd.model import (
     SnapshotJob,
 )
 from polluxd.slurm.priority import priority_weights
-from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.store import JobTimes, MoveTotals
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.topology import racks_of
+from polluxd.store import CycleRecords, JobTimes
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """What the configuration adds to the picture."""
+
+    cluster: str
+    racks: Mapping[str, str] = field(default_factory=dict)
+    """Racks of nodes that Slurm's own topology does not place."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Relative speeds of GPU types."""
+    requeue_cost: float = 30.0
+    """Expected cost of a move through the queue, until a job's own was measured [s]."""
+    resize_cost: float = 2.0
+    """The same of a resize in place [s]."""
+
+    @classmethod
+    def of(cls, config: Config) -> ClusterFacts:
+        slurm, moves = config.slurm, config.moves
+        return cls(
+            slurm.cluster,
+            racks_of(slurm.racks),
+            slurm.gpu_speeds,
+            moves.default_cost_s,
+            moves.default_resize_cost_s,
+        )
 
 
 def build_snapshot(
-    cluster: str,
-    state: ClusterState,
-    *,
-    times: Mapping[int, JobTimes],
-    reports: Mapping[int, Report],
-    moves: Sequence[Move],
-    totals: Mapping[int, MoveTotals],
-    settings: PolicySettings,
-    default_cost: float,
-    racks: Mapping[str, str] | None = None,
-    speeds: Mapping[str, float] | None = None,
-    resting: Callable[[int], float] = lambda _job_id: 0.0,
-    pins: Mapping[int, str] | None = None,
-    stay: Callable[[str], str] = lambda _user: "",
-    orphans: Sequence[SlurmJob] = (),
-    means: PathOptions | None = None,
-    default_resize_cost: float = 2.0,
-    standings: Mapping[int, Standing] | None = None,
-    doubts: Mapping[int, tuple[str, ...]] | None = None,
-    doubted: Callable[[int], int] = lambda _job_id: 0,
-    allowed: Allowances | None = None,
+    facts: ClusterFacts,
+    seen: ClusterView,
+    records: CycleRecords,
+    rules: MoveRules,
+    doubts: Mapping[int, tuple[str, ...]],
+    doubted: Callable[[int], int],
 ) -> Snapshot:
     """The snapshot of this cycle.
 
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
-    `times` has what Slurm forgets at a requeue: first submission, and when GPUs were last held.
-    `racks` has the rack of nodes that Slurm's own topology does not place, `speeds` the relative speed of GPU types.
-    A job's moves are expected to cost what its own have cost on average by requeue, and until one was measured
-    `default_cost` [s]; where it can be resized in place (`paths.likely`, by `means`), what resizes have, and until then
-    `default_resize_cost`.
-    `resting` gives the seconds for which a job is still to be left alone. `pins` has why a job stays; `stay` gives,
-    by user, why no running job of the user may be restarted now; empty where one may. `orphans` are companions of no
-    job; others are in their jobs.
-    `standings` has the jobs that Slurm would not start everywhere: one that it would not start where the job is now
-    keeps what it holds, any other is offered the allowed nodes alone. `allowed` has what Slurm's limits leave to jobs.
+    A job's moves are expected to cost what its own have cost on average by its likely path, and until one was measured
+    what `facts` says.
+    A job that Slurm would not start where it is now (`rules.standings`) keeps what it holds; any other such job is
+    offered the allowed nodes alone.
+
+    Args:
+        records: with the reports that polluxd believes, and waiting times without those of a hold.
+        doubts: claims of reports that polluxd does not believe, by job.
+        doubted: counts a job's reports with such claims, since polluxd started.
     """
-    means = means or PathOptions()
-    under_way = {move.job_id: move for move in moves}
-    types = GpuTypes(state.nodes, speeds or {})
+    state, settings, options = seen.state, records.settings, rules.options
+    under_way = {move.job_id: move for move in records.moves}
+    types = GpuTypes(state.nodes, facts.speeds)
     offers = _Offers()
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
     by_priority = priority_weights(alive, settings.slurm_priority)
@@ -85,22 +97,22 @@ def build_snapshot(
             or not _eligible(job, moving=move is not None, now=state.taken_at)
         ):
             continue
-        total = totals.get(job.job_id)
-        report = reports.get(job.job_id)
+        total = records.totals.get(job.job_id)
+        report = records.reports.get(job.job_id)
         if report is not None:
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
-        known = times.get(job.job_id, JobTimes(job.submit_time))
-        path = likely(job, report, means, whole_nodes=_whole(placement, gpus))
+        known = records.times.get(job.job_id, JobTimes(job.submit_time))
+        path = likely(job, report, options, whole_nodes=_whole(placement, gpus))
         pin_reason = _pin_reason(
             job,
             report,
             move,
-            resting(job.job_id),
-            (pins or {}).get(job.job_id, ""),
-            "" if path == "resize" else stay(job.user),
+            rules.resting(job.job_id),
+            records.pins.get(job.job_id, ""),
+            "" if path == "resize" else rules.spent(job.user),
         )
-        standing = None if move is not None else (standings or {}).get(job.job_id)
+        standing = None if move is not None else rules.standings.get(job.job_id)
         if standing is not None and not (standing.nodes and standing.allows(placement)):
             kept = "; it could not start again, and keeps what it has" if placement else ""
             pin_reason = pin_reason or f"{standing.rule}{kept}"
@@ -109,7 +121,7 @@ def build_snapshot(
         if (spec.mem_per_gpu_mb or 0) != memory:
             spec = replace(spec, mem_per_gpu_mb=memory or None)
         costs = total.mean_cost if total else {}
-        most, rule = allowed.most.get(job.job_id, (None, "")) if allowed else (None, "")
+        most, rule = rules.allowed.most.get(job.job_id, (None, ""))
         lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)
         jobs.append(
             SnapshotJob(
@@ -136,27 +148,26 @@ def build_snapshot(
                 qos=job.qos,
                 moves=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                move_cost=costs.get("requeue", default_cost),
-                resize_cost=costs.get("resize", default_resize_cost) if path == "resize" else None,
-                keeps=() if move is not None else keeps(job, report, means),
-                doubts=(doubts or {}).get(job.job_id, ()),
+                move_cost=costs.get("requeue", facts.requeue_cost),
+                resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
+                keeps=() if move is not None else keeps(job, report, options),
+                doubts=doubts.get(job.job_id, ()),
                 doubted_reports=doubted(job.job_id),
                 contiguous=job.demands.contiguous,
             )
         )
     ours = {job.job_id for job in jobs}
     others = Counter[str]()
-    for job in (*state.jobs, *orphans):
+    for job in (*state.jobs, *seen.orphans):
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
-    racks = racks or {}
     left, _ = left_to_plain_jobs(state, jobs, others, shrink=settings.gpu_counts == "any")
     others.update(left)
     nodes = tuple(
         replace(
             node,
             foreign_gpus=node.foreign_gpus + others[node.name],
-            rack=node.rack or racks.get(node.name, ""),
+            rack=node.rack or facts.racks.get(node.name, ""),
             partitions=offers.on(node),
             features=frozenset(),
             tmp_mb=None,
@@ -167,10 +178,10 @@ def build_snapshot(
     apart = {job.job_id: sum(job.gpus_per_node_held.values()) for job in state.jobs if job.job_id not in ours}
     limits = tuple(
         replace(limit, gpus=limit.gpus - sum(apart.get(job_id, 0) for job_id in limit.jobs))
-        for limit in (allowed.groups if allowed else ())
+        for limit in rules.allowed.groups
     )
     return Snapshot(
-        cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings, limits
+        facts.cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings, limits
     )
 
 

@@ -2,6 +2,7 @@
 
 from .store import Store
 from .views import (
+    CycleRecords,
     CycleSummary,
     CycleView,
     HistoryPoint,
@@ -16,6 +17,7 @@ from .views import (
 )
 
 __all__ = [
+    "CycleRecords",
     "CycleSummary",
     "CycleView",
     "HistoryPoint",

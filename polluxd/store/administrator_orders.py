@@ -1,4 +1,4 @@
-"""Administrators' orders, and the restart budget's count."""
+"""Administrators' orders."""
 
 from __future__ import annotations
 
@@ -11,23 +11,12 @@ from . import rows
 from .setting_rows import setting_to_json
 from .transactions import Session
 
-FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
-"""Why a job that has run since an upgrade stays as it is."""
-
 
 class AdministratorOrders(Session):
     """The part of the store behind commands that change a job or a setting.
 
     They are `polluxctl pin`, `unpin`, `cancel-move` and `settings set`.
     """
-
-    def pins(self) -> dict[int, str]:
-        """Why jobs stay as they are: who pinned them, or their agent."""
-        with self._transaction() as run:
-            return {
-                row["job_id"]: FORMER_AGENT if row["pinned_by"] is None else f"pinned by {row['pinned_by']}"
-                for row in run("pins")
-            }
 
     def set_pin(self, job_id: int, who: str, *, pinned: bool) -> bool:
         """Pin or unpin a job, audited; False: no such job that has not ended."""
@@ -67,16 +56,6 @@ class AdministratorOrders(Session):
                     to_value=json.dumps("cancelled"),
                 )
         return move
-
-    def restarts_since(self, since: float) -> dict[str, int]:
-        """Count, by user, the restarts of running jobs.
-
-        Restarts that were ordered since the POSIX time `since` count, and restarts that are planned. A resize in place
-        does not count: it ends no process except on the nodes that the job gives back. Jobs that polluxd has forgotten
-        count for the user ''.
-        """
-        with self._transaction() as run:
-            return {row["user_name"]: row["restarts"] for row in run("restarts_since", since=since)}
 
     def set_setting(self, name: str, value: object, who: str) -> None:
         """Set one field of PolicySettings, audited.

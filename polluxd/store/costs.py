@@ -7,6 +7,7 @@ from typing import Any
 
 from polluxd.model import Placement, Step
 
+from . import rows
 from .views import MoveCost, MoveTotals
 
 # Stamps of one move in the order of events, with the name of the interval that ends there.
@@ -34,6 +35,15 @@ def is_move(path: str, attempt: int) -> bool:
     A first start moves nothing. The start of a parked job, which ran before, is a move.
     """
     return path != "start" or attempt > 0
+
+
+def costs_of(found: Iterable[rows.Row]) -> list[MoveCost]:
+    """Compute what each completed move cost, split by step; first starts are none."""
+    return [
+        cost_of(row, rows.placement(row["source"]), rows.placement(row["target"]))
+        for row in found
+        if is_move(row["path"], row["attempt"])
+    ]
 
 
 def cost_of(row: Mapping[str, Any], source: Placement, target: Placement) -> MoveCost:

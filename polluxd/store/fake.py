@@ -18,7 +18,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
 from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Step
 
-from .views import JobTimes, MoveTotals, ObservedJob
+from .views import CycleRecords, JobTimes, ObservedJob
 
 _ORDER = {step: rank for rank, step in enumerate(Step)}
 
@@ -117,13 +117,16 @@ class FakeStore:
         self._must_answer()
         return replace(defaults or PolicySettings(), **self.rows.settings)  # type: ignore[arg-type]
 
-    @property
-    def rejected(self) -> Mapping[int, str]:
-        return {}
-
-    def reports(self) -> dict[int, Report]:
-        self._must_answer()
-        return dict(self.rows.reports)
+    def records(
+        self, defaults: PolicySettings | None = None, *, restarts_since: float | None = None
+    ) -> CycleRecords:
+        known = CycleRecords(self.settings(defaults), dict(self.rows.reports), {}, self.open_moves())
+        if restarts_since is None:
+            return known
+        most = self.rows.most
+        times = {j: JobTimes(job.submit_time, None, None, *most[j]) for j, job in self.rows.jobs.items()}
+        pins = {job: f"pinned by {who}" for job, who in self.rows.pins.items()}
+        return replace(known, times=times, pins=pins, restarts=self._restarts(restarts_since))
 
     def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
         self._must_answer(self.epoch)
@@ -138,20 +141,6 @@ class FakeStore:
 
     def remember_fits(self) -> None:
         self._must_answer(self.epoch)
-
-    def job_times(self) -> dict[int, JobTimes]:
-        self._must_answer()
-        return {
-            j: JobTimes(job.submit_time, None, None, *self.rows.most[j]) for j, job in self.rows.jobs.items()
-        }
-
-    def move_totals(self) -> dict[int, MoveTotals]:
-        self._must_answer()
-        return {}
-
-    def pins(self) -> dict[int, str]:
-        self._must_answer()
-        return {job: f"pinned by {who}" for job, who in self.rows.pins.items()}
 
     def record_cycle(
         self,
@@ -177,8 +166,7 @@ class FakeStore:
         self._must_answer()
         return [move for move in self.rows.moves if job_id in (None, move.job_id)]
 
-    def restarts_since(self, since: float) -> dict[str, int]:
-        self._must_answer()
+    def _restarts(self, since: float) -> dict[str, int]:
         jobs = self.rows.jobs
         return dict(
             Counter(

@@ -8,7 +8,7 @@ from polluxd.errors import ReportError
 from polluxd.model import Allocation, Move
 
 from . import rows
-from .costs import cost_of, is_move
+from .costs import costs_of
 from .transactions import Session
 from .views import (
     CycleSummary,
@@ -134,15 +134,11 @@ class Readings(Session):
         with self._transaction() as run:
             return [rows.move(row) for row in run("moves", job_id=job_id)]
 
-    def move_costs(self, job_id: int | None = None, *, active_only: bool = False) -> list[MoveCost]:
+    def move_costs(self, job_id: int | None = None) -> list[MoveCost]:
         """What each completed move cost, split by step; first starts are none."""
         with self._transaction() as run:
-            found = run("completed_moves", active=active_only)
-        return [
-            cost_of(row, rows.placement(row["source"]), rows.placement(row["target"]))
-            for row in found
-            if is_move(row["path"], row["attempt"]) and job_id in (None, row["job_id"])
-        ]
+            found = run("completed_moves", active=False)
+        return costs_of(row for row in found if job_id in (None, row["job_id"]))
 
     def leader(self) -> Leader | None:
         """Who leads, as the database has it."""

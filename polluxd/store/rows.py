@@ -258,6 +258,15 @@ def cycle(row: Row) -> CycleView:
     )
 
 
+FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
+"""Why a job that has run since an upgrade stays as it is."""
+
+
+def pin_reason(row: Row) -> str:
+    """Why a job stays as it is: who pinned it, or its agent."""
+    return FORMER_AGENT if row["pinned_by"] is None else f"pinned by {row['pinned_by']}"
+
+
 def job_times(row: Row) -> JobTimes:
     return JobTimes(
         row["submitted_at"], row["started_at"], row["held_at"], row["most_gpus"], row["most_nodes"]

@@ -18,7 +18,7 @@ from . import rows
 from .administrator_orders import AdministratorOrders
 from .bell import Bell
 from .connection import our_errors
-from .costs import totals
+from .costs import costs_of, totals
 from .decision_changes import plan_digest
 from .migrations import apply_migrations
 from .newest_reports import NewestReports
@@ -26,7 +26,7 @@ from .readings import Readings
 from .setting_rows import settings_from_rows
 from .snapshots import keep_snapshot
 from .sqlfiles import migrations
-from .views import JobTimes, MoveTotals, ObservedJob
+from .views import CycleRecords, ObservedJob
 from .written import Written
 
 log = logging.getLogger(__name__)
@@ -143,21 +143,40 @@ class Store(Readings, AdministratorOrders):
             found = run("settings")
         return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
 
-    # Reports
+    # What a cycle reads
+
+    def records(
+        self, defaults: PolicySettings | None = None, *, restarts_since: float | None = None
+    ) -> CycleRecords:
+        """Read what the database holds at one moment.
+
+        Args:
+            defaults: of the settings that no administrator set.
+            restarts_since: POSIX time. With it, read also what a decision alone needs.
+        """
+        with self._reading() as run:
+            found = {row["name"]: row["value"] for row in run("settings")}
+            reports = self._newest.read(run)
+            moves = [rows.move(row) for row in run("open_moves")]
+            records = CycleRecords(
+                settings_from_rows(found, defaults or PolicySettings()), reports, self._newest.rejected, moves
+            )
+            if restarts_since is None:
+                return records
+            return replace(
+                records,
+                times={row["job_id"]: rows.job_times(row) for row in run("job_times")},
+                totals=totals(costs_of(run("completed_moves", active=True))),
+                pins={row["job_id"]: rows.pin_reason(row) for row in run("pins")},
+                restarts={
+                    row["user_name"]: row["restarts"] for row in run("restarts_since", since=restarts_since)
+                },
+            )
 
     def reports(self) -> dict[int, Report]:
-        """Return the latest usable report of each job that has not ended.
-
-        `explain` says why a report is unusable. Where earlier runs of the same training left fits for other GPU
-        types, the report has them too.
-        """
-        with self._transaction() as run:
+        """Return the latest usable reports alone (`CycleRecords.reports`)."""
+        with self._reading() as run:
             return self._newest.read(run)
-
-    @property
-    def rejected(self) -> Mapping[int, str]:
-        """Jobs whose report the last `reports` left out, and why."""
-        return self._newest.rejected
 
     # Jobs and cycles
 
@@ -207,12 +226,6 @@ class Store(Readings, AdministratorOrders):
             return False
         self._seen_report = row["newest"]
         return bool(row["found"])
-
-    def job_times(self) -> dict[int, JobTimes]:
-        """What Slurm does not keep over a requeue, for jobs that have not ended."""
-        with self._transaction() as run:
-            found = run("job_times")
-        return {row["job_id"]: rows.job_times(row) for row in found}
 
     def record_cycle(
         self,
@@ -341,13 +354,6 @@ class Store(Readings, AdministratorOrders):
                 ends_at=ends_at,
             )
         return bool(reached)
-
-    def move_totals(self) -> dict[int, MoveTotals]:
-        """Return the completed moves and their cost for each unended job.
-
-        Jobs without a completed move are absent.
-        """
-        return totals(self.move_costs(active_only=True))
 
     # Upkeep
 

@@ -43,6 +43,9 @@ class Session:
         self.cluster = cluster
         self._connector = Connector(url, connect_timeout=connect_timeout, statement_timeout=statement_timeout)
         self._engine = self._connector.engine()
+        self._readers = self._engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
         self._leadership = Leadership(self._connector, cluster, lease_s=lease_s)
 
     def watch_failures(self, failed: Callable[[str], None]) -> None:
@@ -51,6 +54,12 @@ class Session:
         It is called in any thread, with `unavailable`, `rejected` or `lead_lost`.
         """
         self._connector.failed = failed
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[QueryRunner]:
+        """Run named queries that all see the database at one moment."""
+        with our_errors(self._connector.place, self._connector.failed), self._readers.begin() as connection:
+            yield QueryRunner(connection, self.cluster)
 
     @contextlib.contextmanager
     def _transaction(self, *, fenced: bool = False) -> Iterator[QueryRunner]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, JobState, Move, Report
 
 
@@ -194,6 +195,32 @@ class JobExplanation:
     moves: tuple[Move, ...]
     rejected: str = ""
     """Why its latest report is not usable; empty where it is, or where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleRecords:
+    """What the database held at one moment: all that a cycle reads.
+
+    The last four are read for a decision alone.
+    """
+
+    settings: PolicySettings = field(default_factory=PolicySettings)
+    reports: Mapping[int, Report] = field(default_factory=dict)
+    """The latest usable report of each job that has not ended. Where earlier runs of the same training left fits for
+    other GPU types, the report has them too."""
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    """Why the latest report of a job is unusable."""
+    moves: Sequence[Move] = ()
+    """Moves under way, oldest first. A restarted polluxd must finish or abandon each of them."""
+    times: Mapping[int, JobTimes] = field(default_factory=dict)
+    """What Slurm does not keep over a requeue, for jobs that have not ended."""
+    totals: Mapping[int, MoveTotals] = field(default_factory=dict)
+    """Completed moves of jobs that have not ended; absent without one."""
+    pins: Mapping[int, str] = field(default_factory=dict)
+    """Why jobs stay as they are: who pinned them, or their agent."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Restarts of running jobs within the last hour, and planned ones, by user; '' for jobs that polluxd has forgotten.
+    A resize in place does not count: it ends no process except on the nodes that the job gives back."""
 
 
 @dataclass(frozen=True, slots=True)

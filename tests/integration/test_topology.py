@@ -10,13 +10,15 @@ import pytest
 from contrib.devcluster import DevCluster
 from contrib.devcluster import cluster as devcluster
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.config.settings import PolicySettings
-from polluxd.cycle.snapshot import build_snapshot
+from polluxd.apply.companions import gather
+from polluxd.apply.move_rules import MoveRules
+from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import JobSpec, Report
 from polluxd.policy import decide
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState
 from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.store import CycleRecords
 
 pytestmark = pytest.mark.slurm
 
@@ -45,14 +47,12 @@ def test_a_job_of_two_nodes_is_placed_in_one_rack_of_slurms(racked: DevCluster) 
     theta = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0, 5.0, 0.1)
     report = Report(0, 0.0, BatchLimits(64, 16384, 16, 512), theta, NoiseScale(1.0, 30.0), explored_gpus=8)
     snapshot = build_snapshot(
-        racked.cluster_name,
-        ClusterState(seen.taken_at, seen.nodes, waiting.observe().jobs),
-        times={},
-        reports={job: report},
-        moves=(),
-        totals={},
-        settings=PolicySettings(),
-        default_cost=30.0,
+        ClusterFacts(racked.cluster_name),
+        gather(ClusterState(seen.taken_at, seen.nodes, waiting.observe().jobs), {}),
+        CycleRecords(reports={job: report}),
+        MoveRules(),
+        {},
+        lambda _: 0,
     )
     plan = decide(snapshot)
     assert set(plan.of(job).placement.nodes) in ({"n1", "n4"}, {"n2", "n3"})

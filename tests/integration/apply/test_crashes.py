@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable, StoreErro
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
-from polluxd.store import Store
+from polluxd.store import CycleRecords, Store
 
 pytestmark = pytest.mark.slurm
 
@@ -124,6 +125,9 @@ class World:
             if move.step is Step.DRAINING:
                 self.store.advance(move.id, Step.CHECKPOINTED, self.slurm.clock(), epoch=epoch)
 
+    def records(self) -> CycleRecords:
+        return replace(self.store.records(), reports=self.reports())
+
     def reconciler(self, slurm: Any, store: Any) -> Reconciler:
         def authorize() -> int:
             assert self.store.epoch is not None
@@ -158,10 +162,9 @@ class World:
     def run(self, reconciler: Reconciler, seconds: float = 30.0) -> None:
         until = self.slurm.clock() + seconds
         while self.slurm.clock() < until:
-            moves = self.store.open_moves()
             state = self.slurm.observe()
-            reconciler.begin(self.wished(), moves)
-            reconciler.tick(reconciler.gather(state), self.reports())
+            reconciler.begin(self.wished(), self.records())
+            reconciler.tick(reconciler.gather(state), self.records())
             self.agents_answer()
             self.slurm.advance(0.3)
             used = Counter[str]()
@@ -266,8 +269,8 @@ def test_the_database_is_away_for_a_while(store: Store, call: str, monkeypatch: 
 def test_a_job_cancelled_in_the_midst_of_a_move_is_not_brought_back(store: Store) -> None:
     world = World(store)
     reconciler = world.reconciler(world.slurm, store)
-    reconciler.begin(world.wished(), [])
-    reconciler.tick(reconciler.gather(world.slurm.observe()), world.reports())
+    reconciler.begin(world.wished(), world.records())
+    reconciler.tick(reconciler.gather(world.slurm.observe()), world.records())
     world.slurm.finish(4, JobState.CANCELLED)
     world.agents_answer()
     world.run(reconciler, seconds=10.0)

@@ -121,7 +121,10 @@ def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: L
         loop.park(parked)
         loop.until(lambda: any(m.step is Step.PARKED for m in loop.store.moves(parked)), why="the park's end")
         waiting = loop.train("waiting", 2)
-        loop.until(lambda: waiting in loop.store.job_times(), why="polluxd to see the second job")
+        loop.until(
+            lambda: waiting in loop.store.records(restarts_since=0.0).times,
+            why="polluxd to see the second job",
+        )
         assert [loop.job(j).state for j in (parked, waiting)] == [JobState.PENDING] * 2
         loop.daemon.stop(signal.SIGKILL)
     finally:

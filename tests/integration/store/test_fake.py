@@ -9,9 +9,11 @@ import random
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 from polluxd.errors import LeaderLost, StoreError
 from polluxd.model import NO_PLACEMENT, Placement, Step
+from polluxd.store import CycleRecords
 from polluxd.store.fake import FakeRows, FakeStore
 
 pytestmark = pytest.mark.slurm
@@ -30,7 +32,16 @@ def answer(store: Any, name: str, *args: object, **words: object) -> object:
         given = getattr(store, name)(*args, **words)
     except (StoreError, LeaderLost) as error:
         return type(error)
+    if isinstance(given, CycleRecords):
+        moves = [(m.job_id, m.path, m.step, m.times) for m in given.moves]
+        most = {job: (times.most_gpus, times.most_nodes) for job, times in given.times.items()}
+        return moves, most, given.reports, given.pins, given.restarts, given.settings
     return None if name == "plan_move" else given
+
+
+def known(store: Any) -> CycleRecords:
+    """All that the store holds, as a decision reads it."""
+    return store.records(restarts_since=0.0)
 
 
 def test_moves_in_any_order(store, seen):
@@ -52,7 +63,7 @@ def test_moves_in_any_order(store, seen):
             source, target = PATHS[path]
             call = ("plan_move", (job_id, 0, path, source, target, "why", said), {"at": at})
         elif kind < 0.35:
-            call = ("restarts_since", (at - 50.0,), {})
+            call = ("records", (), {"restarts_since": at - 50.0})
         else:
             step = chance.choice(list(Step))
             which = chance.randint(1, max(1, len(rows.moves)))
@@ -119,7 +130,7 @@ def test_moves_within_allocations_are_found_alike(store, seen):
     for which in ((), (0,), (2, 4)):
         assert found(store, *which) == found(fake, *which), which
     assert found(store) == [(7, 1, "resize"), (8, 0, "resize")]
-    assert store.restarts_since(0.0) == fake.restarts_since(0.0) == {"alice": 1}
+    assert known(store).restarts == known(fake).restarts == {"alice": 1}
 
 
 def test_a_move_taken_back_and_pins(store, seen):
@@ -131,12 +142,35 @@ def test_a_move_taken_back_and_pins(store, seen):
     assert [m.cancelled_by for m in store.open_moves()] == ["ann@host"]
     assert store.set_pin(7, "ann@host", pinned=True)
     assert store.set_pin(7, "bob@host", pinned=True)  # already: nothing new to audit
-    assert store.pins() == {7: "pinned by ann@host"}
+    assert known(store).pins == {7: "pinned by ann@host"}
     assert store.set_pin(7, "ann@host", pinned=False)
-    assert store.pins() == {}
+    assert known(store).pins == {}
     assert not store.set_pin(8, "ann@host", pinned=True)
     assert [(c.who, c.name, c.to_value) for c in store.setting_audit()] == [
         ("ann@host", "pin of job 7", False),
         ("ann@host", "pin of job 7", True),
         ("ann@host", f"move {move.id} of job 7", "cancelled"),
     ]
+
+
+def test_what_a_cycle_reads_is_of_one_moment(store, new_store, seen):
+    """A move that is written between two queries is in none of their answers."""
+    store.sync_jobs([seen(7), seen(8)])
+    writer = new_store()
+    epoch = writer.lead()
+    writer.plan_move(7, 0, "requeue", HERE, THERE, "before", epoch)
+    late: list[str] = []
+
+    def write(_connection, _cursor, statement, *_others):
+        if "pollux.report_history" in statement and not late:
+            late.append(statement)
+            writer.plan_move(8, 0, "requeue", HERE, THERE, "between", epoch)
+
+    event.listen(Engine, "before_cursor_execute", write)
+    try:
+        found = known(store)
+    finally:
+        event.remove(Engine, "before_cursor_execute", write)
+    assert late
+    assert ([move.reason for move in found.moves], found.restarts) == (["before"], {"alice": 1})
+    assert [move.reason for move in known(store).moves] == ["before", "between"]

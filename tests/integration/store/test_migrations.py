@@ -15,8 +15,8 @@ from contrib.devcluster.postgres import DevPostgres
 from polluxd.errors import StoreRejected
 from polluxd.gateway.records import Holder
 from polluxd.store import Store
-from polluxd.store.administrator_orders import FORMER_AGENT
 from polluxd.store.gateway_statements import GatewayStore
+from polluxd.store.rows import FORMER_AGENT
 from polluxd.store.sqlfiles import migrations, sql_directory
 
 pytestmark = pytest.mark.slurm
@@ -163,10 +163,10 @@ def test_an_upgrade_takes_users_their_logins(postgres, former):
 def test_jobs_of_former_agents_stay_as_they_are_until_a_token_is_given_out(postgres, former):
     store = Store(url(postgres, former, admin=True), "c")
     store.migrate()
-    assert store.pins() == {7: FORMER_AGENT}
+    assert store.records(restarts_since=0.0).pins == {7: FORMER_AGENT}
     records = GatewayStore(make_url(postgres.gateway_url).set(database=former), "c")
     records.issue(Holder(1000, 7, 0), b"x" * 32)
-    assert store.pins() == {}
+    assert store.records(restarts_since=0.0).pins == {}
     store.close()
 
 

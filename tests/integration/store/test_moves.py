@@ -125,7 +125,7 @@ def test_the_cost_of_a_move_is_the_agents_pause_split_by_step(store, epoch, agen
     }
     assert {name: cost["steps"][name] for name in expected} == pytest.approx(expected)
     assert cost["steps"]["first_step"] == pytest.approx(0.75)
-    total = store.move_totals()[7]
+    total = store.records(restarts_since=0.0).totals[7]
     assert (total.count, total.lost_seconds) == (1, pytest.approx(pause))
     assert total.mean_cost == {"requeue": pytest.approx(pause)}
 
@@ -134,10 +134,10 @@ def test_first_starts_cost_nothing_and_a_return_from_parking_does(store, epoch):
     first = store.plan_move(7, 0, "start", NO_PLACEMENT, SMALL, "x", epoch, at=100.0)
     for step, at in ((Step.CONFIGURED, 101.0), (Step.STARTED, 102.0), (Step.TRAINING, 109.0)):
         store.advance(first.id, step, at, epoch=epoch)
-    assert store.move_totals() == {}
+    assert store.records(restarts_since=0.0).totals == {}
     again = store.plan_move(7, 1, "start", NO_PLACEMENT, SMALL, "x", epoch, at=200.0)
     for step, at in ((Step.CONFIGURED, 201.0), (Step.STARTED, 202.0), (Step.TRAINING, 205.0)):
         store.advance(again.id, step, at, epoch=epoch)
-    total = store.move_totals()[7]
+    total = store.records(restarts_since=0.0).totals[7]
     assert (total.count, total.lost_seconds) == (1, 4.0)
     assert not store.move_costs(7)[0]["measured"]

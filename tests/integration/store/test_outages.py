@@ -99,7 +99,7 @@ def test_a_stopped_database_is_told_and_recovered_from(store, server):
     calls = (
         store.settings,
         store.reports,
-        store.move_totals,
+        store.records,
         lambda: store.sync_jobs([]),
         lambda: store.record_cycle(None, mode="observe", durations={}, started_at=1.0),
         lambda: store.plan_move(7, 0, "start", NO_PLACEMENT, N1, "x", 1),

@@ -64,7 +64,7 @@ def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):
 def test_what_a_requeue_makes_slurm_forget(store, seen):
     now = time.time()
     store.sync_jobs([seen(7, submit_time=now - 100, start_time=now - 90)])
-    held = store.job_times()[7].held_at
+    held = store.records(restarts_since=0.0).times[7].held_at
     assert held == pytest.approx(now, abs=60)
     store.sync_jobs(
         [
@@ -78,12 +78,12 @@ def test_what_a_requeue_makes_slurm_forget(store, seen):
             )
         ]
     )
-    times = store.job_times()[7]
+    times = store.records(restarts_since=0.0).times[7]
     assert (times.submitted_at, times.started_at) == (pytest.approx(now - 100), pytest.approx(now - 90))
     assert held <= times.held_at <= time.time() + 1  # when it was last seen to hold GPUs
     store.sync_jobs([seen(8, state=JobState.PENDING, start_time=None, gpus_per_node_held={})])
-    assert store.job_times()[8].held_at is None
-    assert 7 not in store.job_times()  # it has ended
+    assert store.records(restarts_since=0.0).times[8].held_at is None
+    assert 7 not in store.records(restarts_since=0.0).times  # it has ended
 
 
 def test_a_job_is_silent_until_this_attempt_reports_a_training_step(store, seen, agent, report):
@@ -124,7 +124,7 @@ def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
         None,
     )
     assert store.reports() == {}
-    assert store.move_totals() == {}
+    assert store.records(restarts_since=0.0).totals == {}
     agent(7).publish()
     assert store.reports()[7].attempt == 0
 
@@ -263,7 +263,7 @@ def test_only_jobs_that_changed_are_written(store, seen, postgres, cluster):
     store.sync_jobs(jobs[:1])
     assert {row.job_id: row.state for row in store.jobs_view()} == {7: "RUNNING", 8: "GONE"}
     assert versions()[7] == first[7]
-    assert store.job_times()[7].held_at == pytest.approx(time.time(), abs=60)
+    assert store.records(restarts_since=0.0).times[7].held_at == pytest.approx(time.time(), abs=60)
 
 
 def test_a_period_has_its_cycles_and_mean_speedups(store, seen):

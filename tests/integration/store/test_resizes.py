@@ -113,10 +113,10 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
     assert (resized["path"], resized["total_s"], resized["steps"]) == ("resize", 0.02, {"resize": 0.02})
     assert shrunk["total_s"] == pytest.approx(0.08)
     assert all(cost["measured"] for cost in (resized, shrunk))
-    total = store.move_totals()[7]
+    total = store.records(restarts_since=0.0).totals[7]
     assert (total.count, total.lost_seconds) == (2, pytest.approx(0.1))
     assert total.mean_cost == {"resize": pytest.approx(0.05)}
-    assert store.restarts_since(0.0) == {}, "no process of the job's ended"
+    assert store.records(restarts_since=0.0).restarts == {}, "no process of the job's ended"
 
 
 def test_a_move_of_a_former_path_stays_in_the_history(store, agent, report, seen, epoch):

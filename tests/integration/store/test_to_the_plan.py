@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
-from polluxd.config.settings import PolicySettings
-from polluxd.cycle.snapshot import build_snapshot
+from polluxd.apply.companions import gather
+from polluxd.apply.move_rules import MoveRules
+from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import JobSpec, Node
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
@@ -67,15 +69,16 @@ def test_each_job_is_placed_on_the_type_and_in_the_rack_that_its_reports_speak_f
     measure(wide, "t4", SLOW | OVER_RACKS, fingerprint="c" * 16)
     state = slurm.observe()
     snapshot = build_snapshot(
-        "any",
-        state,
+        ClusterFacts("any"),
+        gather(state, {}),
         # Two hours old, or having to start again would count for more than where.
-        times={job: JobTimes(state.taken_at - 7200.0) for job in (fond, indifferent, wide)},
-        reports=store.reports(),
-        moves=(),
-        totals={},
-        settings=PolicySettings(),
-        default_cost=30.0,
+        replace(
+            store.records(),
+            times={job: JobTimes(state.taken_at - 7200.0) for job in (fond, indifferent, wide)},
+        ),
+        MoveRules(),
+        {},
+        lambda _: 0,
     )
     plan = decide(snapshot)
     assert plan.solver == "integer program"

@@ -14,11 +14,12 @@ from polluxd.apply.allowances import Allowances
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusals import LONGEST_S
-from polluxd.config.settings import MoveSettings
+from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Step
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import Geometry
+from polluxd.slurm.protocol import ClusterState, Geometry
+from polluxd.store import CycleRecords
 from polluxd.store.fake import FakeRows, FakeStore
 
 
@@ -29,8 +30,8 @@ class MemoryStore:
         self.moves = list(moves)
         self.reached: list[tuple[int, Step]] = []
 
-    def open_moves(self) -> list[Move]:
-        return self.moves
+    def records(self) -> CycleRecords:
+        return CycleRecords(moves=self.moves)
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         return {}
@@ -56,8 +57,9 @@ def reconciler(
     )
 
 
-def turn(acting: Reconciler, slurm: FakeSlurm, *, paused: bool = False) -> None:
-    acting.tick(acting.gather(slurm.observe()), {}, paused=paused)
+def turn(acting: Reconciler, slurm: FakeSlurm, store: Any, *, paused: bool = False) -> None:
+    records = replace(store.records(), reports={}, settings=PolicySettings(paused=paused))
+    acting.tick(acting.gather(slurm.observe()), records)
 
 
 def running(slurm: FakeSlurm, node: str) -> int:
@@ -81,7 +83,7 @@ def test_a_refused_requeue_fails_its_move_and_the_others_go_on() -> None:
         move(slurm, first, "n1", Step.CHECKPOINTED), move(slurm, second, "n2", Step.CHECKPOINTED)
     )
     slurm.fail("requeue", SlurmRefused("Requested operation is presently disabled"))
-    turn(reconciler(slurm, store), slurm)
+    turn(reconciler(slurm, store), slurm, store)
     assert store.reached == [(first, Step.FAILED)]
     slurm.advance(5.0)
     assert [slurm.jobs([j])[j].restart_count for j in (first, second)] == [0, 1]
@@ -94,13 +96,13 @@ def test_a_refused_renewal_stops_no_move_and_is_not_repeated_at_once() -> None:
     store = MemoryStore(move(slurm, job_id, "n1", Step.PLANNED))
     slurm.fail("renew", SlurmRefused("Access denied"), times=2)
     acting = reconciler(slurm, store)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert store.reached == [(job_id, Step.DRAINING)]
     slurm.advance(99.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert renewals(slurm) == 1
     slurm.advance(2.0)  # a third of the lease of 300 s has passed
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert renewals(slurm) == 2
 
 
@@ -112,11 +114,12 @@ def test_leases_of_many_jobs_are_renewed_in_bounded_calls() -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     waiting = {slurm.submit(JobSpec(), lease=300) for _ in range(600)}
     calls = noted_renewals(slurm)
-    acting = reconciler(slurm, MemoryStore())
+    store = MemoryStore()
+    acting = reconciler(slurm, store)
     for turns in (1, 2, 3):
-        turn(acting, slurm)
+        turn(acting, slurm, store)
         assert len(calls) == turns, "moves do not wait for the renewal of all"
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert [len(job_ids) for job_ids, _ in calls] == [250, 250, 100]
     assert {job_id for job_ids, _ in calls for job_id in job_ids} == waiting
 
@@ -126,7 +129,7 @@ def test_leases_that_are_about_to_end_are_renewed_at_once() -> None:
     for _ in range(600):
         slurm.submit(JobSpec(), lease=60)
     calls = noted_renewals(slurm)
-    turn(reconciler(slurm, MemoryStore()), slurm)
+    turn(reconciler(slurm, MemoryStore()), slurm, MemoryStore())
     assert [len(job_ids) for job_ids, _ in calls] == [250, 250, 100]
 
 
@@ -135,15 +138,16 @@ def test_many_waiting_jobs_have_longer_leases_and_few_renewals() -> None:
     for _ in range(3000):
         slurm.submit(JobSpec(), lease=60)
     calls = noted_renewals(slurm)
-    acting = reconciler(slurm, MemoryStore())
+    store = MemoryStore()
+    acting = reconciler(slurm, store)
     now = slurm.clock()
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert {until for _, until in calls} == {now + 600}
     slurm.advance(199.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert len(calls) == 12
     slurm.advance(2.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert len(calls) == 13, "15 renewals a second"
 
 
@@ -176,11 +180,11 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     first, second = running(slurm, "n1"), running(slurm, "n1")
     store = MemoryStore(planned(slurm, first))
     acting = reconciler(slurm, store, cooldown=60.0)
-    turn(acting, slurm, paused=True)
+    turn(acting, slurm, store, paused=True)
     assert store.reached == [(first, Step.FAILED)]
     assert acting.cooldowns.left(first) == 0.0
     store.moves = [planned(slurm, second, cancelled_by="ann@host")]
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert store.reached[1:] == [(second, Step.FAILED)]
     assert acting.cooldowns.left(second) == 60.0
 
@@ -193,7 +197,7 @@ def test_a_job_that_started_within_seconds_rests_for_seconds() -> None:
     slurm.advance(3.0)
     now = slurm.clock()
     trains = Report(attempt=0, at=now, first_step_at=now, limits=BatchLimits(32, 1024, 8, 128))
-    acting.tick(acting.gather(slurm.observe()), {started: trains})
+    acting.tick(acting.gather(slurm.observe()), CycleRecords(moves=[one], reports={started: trains}))
     assert acting.cooldowns.left(started) == 4.0, "as long as the start took"
 
 
@@ -203,9 +207,18 @@ def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() 
     job_id = running(slurm, "n1")
     times = {Step.PLANNED: slurm.clock() + 7200.0, Step.CHECKPOINTED: slurm.clock() - 150.0}
     store = MemoryStore(replace(move(slurm, job_id, "n1", Step.CHECKPOINTED), times=times))
-    turn(reconciler(slurm, store), slurm)
+    turn(reconciler(slurm, store), slurm, store)
     assert store.reached == [(job_id, Step.FAILED)]
     assert slurm.truth(job_id).restart_count == 0
+
+
+def restarts(store: FakeStore) -> CycleRecords:
+    """What a decision reads."""
+    return store.records(restarts_since=store.rows.clock() - 3600.0)
+
+
+def spent(acting: Reconciler, store: FakeStore, user: str) -> str:
+    return acting.rules(acting.gather(ClusterState(0.0, (), ())), restarts(store)).spent(user)
 
 
 def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
@@ -216,16 +229,18 @@ def test_the_restart_budget_holds_running_jobs_back_and_starts_others() -> None:
     here, there = Placement(("n1",), 1), Placement(("n1",), 2)
     wished = [Intent(j, 0, "requeue", here, there, "") for j in (1, 2, 3)]
     wished.append(Intent(4, 0, "start", NO_PLACEMENT, here, ""))
-    begun = acting.begin(wished, [])
+    begun = acting.begin(wished, restarts(store))
     assert [m.job_id for m in begun] == [1, 2, 4]
-    assert acting.begin(wished[2:3], begun) == [], "two are planned already, though none was ordered out yet"
+    assert acting.begin(wished[2:3], restarts(store)) == [], (
+        "two are planned already, though none was ordered out yet"
+    )
     for move_begun in begun[:2]:
         store.advance(move_begun.id, Step.DRAINING, slurm.clock(), epoch=1)
-    assert acting.budget().spent("ann") == "the cluster's 2 restarts an hour are used up"
+    assert spent(acting, store, "ann") == "the cluster's 2 restarts an hour are used up"
     slurm.advance(10.0)
-    assert acting.begin(wished[2:3], []) == []
+    assert acting.begin(wished[2:3], replace(restarts(store), moves=[])) == []
     store.rows.moves = [replace(m, times={Step.DRAINING: slurm.clock() - 3700.0}) for m in store.rows.moves]
-    assert acting.budget().spent("ann") == ""
+    assert spent(acting, store, "ann") == ""
 
 
 def test_one_user_s_restarts_leave_the_cluster_s_budget_to_others() -> None:
@@ -238,11 +253,11 @@ def test_one_user_s_restarts_leave_the_cluster_s_budget_to_others() -> None:
     here, there = Placement(("n1",), 1), Placement(("n1",), 2)
     wished = [Intent(j, 0, "requeue", here, there, "", "mallory") for j in first]
     wished.append(Intent(99, 0, "requeue", here, there, "", "ann"))
-    begun = acting.begin(wished, [])
+    begun = acting.begin(wished, restarts(store))
     assert [m.job_id for m in begun] == [*first[:2], 99]
-    spent = acting.budget().spent
-    assert (spent("mallory"), spent("ann")) == ("the 2 restarts an hour of user mallory are used up", "")
-    assert acting.begin(wished[2:3], begun) == []
+    assert spent(acting, store, "mallory") == "the 2 restarts an hour of user mallory are used up"
+    assert spent(acting, store, "ann") == ""
+    assert acting.begin(wished[2:3], restarts(store)) == []
 
 
 @pytest.mark.parametrize(("continues", "limit"), [(False, 3000.0), (True, 3600.0)])
@@ -254,9 +269,11 @@ def test_a_requeued_job_keeps_what_was_left_of_its_time_limit(continues: bool, l
     slurm.configure(job_id, Geometry(("n1",), 1, 1), start=True)
     slurm.advance(601.0)
     acting = reconciler(slurm, store)
-    acting.begin([Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], [])
+    acting.begin(
+        [Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], CycleRecords()
+    )
     for _ in range(12):
-        turn(acting, slurm)
+        turn(acting, slurm, store)
         store.rows.acknowledge(1, slurm.clock())
         slurm.advance(0.5)
     now = slurm.truth(job_id)
@@ -284,9 +301,9 @@ def test_moves_do_not_lengthen_a_time_limit(between: float) -> None:
                 size = len(now.nodes) and now.gpus_per_node_held["n1"]
                 there = Placement(("n1",), 3 - size)
                 wish = Intent(job_id, now.restart_count, "requeue", Placement(("n1",), size), there, "")
-                acting.begin([wish], [])
+                acting.begin([wish], CycleRecords())
                 moved += 1
-        turn(acting, slurm)
+        turn(acting, slurm, store)
         for open_move in store.open_moves():
             store.rows.acknowledge(open_move.id, slurm.clock())
             if open_move.step is Step.STARTED:
@@ -302,10 +319,10 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
     slurm = FakeSlurm([Node("n1", 4, cpus=8)])
     store = MemoryStore(planned(slurm, 99))
     acting = reconciler(slurm, store, cooldown=60.0)
-    turn(acting, slurm)  # no such job: the move fails
+    turn(acting, slurm, store)  # no such job: the move fails
     assert acting.cooldowns.left(99) > 0.0
     store.moves = []
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert acting.cooldowns.left(99) == 0.0
 
 
@@ -315,7 +332,9 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     assert store.lead() == 1
     job_id = running(slurm, "n1")
     acting = reconciler(slurm, store)
-    acting.begin([Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], [])
+    acting.begin(
+        [Intent(job_id, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2), "")], CycleRecords()
+    )
     for step in (Step.DRAINING, Step.CHECKPOINTED):
         store.advance(1, step, slurm.clock(), epoch=1)
     slurm.requeue(job_id)
@@ -326,14 +345,14 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     store.advance(1, Step.CONFIGURED, slurm.clock(), epoch=1)
     slurm.advance(0.1)
     assert slurm.truth(job_id).raw_state == "FAILED"
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     now = slurm.truth(job_id)
     assert (now.raw_state, now.restart_count) == ("PENDING", 2)
     assert store.rows.moves[0].step is Step.FAILED
-    turn(acting, slurm)
-    acting.begin([Intent(job_id, 2, "start", NO_PLACEMENT, Placement(("n1",), 2), "")], [])
+    turn(acting, slurm, store)
+    acting.begin([Intent(job_id, 2, "start", NO_PLACEMENT, Placement(("n1",), 2), "")], CycleRecords())
     slurm.advance(1.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     slurm.advance(1.0)
     assert slurm.truth(job_id).gpus_per_node_held == {"n1": 2}
 
@@ -352,7 +371,7 @@ def test_an_update_that_slurm_applied_and_then_refused_counts_as_done() -> None:
     slurm.configure(job_id, Geometry(("n1",), 2, 2), start=True)  # an update that timed out goes through now
     slurm.advance(5.0)
     slurm.fail("configure", SlurmRefused("Job is no longer pending execution"))
-    acting.tick(seen, {}, paused=False)
+    acting.tick(seen, store.records())
     assert store.reached == [(job_id, Step.CONFIGURED)]
 
 
@@ -361,7 +380,7 @@ def test_a_refused_size_fails_the_move_and_is_not_asked_for_again_at_once() -> N
     job_id, store = requeued(slurm)
     slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
     acting = reconciler(slurm, store)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert store.reached == [(job_id, Step.FAILED)]
     standing = acting.standings(slurm.observe(), Allowances())[job_id]
     assert (standing.nodes, "configuration is not available" in standing.rule) == (frozenset(), True)
@@ -376,12 +395,12 @@ def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
     start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.CONFIGURED, {})
     store = MemoryStore(start)
     acting = reconciler(slurm, store, cooldown=60.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     slurm.advance(31.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert store.reached == [(start.id, Step.FAILED)]
     store.moves = []
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert not acting.occupied(job_id)
     assert acting.cooldowns.left(job_id) == 0.0
 
@@ -392,11 +411,11 @@ def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
     start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.PLANNED, {})
     store = MemoryStore(start)
     acting = reconciler(slurm, store)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     store.moves = [replace(start, step=Step.CONFIGURED)]
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     slurm.advance(5.0)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert store.reached == [(job_id, Step.CONFIGURED), (job_id, Step.FAILED)]
     assert slurm.calls[-2:] == [("renew", job_id), ("release", job_id)], (
         "kept back, then with a priority again"
@@ -407,7 +426,7 @@ def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
     assert "the size of job 1" in acting.refusals.told()
     slurm.finish(job_id)
     store.moves = []
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert not acting.refusals.told(), "nothing is stuck any more"
     acting.refusals.look(replace(start, step=Step.CONFIGURED), slurm_job, Fail("x"))
     slurm.advance(LONGEST_S)
@@ -421,7 +440,7 @@ def test_a_waiting_job_gets_the_size_back_that_its_user_wrote() -> None:
     start = Move(1, job_id, 0, "start", NO_PLACEMENT, Placement(("n1",), 3), "", Step.PLANNED, {})
     store = MemoryStore(start)
     acting = reconciler(slurm, store)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
     assert slurm.truth(job_id).requested_gpus_per_node == 3
     store.moves = []
     slurm.advance(5.0)
@@ -429,8 +448,8 @@ def test_a_waiting_job_gets_the_size_back_that_its_user_wrote() -> None:
     slurm.set_schedulable("n1", False)
     slurm.requeue_by_hand(job_id)
     slurm.advance(5.0)
-    turn(acting, slurm)
-    turn(acting, slurm)
+    turn(acting, slurm, store)
+    turn(acting, slurm, store)
     assert slurm.calls.count(("configure", job_id)) == 2, "once for each time that it waits again"
     assert ("configure", fresh) not in slurm.calls
     assert slurm.truth(job_id).requested_gpus_per_node == 1

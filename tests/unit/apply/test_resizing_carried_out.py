@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from polluxd.apply.intents import Intent
@@ -11,6 +12,7 @@ from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Placement, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
+from polluxd.store import CycleRecords
 from polluxd.store.fake import FakeRows, FakeStore
 
 from .resized_job import BOTH, NODES, ONE, says
@@ -41,11 +43,12 @@ class Site:
         self.store.sync_jobs(self.slurm.observe().jobs)
 
     def begin(self, source: Placement, target: Placement) -> None:
-        assert self.acting.begin([Intent(self.job, 0, "resize", source, target, "")], [])
+        assert self.acting.begin([Intent(self.job, 0, "resize", source, target, "")], CycleRecords())
 
     def turn(self, seconds: float = 4.0) -> int:
         seen = self.acting.gather(self.slurm.observe())
-        left = self.acting.tick(seen, {self.job: self.report})
+        records = replace(self.store.records(), reports={self.job: self.report})
+        left = self.acting.tick(seen, records)
         self.slurm.advance(seconds)
         return left
 
@@ -81,7 +84,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert [j.gpus_per_node_held for j in seen.state.jobs] == [{"n1": 4, "n2": 4}]
     assert site.turn() == 0
     assert site.slurm.truth(lent).state is JobState.RUNNING
-    assert site.acting.budget().spent("") == "", "nobody was restarted"
+    assert site.store.records(restarts_since=0.0).restarts == {}, "nobody was restarted"
     assert site.acting.cooldowns.left(site.job) == 0.0, "it may be resized again at once"
 
 
@@ -97,9 +100,9 @@ def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:
     site.turn()
     assert site.steps == [Step.TRAINING]
     stale = Intent(site.job, 0, "resize", ONE, BOTH, "")
-    assert site.acting.begin([stale], []) == [], "this plan still saw the job on one node"
+    assert site.acting.begin([stale], CycleRecords()) == [], "this plan still saw the job on one node"
     site.turn()
-    assert site.acting.begin([Intent(site.job, 0, "resize", BOTH, ONE, "")], [])
+    assert site.acting.begin([Intent(site.job, 0, "resize", BOTH, ONE, "")], CycleRecords())
 
 
 def test_a_move_that_fails_ends_its_companion_at_once() -> None:
@@ -194,7 +197,7 @@ def test_a_requeue_ends_the_companions_first() -> None:
     assert site.steps == [Step.TRAINING]
     site.turn()
     elsewhere = Placement(("n3",), 4)
-    assert site.acting.begin([Intent(site.job, 0, "requeue", BOTH, elsewhere, "")], [])
+    assert site.acting.begin([Intent(site.job, 0, "requeue", BOTH, elsewhere, "")], CycleRecords())
     site.turn()
     site.store.rows.acknowledge(2, site.slurm.clock())
     site.slurm.calls.clear()

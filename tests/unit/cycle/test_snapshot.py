@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.apply.companions import ClusterView
+from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.paths import PathOptions
 from polluxd.apply.startable import Standing
 from polluxd.config.settings import PolicySettings
-from polluxd.cycle.snapshot import build_snapshot
+from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.fairness import weights
 from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
-from polluxd.store import JobTimes, MoveTotals
+from polluxd.store import CycleRecords, JobTimes, MoveTotals
 from tests import build
 
 NODES = (Node("n1", 4, partitions=frozenset({"main"})), Node("n2", 4, foreign_gpus=1))
@@ -42,16 +45,20 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
 
 
 def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
-    given: dict[str, object] = {
-        "times": {},
-        "reports": {},
-        "moves": (),
-        "totals": {},
-        "settings": PolicySettings(),
-        "default_cost": 30.0,
-        **more,
-    }
-    return build_snapshot("dev", ClusterState(100.0, NODES, jobs), **given)  # type: ignore[arg-type]
+    return built(ClusterState(100.0, NODES, jobs), **more)
+
+
+def built(state: ClusterState, **more: Any) -> Snapshot:
+    """The snapshot of a cluster; `more` has fields of its site, its records and its rules, doubts and orphans."""
+
+    def part(kind: Any, **fixed: str) -> Any:
+        return kind(**fixed, **{f.name: more.pop(f.name) for f in fields(kind) if f.name in more})
+
+    seen = ClusterView(state, {}, more.pop("orphans", ()), {})
+    facts, records, rules = part(ClusterFacts, cluster="dev"), part(CycleRecords), part(MoveRules)
+    doubts = more.pop("doubts", {})
+    assert not more
+    return build_snapshot(facts, seen, records, rules, doubts, lambda _: 0)
 
 
 def test_only_jobs_that_can_be_given_gpus_are_decided_on() -> None:
@@ -126,10 +133,10 @@ def test_age_and_cost_come_from_the_database() -> None:
 def test_a_move_costs_what_its_path_does() -> None:
     able = replace(REPORT, resize="in-place")
     whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
-    means = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
+    options = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
     def costs(job: SlurmJob, **more: object) -> tuple[float, float | None]:
-        given = {"reports": {1: able}, "means": means, "default_resize_cost": 2.5, **more}
+        given = {"reports": {1: able}, "options": options, "resize_cost": 2.5, **more}
         found = snapshot(job, **given).jobs[0]
         return found.move_cost, found.resize_cost
 
@@ -140,13 +147,15 @@ def test_a_move_costs_what_its_path_does() -> None:
     assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
     spent = "the cluster's 2 moves an hour are used up"
     stay = {whole.user: spent}.get
-    assert not snapshot(whole, reports={1: able}, means=means, stay=stay).jobs[0].pinned, (
+    assert not snapshot(whole, reports={1: able}, options=options, spent=stay).jobs[0].pinned, (
         "it need not restart"
     )
-    assert snapshot(whole, reports={1: REPORT}, means=means, stay=stay).jobs[0].pin_reason == spent
+    assert snapshot(whole, reports={1: REPORT}, options=options, spent=stay).jobs[0].pin_reason == spent
     other = replace(whole, user="another")
     assert (
-        not snapshot(other, reports={1: REPORT}, means=means, stay=lambda user: {"x": spent}.get(user, ""))
+        not snapshot(
+            other, reports={1: REPORT}, options=options, spent=lambda user: {"x": spent}.get(user, "")
+        )
         .jobs[0]
         .pinned
     )
@@ -183,18 +192,10 @@ def test_a_stored_snapshot_comes_back_bit_for_bit() -> None:
 
 def test_nodes_that_slurms_topology_does_not_place_have_the_configured_rack() -> None:
     state = ClusterState(100.0, (replace(NODES[0], rack="s1"), *NODES[1:]), ())
-    given = {
-        "times": {},
-        "reports": {},
-        "moves": (),
-        "totals": {},
-        "settings": PolicySettings(),
-        "default_cost": 30.0,
-    }
     racks = {NODES[0].name: "r1", NODES[1].name: "r2"}
-    seen = build_snapshot("dev", state, racks=racks, **given)  # type: ignore[arg-type]
+    seen = built(state, racks=racks)
     assert [n.rack for n in seen.nodes[:2]] == ["s1", "r2"]
-    assert all(not n.rack for n in build_snapshot("dev", state, **given).nodes[1:])  # type: ignore[arg-type]
+    assert all(not n.rack for n in built(state).nodes[1:])
 
 
 def test_a_job_that_could_not_start_where_it_is_stays_and_others_are_offered_what_is_allowed() -> None:
@@ -249,11 +250,5 @@ def test_plain_jobs_and_ended_ones_count_for_no_median() -> None:
 def test_memory_counts_where_slurm_shares_it_out(node_mb: int, asked: int | None) -> None:
     nodes = tuple(replace(node, memory_mb=node_mb) for node in NODES)
     job = slurm_job(1, JobState.PENDING, mem_per_gpu_mb=2000, spec=JobSpec(mem_per_gpu_mb=1999))
-    given: dict[str, object] = {"times": {}, "reports": {}, "moves": (), "totals": {}, "default_cost": 30.0}
-    seen = build_snapshot(
-        "dev",
-        ClusterState(100.0, nodes, (job,)),
-        settings=PolicySettings(),
-        **given,  # type: ignore[arg-type]
-    )
+    seen = built(ClusterState(100.0, nodes, (job,)))
     assert seen.jobs[0].spec.mem_per_gpu_mb == asked
