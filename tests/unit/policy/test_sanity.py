@@ -101,18 +101,6 @@ def test_one_job_larger_than_the_cluster_takes_nothing_from_the_others():
     assert plan.of(2).placement.gpus == 8
 
 
-def test_ten_thousand_identical_jobs():
-    jobs = [job(n, report=report(explored=2)) for n in range(1, 10_001)]
-    snap = snapshot(nodes(64), jobs)
-    plan = decide(snap)
-    held = [a.placement.gpus for a in plan.allocations]
-    assert sum(held) == 256
-    assert set(held) == {0, 1}
-    assert plan.gap < 1e-9
-    # Of equals, those that came first.
-    assert held == [1] * 256 + [0] * 9744
-
-
 def test_no_nodes_no_jobs_no_gpus():
     assert decide(snapshot([], [])).allocations == ()
     for members in ((), nodes(2, gpus=0)):

@@ -63,16 +63,13 @@ def test_a_wait_ends_with_the_first_of_its_values() -> None:
 def test_a_stranger_gets_nothing() -> None:
     first = Rendezvous.open(dict(LOCAL))
     first.tell("secret", "value")
-    with pytest.raises(RankLost, match="not this job's"):
-        Rendezvous.join("127.0.0.1", first.port, "guessed")
-    with pytest.raises(NoAnswer):
-        Client("127.0.0.1", first.port, b"")
+    for guessed in (b"guessed", b""):
+        with pytest.raises(NoAnswer, match="not this job's"):
+            Client("127.0.0.1", first.port, guessed)
     with socket.create_connection(("127.0.0.1", first.port)) as line:
         line.sendall(StoreRequest("get", ("secret",)).pack() + b"\n")
         line.settimeout(20)
         assert line.recv(4096) == b""
-    with pytest.raises((RuntimeError, dist.DistError)):
-        dist.TCPStore("127.0.0.1", first.port, None, False, timeout=timedelta(seconds=1))
     second = Rendezvous.join("127.0.0.1", first.port, first.secret)
     assert second.heard("secret") == "value", "the store has outlived them"
 
@@ -107,11 +104,11 @@ def test_requests_and_answers_come_back(request_: StoreRequest) -> None:
 def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
     """Form new groups over the store and hand over a state in them.
 
-    The last rank comes `late_s` late to a collective, which is more than a formation may take.
+    The last rank comes `late_s` late to a collective of the last group, which is more than a formation may take.
     """
     rendezvous_module.gloo_timeout_changes = lambda: timeout_changes
     if late_s:
-        rendezvous_module.FORM_WAIT = timedelta(seconds=late_s - 2)
+        rendezvous_module.FORM_WAIT = timedelta(seconds=late_s - 1)
     world = join(torch.device("cpu"))
     found: list[Any] = [None]
     rendezvous = Rendezvous.open() if world.rank == 0 else None
@@ -128,7 +125,7 @@ def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
         state = {"w": torch.arange(5)} if made.rank == 0 else None
         got = hand_over(state, made, joiners=1)
         total = torch.ones(1)
-        if made.rank == size - 1:
+        if generation and made.rank == size - 1:
             time.sleep(late_s)
         dist.all_reduce(total)
         assert is_own(), "the agent ends it with the process"
@@ -149,7 +146,7 @@ def test_process_groups_form_over_the_store(ranks: Any, timeout_changes: bool) -
 def test_a_collective_may_take_longer_than_the_formation_of_its_group(
     ranks: Any, timeout_changes: bool
 ) -> None:
-    results = ranks(2, partial(form, 2, timeout_changes=timeout_changes, late_s=10.0))
+    results = ranks(2, partial(form, 2, timeout_changes=timeout_changes, late_s=5.0))
     assert [result[0] for result in results] == [2.0, 2.0]
 
 

@@ -164,24 +164,6 @@ def test_shards_move_to_the_ranks_that_are_there(stage: Stage, tmp_path: Path) -
         torch.testing.assert_close(first["state"][part], expected[part], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_path: Path) -> None:
-    """The reference writes a checkpoint and restarts at the same steps."""
-    orders = [order(61, "n1 n2 n3", "grow"), order(62, "n1 n2", "shrink")]
-    stage.start(["n1", "n2"], move, tmp_path, orders)
-    first = stage.results(["n3"], move, tmp_path, orders)["n1"]
-    steps = [step for step, _ in first["worlds"][1:]]
-    again = tmp_path / "again"
-    for size, until in zip((2, 3, 2), [*steps, first["state"]["steps"]], strict=True):
-        restarted = Stage(again, stage.free_port)
-        restarted.start([f"n{k}" for k in range(1, size + 1)], restart, again, until)
-        expected = restarted.results([])["n1"]["state"]
-    for part in ("weights", "moments"):
-        torch.testing.assert_close(first["state"][part], expected[part], rtol=1e-5, atol=1e-6)
-    for part in ("steps", "samples", "data", "schedule", "batch"):
-        assert first["state"][part] == expected[part]
-
-
 def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
     """Lose n2 while its shards move in the second resize."""
     training = Sharded(directory)
