@@ -16,8 +16,8 @@ ONE_BY_ONE = """
 import contextlib, socket, sys
 if "pollux" in " ".join(sys.orig_argv):
     from contrib.attack.hands.victim import OneByOne
-    import pollux.ranks.value_store
-    pollux.ranks.value_store.Entrance = OneByOne
+    import pollux.ranks.rank_store
+    pollux.ranks.rank_store.Door = OneByOne
 """
 
 
@@ -151,8 +151,7 @@ def replayed(site: Site, defended: bool) -> Outcome:
     assert relay.stdout is not None
     relay.stdout.readline()
     counted = site.hands("alice", "victim", "add", "5", json.dumps([between, "key"])).strip()
-    lines = json.loads(_rest(relay))
-    _stranger(site, "replay", [int(port)], more=json.dumps(lines))
+    _stranger(site, "replay", [int(port)], more=_rest(relay))
     said = json.loads(_rest(victim))
     return Outcome(said["counted"] != 1, f"alice counted to {counted}, then the store had {said['counted']}")
 

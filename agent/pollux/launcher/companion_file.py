@@ -16,8 +16,7 @@ from typing import Any
 
 from pollux.errors import LaunchError
 from pollux.launcher.channel import signal_arrivals
-from pollux.ranks.sealed import NoAnswer, connect, keep_alive
-from pollux.ranks.value_store import PURPOSE
+from pollux.ranks.links import RANKS, NoAnswer, connect
 from pollux.slurm_job.private_file import Unusable, read_private
 
 CONNECT_TIMEOUT_S = 10.0
@@ -79,7 +78,7 @@ class Parent:
         while True:
             try:
                 key = companion_file.secret.encode()
-                self._socket, _ = connect(companion_file.address, [companion_file.port], key, PURPOSE, b"{}")
+                self._link = connect(companion_file.address, [companion_file.port], key, RANKS, b"{}")
                 break
             except NoAnswer as error:
                 if error.refused or time.monotonic() >= deadline:
@@ -88,21 +87,20 @@ class Parent:
                         f"{companion_file.address}: {error}"
                     ) from error
                 time.sleep(0.2)
-        keep_alive(self._socket)
-        self._socket.setblocking(False)
 
     def signal_end(self) -> None:
         """Have this process sent SIGIO at the end."""
-        signal_arrivals(self._socket)
+        signal_arrivals(self._link)
 
     def gone(self) -> bool:
         """Whether rank 0's process has ended, or its node."""
         try:
-            return not self._socket.recv(4096)
-        except BlockingIOError:
+            self._link.receive(0.0)
+        except TimeoutError:
             return False
         except OSError:
             return True
+        return False
 
     def close(self) -> None:
-        self._socket.close()
+        self._link.close()

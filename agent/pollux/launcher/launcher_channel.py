@@ -1,7 +1,7 @@
 """Connect the launchers of one job.
 
 Launcher 0 listens, and the other launchers connect. By these connections, each learns at once when another node fails.
-Every message is authenticated with the job's key (see `pollux.ranks.sealed`), so no program of another user, and no
+Every message is authenticated with the job's key (see `pollux.ranks.links`), so no program of another user, and no
 other attempt of the same job, can pass for a launcher of this attempt.
 
 The listening port is the first free port of a short list. Every node derives this list from the key, so a stranger who
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import queue
 import random
 import socket
 import time
@@ -20,13 +21,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pollux.errors import LaunchError, RankLost
-from pollux.launcher.channel import Channel
+from pollux.launcher.channel import Channel, signal_arrivals
 from pollux.launcher.messages import LauncherMessage, Message, Start
 from pollux.launcher.outcome import LONGEST, is_count
-from pollux.ranks.sealed import Entrance, NoAnswer, connect
+from pollux.ranks.links import HANDSHAKE_S, LAUNCHERS, Door, Link, NoAnswer, connect
 from pollux.slurm_job.allocation import FIRST_PORT, PORTS
 
-PURPOSE = "launchers"
 CANDIDATES = 16
 """Ports tried, so that fifteen of them may be taken."""
 JOIN_TIMEOUT_S = 300.0
@@ -87,7 +87,7 @@ class LauncherChannels:
     def signal_arrivals(self) -> None:
         """Have this process sent SIGIO when something comes."""
         for channel in self.channels:
-            channel.signal_arrivals()
+            signal_arrivals(channel.link)
 
     def keep(self, nodes: Sequence[int], port: int) -> None:
         """Keep only these nodes, renumbered in this order.
@@ -176,32 +176,32 @@ def gather(
     """
     deadline = time.monotonic() + timeout
     found: dict[int, tuple[Channel, Hello]] = {}
-    entrance = Entrance(listener, key, PURPOSE)
+    admitted: queue.SimpleQueue[tuple[Link, bytes]] = queue.SimpleQueue()
+    door = Door(listener, key, LAUNCHERS, lambda *each: admitted.put(each))
     try:
         while len(found) < num_nodes - 1:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                for channel, _ in found.values():
-                    channel.close()
-                missing = sorted(set(range(1, num_nodes)) - set(found))
-                raise RankLost(
-                    f"{len(missing)} of {num_nodes} nodes did not join within {timeout:.0f} s: number(s) "
-                    f"{', '.join(map(str, missing[:8]))} of the step's node list; see their part of the job's output"
-                )
-            for connection, frames, text in entrance.admitted(min(left, 1.0)):
-                hello = Hello.parse(text, num_nodes)
-                if hello is None:
-                    connection.close()
-                    continue
-                if hello.node in found:  # it has tried again
-                    found[hello.node][0].close()
-                found[hello.node] = (Channel(connection, hello.node, frames), hello)
+            link, text = admitted.get(timeout=max(deadline - time.monotonic(), 0.0))
+            hello = Hello.parse(text, num_nodes)
+            if hello is None:
+                link.close()
+                continue
+            if hello.node in found:  # it has tried again
+                found[hello.node][0].close()
+            found[hello.node] = (Channel(link, hello.node), hello)
+    except queue.Empty:
+        for channel, _ in found.values():
+            channel.close()
+        missing = sorted(set(range(1, num_nodes)) - set(found))
+        raise RankLost(
+            f"{len(missing)} of {num_nodes} nodes did not join within {timeout:.0f} s: number(s) "
+            f"{', '.join(map(str, missing[:8]))} of the step's node list; see their part of the job's output"
+        ) from None
     finally:
-        entrance.close()
+        door.close()
     others = [found[node] for node in range(1, num_nodes)]
     counts, names = [workers, *(h.workers for _, h in others)], [name, *(h.name for _, h in others)]
     channels = [channel for channel, _ in others]
-    address = channels[0].socket.getsockname()[0] if channels else "127.0.0.1"
+    address = channels[0].link.here if channels else "127.0.0.1"
     made = LauncherChannels(0, channels, counts, names, address, address, free_port())
     made.tell(Start(tuple(counts), tuple(names), made.port))
     return made
@@ -226,19 +226,18 @@ def join(
     hello = Hello(node_rank, workers, name).pack()
     while (left := deadline - time.monotonic()) > 0:
         try:
-            connection, frames = connect(address, ports, key, PURPOSE, hello, left)
+            link = connect(address, ports, key, LAUNCHERS, hello, min(left, HANDSHAKE_S))
         except NoAnswer as error:
             why = str(error)
             time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(pause * 2, 1.0)
             continue
-        channel = Channel(connection, 0, frames)
+        channel = Channel(link)
         start = channel.receive(max(deadline - time.monotonic(), 1.0))
         if not isinstance(start, Start) or not node_rank < len(start.workers):
             raise RankLost("node 0's launcher ended before all nodes had joined")
-        here = connection.getsockname()[0]
         return LauncherChannels(
-            node_rank, [channel], list(start.workers), list(start.names), address, here, start.port
+            node_rank, [channel], list(start.workers), list(start.names), address, link.here, start.port
         )
     raise RankLost(
         f"node 0's launcher was not found at {address} within {timeout:.0f} s, on none of the ports "

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError, PolluxAgentError
+from pollux.launcher.channel import signal_arrivals
 from pollux.launcher.companion_file import CompanionFile, Parent
 from pollux.launcher.launcher_channel import LauncherChannels, candidate_ports, gather, join, listen
 from pollux.launcher.outcome import Outcome, Resized, describe
@@ -206,7 +207,7 @@ def _start_once(
         workers.append(start_worker(rank, local_rank, own, body, notes, unblock=WORKERS_OWN))
     for ours, theirs in lines:
         theirs.close()
-        ours.signal_arrivals()
+        signal_arrivals(ours.link)
     supervisor = Supervisor(workers, notes, channels, context, [ours for ours, _ in lines], memory)
     outcome = supervisor.wait()
     for ours, _ in lines:

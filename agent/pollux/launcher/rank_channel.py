@@ -23,6 +23,7 @@ from pollux.launcher.messages import (
     Refused,
     Taken,
 )
+from pollux.ranks.links import Link
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
 ANSWER_TIMEOUT_S = 10.0
@@ -49,7 +50,7 @@ class LauncherLine:
         if not number.isdigit() or pid != str(os.getpid()):
             return None
         try:
-            return cls(Channel(socket.socket(fileno=os.dup(int(number))), 0))
+            return cls(Channel(Link(socket.socket(fileno=os.dup(int(number))))))
         except OSError:  # the script has closed it
             return None
 
@@ -113,4 +114,4 @@ def open_line() -> tuple[Channel, socket.socket]:
     Neither outlives an exec.
     """
     ours, theirs = socket.socketpair()
-    return Channel(ours, 0), theirs
+    return Channel(Link(ours)), theirs

@@ -13,8 +13,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, MutableMapping
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -23,10 +23,9 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import RankLost
-from pollux.ranks.connections import forming_groups
-from pollux.ranks.sealed import HANDSHAKE_S, NoAnswer
+from pollux.ranks.links import HANDSHAKE_S, NoAnswer
+from pollux.ranks.rank_store import NoValue, RemoteStore, Server
 from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
-from pollux.ranks.value_store import ANSWER_S, Client, Operation, Server, StoreAnswer, StoreRequest
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, own_group, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -41,10 +40,10 @@ POLL = 0.005
 class Rendezvous:
     """The store, as one rank holds it. Values are JSON."""
 
-    def __init__(self, address: str, port: int, secret: str, store: Server | Client) -> None:
+    def __init__(self, address: str, port: int, secret: str, store: Any) -> None:
         self.address, self.port, self.secret = address, port, secret
         self._store = store
-        self._torch: Any = None
+        """torch's own store on rank 0, and a RemoteStore on the others."""
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
@@ -59,7 +58,7 @@ class Rendezvous:
             raise RankLost(
                 f"no store can be opened on {address} for the ranks to meet in: {error}"
             ) from error
-        return cls(address, server.port, secret, server)
+        return cls(address, server.port, secret, server.values)
 
     @classmethod
     def join(cls, address: str, port: int, secret: str) -> Rendezvous:
@@ -67,7 +66,7 @@ class Rendezvous:
         deadline = time.monotonic() + HANDSHAKE_S
         while True:
             try:
-                return cls(address, port, secret, Client(address, port, secret.encode()))
+                return cls(address, port, secret, RemoteStore(address, port, secret.encode()))
             except NoAnswer as error:
                 if error.refused or time.monotonic() >= deadline:
                     raise RankLost(f"the store of the ranks is not found at {address}: {error}") from error
@@ -75,48 +74,22 @@ class Rendezvous:
 
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""
-        self.ask("set", [key], json.dumps(value).encode())
+        self._store.set(key, json.dumps(value))
 
     def heard(self, key: str) -> Any:
         """The value under the key; None where there is none yet. Raises RankLost."""
-        found = self.ask("get", [key]).values[0]
-        return None if found is None else _plain(found)
+        return _plain(self._store.get(key)) if self._store.check([key]) else None
 
     def count(self, key: str, more: int = 0) -> int:
         """Count up, and return the count. Raises RankLost."""
-        return self.ask("add", [key], amount=more).amount
+        return int(self._store.add(key, more))
 
-    def wait_for_any(self, keys: Sequence[str]) -> None:
-        """Wait until one of the keys has a value.
-
-        Raises RankLost where the store is gone.
-        """
-        self.ask("wait", keys, timeout=None)
-
-    def ask(
-        self,
-        op: Operation,
-        keys: Sequence[str],
-        value: bytes = b"",
-        *,
-        amount: int = 0,
-        old: bytes = b"",
-        timeout: float | None = ANSWER_S,
-    ) -> StoreAnswer:
-        """Ask the store.
-
-        Raises RankLost where it does not answer within `timeout` seconds (None: ever).
-        """
-        request = StoreRequest(op, tuple(keys), value, amount, old)
-        try:
-            if isinstance(self._store, Client):
-                return self._store.ask(request, timeout)
-            if op == "wait" and not self._store.values.wait(keys, timeout):
-                raise TimeoutError(f"no value of {', '.join(keys)} came within {timeout:.0f} s")
-            answer = self._store.values.ask(request)
-        except OSError as error:
-            raise RankLost(f"the store of the ranks does not answer: {error}") from error
-        return answer or StoreAnswer()
+    def awaited(self, key: str) -> Any:
+        """Wait for the value under the key, and return it. Raises RankLost where the store is gone."""
+        while (found := self.heard(key)) is None:
+            with suppress(NoValue):
+                self._store.wait([key], FORM_WAIT)
+        return found
 
     def form(
         self,
@@ -137,9 +110,8 @@ class Rendezvous:
         """
         device = old.device
         self._choose_interface()
-        # torch keeps no reference that would keep the Python side of the store alive.
-        self._torch = _TorchStore(self)
-        store = dist.PrefixStore(name, self._torch)  # type: ignore[attr-defined]
+        self._store.set_timeout(FORM_WAIT)
+        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
         if device.type == "cuda":
             # NCCL's monitor would query the store from a separate thread, also while the interpreter ends.
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
@@ -148,12 +120,11 @@ class Rendezvous:
             if not gloo_timeout_changes():
                 self._await_all(name, size)
                 wait = CONTROL_TIMEOUT
-            with forming_groups():
-                with own_group() if old.own else nullcontext():
-                    dist.init_process_group(
-                        backend or backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
-                    )
-                control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
+            with own_group() if old.own else nullcontext():
+                dist.init_process_group(
+                    backend or backend_for(device), store=store, rank=rank, world_size=size, timeout=wait
+                )
+            control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
             _be_patient(device, control)
         except (dist.DistError, RuntimeError, ValueError) as error:
@@ -177,7 +148,7 @@ class Rendezvous:
         """
         if self.count(f"{name}/forming", 1) == size:
             self.tell(f"{name}/all-form", True)
-        self.ask("wait", [f"{name}/all-form"], timeout=FORM_WAIT.total_seconds())
+        self._store.wait([f"{name}/all-form"], FORM_WAIT)
 
     def _choose_interface(self, environ: MutableMapping[str, str] = os.environ) -> None:
         """Set the interface that leads to rank 0 for gloo.
@@ -186,63 +157,9 @@ class Rendezvous:
         """
         if environ.get("GLOO_SOCKET_IFNAME", "lo") != "lo":
             return
-        interface = interface_of(self._store.here if isinstance(self._store, Client) else self.address)
+        interface = interface_of(getattr(self._store, "here", self.address))
         if interface is not None:
             environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-class _TorchStore(dist.Store):  # type: ignore[misc, name-defined]
-    """The store in torch's own terms.
-
-    Torch's process groups find each other by it.
-    """
-
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        super().__init__()
-        self._rendezvous = rendezvous
-        self._patience = FORM_WAIT
-
-    def set(self, key: str, value: Any) -> None:
-        self._ask("set", key, _raw(value))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self._ask("get", key).values[0] or b""
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self._ask("wait", key, timeout=timeout or self._patience)
-
-    def check(self, keys: list[str]) -> bool:
-        return None not in self._rendezvous.ask("get", keys).values
-
-    def add(self, key: str, amount: int) -> int:
-        return self._rendezvous.ask("add", [key], amount=amount).amount
-
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        answer = self._rendezvous.ask("swap", [key], _raw(desired), old=_raw(expected))
-        return answer.values[0] or b""
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._ask("delete", key).amount)
-
-    deleteKey = delete_key  # noqa: N815 - the name that torch's C++ side looks for
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._patience = timeout
-
-    def clone(self) -> _TorchStore:
-        """Any thread may ask, so one store serves them all."""
-        return self
-
-    def _ask(
-        self, op: Operation, key: str, value: bytes = b"", timeout: timedelta = FORM_WAIT
-    ) -> StoreAnswer:
-        return self._rendezvous.ask(op, [key], value, timeout=timeout.total_seconds())
-
-
-def _raw(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _plain(text: bytes) -> Any:

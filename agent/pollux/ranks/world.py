@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import socket
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,10 +19,12 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LaunchError, RankLost
-from pollux.ranks.connections import close_groups, forming_groups, keep_groups, tell_peers
 from pollux.ranks.gathering import gather_values
+from pollux.ranks.torch_internals import process_groups
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
+_TAG = 0x706F6C78
+"""Of a message that nobody sends."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,8 @@ def new_group(**options: Any) -> dist.ProcessGroup:
     Raises RankLost where one of them leaves.
     """
     try:
-        with forming_groups():
-            made: dist.ProcessGroup = dist.new_group(**options)
-            return made
+        made: dist.ProcessGroup = dist.new_group(**options)
+        return made
     except (dist.DistError, RuntimeError) as error:
         raise RankLost(f"a rank left while the ranks formed a process group: {error}") from error
 
@@ -130,8 +132,7 @@ def own_group() -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    with forming_groups():
-        yield
+    yield
     if dist.is_initialized():
         _end_at_exit()
         _met.add(dist.group.WORLD)
@@ -148,13 +149,29 @@ def _end_groups() -> None:
     gloo's threads may still free tensors of the last collective. Where the interpreter ends at the same time, such a
     thread aborts the process, and a training that is complete seems to have failed (pytorch issue 190489).
     """
-    if is_own():
-        tell_peers()
-        close_groups()
-        if getattr(sys, "last_value", None) is None:
-            dist.destroy_process_group()
-        elif dist.get_backend() == dist.Backend.GLOO:
-            keep_groups()  # the interpreter would wait for a thread of gloo that waits on
+    if not is_own():
+        return
+    for group in process_groups():
+        # Where a wait times out, gloo closes the group's connections, and fails the collectives that wait for them.
+        with suppress(RuntimeError, ValueError):  # which is wanted, or a group without gloo
+            nothing = dist.irecv(torch.empty(1), group=group, tag=_TAG)
+            if nothing is not None:
+                nothing.wait(timedelta(milliseconds=1))
+    if getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
+    elif dist.get_backend() == dist.Backend.GLOO:
+        keep_groups()
+
+
+def keep_groups() -> None:
+    """Keep the present groups to the end of the process.
+
+    gloo ends a group when nothing refers to it any more, and then waits for the group's threads. One of them may wait
+    on, although its connections are closed: gloo tells a collective nothing of that whose message it has half read, or
+    not written yet.
+    """
+    for group in process_groups():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def is_own() -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 
 from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
+from pollux.resize.joining import STOP
 from pollux.slurm_job.allocation import fewest_cpus, show_job
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER
 
@@ -117,7 +118,8 @@ class CompanionJob:
         """
         self._stopped.set()
         try:
-            self._rendezvous.tell(self._key("stop"), True)
+            for awaited in ("go", "call"):
+                self._rendezvous.tell(self._key(awaited), STOP)
         except PolluxAgentError as error:
             logger.warning("joiners could not be sent away: %s", error)
         self._cancel()

@@ -25,6 +25,9 @@ from pollux.slurm_job.private_file import Unusable, read_private
 
 logger = logging.getLogger("pollux")
 
+STOP = "stop"
+"""In place of a call or of a decision: rank 0 does not need the joiners any more."""
+
 
 class Joiner:
     """This rank on its way into a job.
@@ -98,16 +101,14 @@ class Joiner:
         """
         rendezvous = self.rendezvous
         rendezvous.tell(self.key(f"ready/{self.index}"), dict(same))
-        for awaited in ("call", "go"):
-            rendezvous.wait_for_any([self.key(awaited), self.key("stop")])
-            if rendezvous.heard(self.key("stop")) is not None:
-                atexit.unregister(self._failed)
-                logger.info("rank 0 does not need this rank any more")
-                raise SystemExit(LEFT_STATUS)
-            if awaited == "call":
-                rendezvous.count(self.key("here"), 1)
+        if rendezvous.awaited(self.key("call")) != STOP:
+            rendezvous.count(self.key("here"), 1)
+        decision = rendezvous.awaited(self.key("go"))
         atexit.unregister(self._failed)
-        return dict(rendezvous.heard(self.key("go")))
+        if decision == STOP:
+            logger.info("rank 0 does not need this rank any more")
+            raise SystemExit(LEFT_STATUS)
+        return dict(decision)
 
     def key(self, name: str) -> str:
         return f"recruit/{self.move}/{name}"

@@ -12,7 +12,7 @@ python -m contrib.attack.hands.strangers WHAT HOST PORTS [SECONDS] [MORE]
     guess     greet with each of the guessed keys in MORE (JSON), for purpose "ranks" and "launchers"
     find      print the ports on which the user MORE (a uid) listens, by kind of address
     relay     listen on the first port, pass all on to the second, and print what the client sent
-    replay    send the recorded lines in MORE (JSON), and print what comes back
+    replay    send the recorded bytes in MORE (JSON), and print what comes back
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def idle(host: str, ports: list[int], seconds: float) -> None:
 
 def send_bytes(host: str, ports: list[int], seconds: float) -> None:
     end, sent = time.monotonic() + seconds, 0
-    block = os.urandom(1 << 16).replace(b"\n", b"x")
+    # Where a length is expected first, it is a large one.
+    block = b"\x7f" + os.urandom(1 << 16).replace(b"\n", b"x")
     print("sends", flush=True)
     while time.monotonic() < end:
         with contextlib.suppress(OSError):
@@ -126,24 +127,15 @@ def leave_pickles_everywhere(host: str, uid: str, path: str, seconds: float) -> 
 
 
 def guess(host: str, port: int, guesses: list[str]) -> list[str]:
-    from pollux.ranks.sealed import NoAnswer, connect  # noqa: PLC0415 - the others need it not
+    from pollux.ranks.links import NoAnswer, connect  # noqa: PLC0415 - the others need it not
 
     right = []
     for word in guesses:
         for purpose in ("ranks", "launchers"):
             with contextlib.suppress(NoAnswer):
-                connect(host, [port], word.encode(), purpose, b"{}", 3.0)[0].close()
+                connect(host, [port], word.encode(), purpose, b"{}", 3.0).close()
                 right.append(word)
     return right
-
-
-def lines_of(connection: socket.socket, seconds: float) -> list[str]:
-    connection.settimeout(seconds)
-    received = b""
-    with contextlib.suppress(OSError):
-        while data := connection.recv(1 << 16):
-            received += data
-    return received.decode("latin-1").splitlines()
 
 
 def find(uid: str) -> dict[str, list[int]]:
@@ -156,8 +148,8 @@ def find(uid: str) -> dict[str, list[int]]:
     return found
 
 
-def relay(host: str, here: int, there: int, seconds: float) -> list[str]:
-    """Stand between a client and its server; return the client's lines."""
+def relay(host: str, here: int, there: int, seconds: float) -> str:
+    """Stand between a client and its server; return what the client sent, as hexadecimal digits."""
     listener = socket.create_server(("", here))
     listener.settimeout(seconds)
     print("listens", flush=True)
@@ -173,14 +165,19 @@ def relay(host: str, here: int, there: int, seconds: float) -> list[str]:
             break
         sent += data if readable[0] is client else b""
         ends[readable[0]].sendall(data)
-    return sent.decode("latin-1").splitlines()
+    return sent.hex()
 
 
-def replay(host: str, port: int, lines: list[str]) -> list[str]:
+def replay(host: str, port: int, sent: str) -> str:
     connection = connected(host, port)
     assert connection is not None
-    connection.sendall("".join(f"{line}\n" for line in lines).encode("latin-1"))
-    return lines_of(connection, 3.0)
+    connection.sendall(bytes.fromhex(sent))
+    connection.settimeout(3.0)
+    received = b""
+    with contextlib.suppress(OSError):
+        while data := connection.recv(1 << 16):
+            received += data
+    return received.hex()
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ import contextlib
 import json
 import pickle
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -26,8 +25,8 @@ from datetime import timedelta
 from typing import Any
 
 from pollux.launcher import launcher_channel
-from pollux.ranks import sealed
-from pollux.ranks.value_store import Client, Server, StoreRequest
+from pollux.ranks import links
+from pollux.ranks.rank_store import RemoteStore, Server
 
 
 def tell(text: object) -> None:
@@ -60,49 +59,34 @@ def memory_mb(kind: str) -> int:
 def store(seconds: float, key: str) -> None:
     key, _, without = key.partition("!")
     if without == "endless":
-        sealed.ServerHandshake = Endless  # type: ignore[misc]
+        links.MAX_GREETING = 1 << 31
     if without == "constant":
-        sealed.secrets = type("Constant", (), {"token_hex": staticmethod(lambda n: "0" * 2 * n)})  # type: ignore[assignment]
+        links.secrets = type("Constant", (), {"token_bytes": staticmethod(bytes)})  # type: ignore[assignment]
     server = Server(key.encode())
     tell(server.port)
     before = memory_mb("VmRSS")
     time.sleep(seconds)
-    found = server.values.ask(StoreRequest("get", ("counted",)))
-    counted = found.values[0].decode() if found is not None and found.values[0] else "0"
-    tell(json.dumps({"grown_mb": memory_mb("VmHWM") - before, "counted": int(counted)}))
+    tell(json.dumps({"grown_mb": memory_mb("VmHWM") - before, "counted": server.values.add("counted", 0)}))
 
 
 def add(port: int, key: str) -> None:
-    client = Client("127.0.0.1", port, key.encode())
-    tell(client.ask(StoreRequest("add", ("counted",), amount=1), 5.0).amount)
+    tell(RemoteStore("127.0.0.1", port, key.encode()).add("counted", 1))
 
 
-class Endless(sealed.ServerHandshake):
-    """Take messages of any length from a stranger."""
-
-    def __init__(self, key: bytes, purpose: str) -> None:
-        super().__init__(key, purpose)
-        self.frames.largest = 1 << 40
-
-
-class OneByOne(sealed.Entrance):
+class OneByOne(links.Door):
     """Read each connection to the end of its handshake before the next."""
 
-    def admitted(self, timeout: float) -> list[tuple[socket.socket, sealed.Frames, bytes]]:
-        time.sleep(0.01)
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:
-            return []
-        connection.settimeout(sealed.HANDSHAKE_S)
-        handshake = sealed.ServerHandshake(self._key, self._purpose)
-        with contextlib.suppress(OSError, sealed.NotAuthentic):
-            while handshake.hello is None and (data := connection.recv(4096)):
-                connection.sendall(handshake.feed(data))
-        if handshake.hello is None:
-            connection.close()
-            return []
-        return [(connection, handshake.frames, handshake.hello)]
+    def _listen(self) -> None:
+        while not self._closed:
+            with contextlib.suppress(OSError):
+                link = links.Link(self._listener.accept()[0])
+                timer = threading.Timer(links.HANDSHAKE_S, link.end)
+                timer.start()
+                try:
+                    hello = link.welcome(self._key, self._purpose)
+                finally:
+                    timer.cancel()
+                threading.Thread(target=self._admit, args=(link, hello), daemon=True).start()
 
 
 def launchers(seconds: float, ports: list[int]) -> None:
@@ -139,7 +123,7 @@ def main() -> None:
         case "store":
             store(seconds, more)
         case "one-by-one":
-            launcher_channel.Entrance = OneByOne  # type: ignore[misc]
+            launcher_channel.Door = OneByOne  # type: ignore[misc]
             launchers(seconds, json.loads(more))
         case "launchers":
             launchers(seconds, json.loads(more))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +17,7 @@ from pollux.errors import LaunchError
 from pollux.launcher import companion_file
 from pollux.launcher.companion_file import CompanionFile, Parent, read_companion_file
 from pollux.launcher.rank_channel import VARIABLE, LauncherLine
-from pollux.ranks.sealed import Entrance
-from pollux.ranks.value_store import PURPOSE
+from pollux.ranks.links import RANKS, Door, Link
 from tests.unit.agent.launched_step import PRELUDE, step
 
 SECRET = "the other job's"
@@ -30,40 +29,26 @@ class Rank0:
 
     def __init__(self, listener: socket.socket) -> None:
         self.port = listener.getsockname()[1]
-        self._entrance = Entrance(listener, SECRET.encode(), PURPOSE)
+        self._admitted: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._door = Door(listener, SECRET.encode(), RANKS, lambda link, _: self._admitted.put(link))
 
-    def accept(self) -> socket.socket:
+    def accept(self) -> Link:
         """The next connection of a launcher that knows the secret."""
-        while True:
-            for connection, _, _ in self._entrance.admitted(1.0):
-                return connection
+        return self._admitted.get(timeout=100.0)
 
-    def serve(self, ended: threading.Event) -> None:
-        held = []
-        while not ended.is_set():
-            held += self._entrance.admitted(0.05)
-        for connection, _, _ in held:
-            connection.close()
+    def close(self) -> None:
+        self._door.close()
+        while not self._admitted.empty():
+            self._admitted.get().close()
 
 
 @contextmanager
 def rank_0() -> Iterator[Rank0]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield Rank0(listener)
-
-
-@contextmanager
-def serving() -> Iterator[int]:
-    """The port of a rank 0 that takes in everybody who knows the secret."""
-    ended = threading.Event()
-    with rank_0() as made:
-        thread = threading.Thread(target=made.serve, args=(ended,))
-        thread.start()
-        try:
-            yield made.port
-        finally:
-            ended.set()
-            thread.join()
+    made = Rank0(socket.create_server(("127.0.0.1", 0)))
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def invite(folder: Path, listening: int, body: str, *options: str, **changes: Any) -> Path:
@@ -91,8 +76,8 @@ names = ("POLLUX_COMPANION", "POLLUX_COMMAND", "POLLUX_LAUNCHER_FD", "POLLUX_RES
 note("ran", cwd=os.getcwd(), argv=sys.argv, **{name: os.environ.get(name) for name in names})
 sys.exit(76)
 """
-    with serving() as port:
-        file = invite(tmp_path, port, body)
+    with rank_0() as parent:
+        file = invite(tmp_path, parent.port, body)
         # As if submitted from within a rank of a job that was resized.
         around = {"POLLUX_RESIZED": "4", "POLLUX_LAUNCHER_FD": "3:1", "POLLUX_LEFT": "n9"}
         with step(tmp_path, 2, "", "--companion", str(file), **around) as launched:
@@ -124,8 +109,8 @@ def test_what_a_companion_needs_is_in_the_environment_of_every_rank(tmp_path: Pa
 
 @pytest.mark.parametrize("status", [75, 77, 3])
 def test_its_workers_are_never_started_again(tmp_path: Path, status: int) -> None:
-    with serving() as port:
-        file = invite(tmp_path, port, f"sys.exit({status})")
+    with rank_0() as parent:
+        file = invite(tmp_path, parent.port, f"sys.exit({status})")
         with step(tmp_path, 1, "", "--companion", str(file), settings=QUICK) as launched:
             assert launched.statuses() == [status], launched.output()
     assert len(launched.log("started")) == 2
@@ -213,9 +198,9 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
 def test_a_companion_file_that_leads_nowhere_starts_nobody(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    with serving() as port:
+    with rank_0() as parent:
         pass  # nobody listens there any more
-    file = invite(tmp_path, port, "", **changes)
+    file = invite(tmp_path, parent.port, "", **changes)
     with step(tmp_path, 1, "", "--companion", str(file)) as launched:
         assert launched.statuses() == [2]
     assert why in launched.output()
@@ -224,15 +209,10 @@ def test_a_companion_file_that_leads_nowhere_starts_nobody(
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
     with rank_0() as other:
-        made: list[Parent] = []
-        told = CompanionFile("127.0.0.1", other.port, "/", (), SECRET)
-        connecting = threading.Thread(target=lambda: made.append(Parent(told)))
-        connecting.start()
+        parent = Parent(CompanionFile("127.0.0.1", other.port, "/", (), SECRET))
         connection = other.accept()
-        connecting.join()
-        (parent,) = made
         assert not parent.gone()
-        connection.sendall(b"something")
+        connection.send(b"something")
         assert not parent.gone()
         connection.close()
         while not parent.gone():  # what was sent is read first
@@ -242,8 +222,8 @@ def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
 
 def test_whoever_listens_in_the_other_jobs_place_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companion_file, "CONNECT_TIMEOUT_S", 0.2)
-    with serving() as port, pytest.raises(LaunchError, match="does not answer"):
-        Parent(CompanionFile("127.0.0.1", port, "/", (), "another secret"))
+    with rank_0() as parent, pytest.raises(LaunchError, match="does not answer"):
+        Parent(CompanionFile("127.0.0.1", parent.port, "/", (), "another secret"))
 
 
 @pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", "{other}:{nobody}", "{closed}:{me}", "{file}:{me}"])

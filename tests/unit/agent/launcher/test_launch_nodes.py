@@ -20,6 +20,7 @@ from pollux.launcher.messages import Left, MoveNotice, StartDecided, StartGrace
 from pollux.launcher.outcome import Failure
 from pollux.launcher.supervisor import LaunchContext, Supervisor
 from pollux.launcher.workers import Notes
+from pollux.ranks.links import Link
 from pollux.slurm_job.allocation import StepAllocation
 from tests.unit.agent.killing import exit_codes, forked
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
@@ -86,33 +87,18 @@ def _talk_nonsense(listener: socket.socket) -> None:
         connection.close()
 
 
-class PassingTime:
-    """A clock on which a minute passes where somebody sleeps, else no time."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, _: float) -> None:
-        self.now += 60.0
-
-
-def test_strangers_do_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The intruder sleeps once it has been refused; then time is up on both sides.
-    monkeypatch.setattr(launcher_channel, "time", PassingTime())
+def test_strangers_do_not_join() -> None:
     candidates = ports()
     listener = launcher_channel.listen(candidates)
 
     def intrude() -> None:
         with pytest.raises(RankLost, match="is not this job's"):
-            launcher_channel.join("127.0.0.1", candidates, b"other key", 1, 1, timeout=50)
+            launcher_channel.join("127.0.0.1", [listener.getsockname()[1]], b"other key", 1, 1, timeout=1)
 
     intruder = threading.Thread(target=intrude)
     intruder.start()
     with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
-        launcher_channel.gather(listener, b"key", 1, 2, timeout=50)
+        launcher_channel.gather(listener, b"key", 1, 2, timeout=2)
     intruder.join()
 
 
@@ -169,11 +155,11 @@ def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> Non
     """Node 0 decides and ends before this launcher reads, as on a busy node."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
-        node_0, _ = server.accept()
+        node_0 = Link(server.accept()[0])
     failure = Failure(1.0, 0, 7, "sys.exit(7)", "pid 1, n1")
-    Channel(node_0, 1).send(StartDecided(failure, None))
+    Channel(node_0).send(StartDecided(failure, None))
     node_0.close()
-    mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
+    mine = LauncherChannels(1, [Channel(Link(line))], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
     assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7
 
 
@@ -181,19 +167,19 @@ def test_an_end_is_judged_by_what_node_0_has_said_before_it() -> None:
     """On a busy node both are there when the launcher looks."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
-        node_0, _ = server.accept()
+        node_0 = Link(server.accept()[0])
 
     def worker() -> int:
-        Channel(node_0, 1).send(MoveNotice(7, frozenset({1})))
+        Channel(node_0).send(MoveNotice(7, frozenset({1})))
         return killed()
 
     def launcher() -> int:
         # No signal tells it of messages: the worker's end is the first that it hears of.
-        mine = LauncherChannels(1, [Channel(line, 0)], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
+        mine = LauncherChannels(1, [Channel(Link(line))], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
         return run_workers(worker, channels=mine, first=1).status
 
     assert in_child(launcher)[0] == 0
-    assert list(Channel(node_0, 1).pending()) == [StartGrace(7), Left()], "it has failed nobody"
+    assert list(Channel(node_0).pending()) == [StartGrace(7), Left()], "it has failed nobody"
 
 
 def test_success_of_all_nodes_is_success_of_each() -> None:

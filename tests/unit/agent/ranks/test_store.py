@@ -5,11 +5,15 @@ Ranks leave values there for each other. No other process can see or change them
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -19,10 +23,10 @@ import torch.distributed as dist
 from pollux.errors import RankLost
 from pollux.ranks import rendezvous as rendezvous_module
 from pollux.ranks.handover import hand_over
+from pollux.ranks.links import RANKS, NoAnswer, connect
+from pollux.ranks.rank_store import NoValue, RemoteStore, Server
 from pollux.ranks.rendezvous import Rendezvous, leave_groups
-from pollux.ranks.sealed import NoAnswer, connect
 from pollux.ranks.torch_internals import gloo_timeout_changes
-from pollux.ranks.value_store import PURPOSE, Client, StoreAnswer, StoreRequest
 from pollux.ranks.world import World, is_own, join
 
 LOCAL = {"MASTER_ADDR": "127.0.0.1"}
@@ -40,24 +44,22 @@ def test_values_are_left_and_found() -> None:
         assert other.count("steps") == before + 2
 
 
-def test_a_wait_ends_with_the_first_of_its_values() -> None:
+def test_a_wait_ends_with_its_value() -> None:
     first = Rendezvous.open(dict(LOCAL))
     second = Rendezvous.join("127.0.0.1", first.port, first.secret)
     third = Rendezvous.join("127.0.0.1", first.port, first.secret)
-    ended: list[str] = []
-
-    def wait(rendezvous: Rendezvous, name: str) -> None:
-        rendezvous.wait_for_any(["stop", "go"])
-        ended.append(name)
-
-    waiting = [threading.Thread(target=wait, args=each) for each in ((first, "first"), (second, "second"))]
+    found: list[Any] = []
+    waiting = [
+        threading.Thread(target=lambda each=each: found.append(each.awaited("go")))
+        for each in (first, second)
+    ]
     for thread in waiting:
         thread.start()
-    assert ended == []
+    assert found == []
     third.tell("go", 1)
     for thread in waiting:
         thread.join(60)
-    assert sorted(ended) == ["first", "second"]
+    assert found == [1, 1]
 
 
 def test_a_stranger_gets_nothing() -> None:
@@ -65,11 +67,18 @@ def test_a_stranger_gets_nothing() -> None:
     first.tell("secret", "value")
     for guessed in (b"guessed", b""):
         with pytest.raises(NoAnswer, match="not this job's"):
-            Client("127.0.0.1", first.port, guessed)
+            RemoteStore("127.0.0.1", first.port, guessed)
     with socket.create_connection(("127.0.0.1", first.port)) as line:
-        line.sendall(StoreRequest("get", ("secret",)).pack() + b"\n")
+        stranger = Connection(os.dup(line.fileno()))
+        for _ in range(2):
+            stranger.send_bytes(json.dumps(["get", "secret", "", "", 0]).encode())
+        stranger.close()
         line.settimeout(20)
-        assert line.recv(4096) == b""
+        found = b""
+        with suppress(ConnectionResetError):
+            while data := line.recv(4096):
+                found += data
+        assert b"value" not in found
     second = Rendezvous.join("127.0.0.1", first.port, first.secret)
     assert second.heard("secret") == "value", "the store has outlived them"
 
@@ -79,26 +88,34 @@ def test_without_the_store_there_is_a_typed_error() -> None:
         held.bind(("127.0.0.1", 0))
         with pytest.raises(RankLost, match=r"the store of the ranks is not found at 127\.0\.0\.1"):
             Rendezvous.join("127.0.0.1", held.getsockname()[1], "s")
-    with pytest.raises(RankLost, match=r"no value of x came within"):
-        Rendezvous.open(dict(LOCAL)).ask("wait", ["x"], timeout=0.01)
+    store = RemoteStore("127.0.0.1", (server := Server(b"s")).port, b"s")
+    with pytest.raises(NoValue, match=r"no value of x came within"):
+        store.wait(["x"], timedelta(seconds=0.01))
+    assert server.values.add("x", 1) == store.add("x", 0) == 1
 
 
 def test_what_is_no_request_ends_its_connection_alone() -> None:
     first = Rendezvous.open(dict(LOCAL))
-    connection, frames = connect("127.0.0.1", [first.port], first.secret.encode(), PURPOSE, b"{}")
-    connection.sendall(frames.pack(b'{"op": "shell", "keys": ["x"]}'))
-    connection.settimeout(20)
-    assert connection.recv(1) == b""
+    link = connect("127.0.0.1", [first.port], first.secret.encode(), RANKS, b"{}")
+    link.send(b'["shell", "x", "", "", 0]')
+    with pytest.raises(OSError, match="ended the connection"):
+        link.receive(20)
+    link.close()
     assert Rendezvous.join("127.0.0.1", first.port, first.secret).heard("x") is None
 
 
-@pytest.mark.parametrize(
-    "request_", [StoreRequest("set", ("k",), b"\x00"), StoreRequest("add", ("k",), amount=-2)]
-)
-def test_requests_and_answers_come_back(request_: StoreRequest) -> None:
-    assert StoreRequest.parse(request_.pack()) == request_
-    answer = StoreAnswer((b"\xff", None), 3)
-    assert StoreAnswer.parse(answer.pack()) == answer
+def test_the_store_is_one_in_torch_s_own_terms() -> None:
+    server = Server(b"s")
+    store = RemoteStore("127.0.0.1", server.port, b"s")
+    store.set("bytes", bytes(range(256)))
+    assert store.get("bytes") == bytes(range(256)) == server.values.get("bytes")
+    assert (store.check(["bytes"]), store.check(["bytes", "x"])) == (True, False)
+    assert [store.compare_set("swapped", old, new) for old, new in (("", "a"), ("b", "c"), ("a", "c"))] == [
+        b"a",
+        b"a",
+        b"c",
+    ]
+    assert (store.delete_key("swapped"), store.delete_key("swapped")) == (True, False)
 
 
 def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
