@@ -112,13 +112,7 @@ def former(postgres):
             database="postgres",
         )
     postgres.execute(f"CREATE DATABASE {name} OWNER pollux_daemon", database="postgres")
-    # As the migrations of 0.1.0 did, by the owner.
-    postgres.execute(
-        "SET ROLE pollux_daemon; CREATE SCHEMA pollux_crypto; CREATE EXTENSION pgcrypto WITH SCHEMA pollux_crypto",
-        database=name,
-    )
     dump = Path(__file__).with_name("schema_0_1_0.sql").read_text()
-    dump = dump.replace("CREATE SCHEMA pollux_crypto;", "").replace("COMMENT ON EXTENSION", "-- ")
     postgres.execute(f"SET check_function_bodies = false; {dump}", database=name)
     postgres.execute(
         "INSERT INTO pollux.schema_migration VALUES ('0009_cheaper_reports', 'x');"
