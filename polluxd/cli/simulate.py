@@ -98,7 +98,7 @@ def simulate(
         Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
     daemon: Annotated[
-        bool, typer.Option("--daemon", help="policy pollux: reports go through the daemon's own checks")
+        bool, typer.Option("--daemon", help="policy pollux: run polluxd's own controller in virtual time")
     ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="write one page of plots")
@@ -113,7 +113,7 @@ def simulate(
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "seed": seed,
-        "pollux": {"objective": objective, "checks_reports": daemon or None},
+        "pollux": {"objective": objective, "daemon": daemon or None},
     }
     scenario = read_scenario(scenario_file, options)
     for path in (as_json, plot):

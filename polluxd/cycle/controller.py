@@ -58,6 +58,8 @@ class StepResult:
     paused: bool
     doubted_reports: int = 0
     """Reports with a claim that polluxd did not believe, since it started."""
+    idle: Sequence[IdleGpus] = ()
+    """Of a decision: GPUs that stay idle beside a waiting job."""
 
 
 class Controller:
@@ -109,13 +111,15 @@ class Controller:
         open_moves = self._reconciler.tick(seen, records) if acting else 0
         self._trusted.observe(records.reports, _places(state, self._reconciler.moving), _rigid(state))
         self._idle.observe(state)
-        due = self._due(state, records.reports)
+        due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
         if due:
-            open_moves += self._decide(seen, started)
-        return StepResult(open_moves, due, records.settings.paused, self._trusted.doubted_reports)
+            begun, idle = self._decide(seen, started)
+        return StepResult(
+            open_moves + begun, due, records.settings.paused, self._trusted.doubted_reports, idle
+        )
 
-    def _decide(self, seen: ClusterView, started: float) -> int:
-        """Decide on one picture of the cluster, and return the number of moves begun.
+    def _decide(self, seen: ClusterView, started: float) -> tuple[int, list[IdleGpus]]:
+        """Decide on one picture of the cluster; return the number of moves begun, and the GPUs that stay idle.
 
         Args:
             started: when the step began, by `time.perf_counter`.
@@ -162,7 +166,7 @@ class Controller:
         self._triggers.decided(state, records.reports, begun)
         if leads:
             self._reconciler.contenders.choose(contenders, state.taken_at)
-        return len(begun)
+        return len(begun), idle
 
     def _picture(
         self, seen: ClusterView, records: CycleRecords
@@ -239,7 +243,7 @@ class Controller:
             note=note,
             durations=durations,
             started_at=snapshot.taken_at,
-            snapshot_json=to_json(snapshot),
+            snapshot_json=lambda: to_json(snapshot),
         )
         moved = sum(a.changed for a in plan.allocations)
         with logs.about(cycle=cycle):

@@ -14,9 +14,10 @@ from typing import Any
 
 from polluxd.sim.applications import BUILT_IN, Application
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.engine import Policy, Progress, SimulationResult, simulate
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import Submission
 
@@ -86,5 +87,20 @@ def _run(
 ) -> dict[str, Any]:
     applications = applications_of(profiles)
     policy = POLICIES[name](scenario)
-    run = simulate(submissions, applications, policy, scenario, lambda ended, of: heard(name, ended, of))
-    return measure(run, scenario)
+    return measure(played(submissions, applications, policy, scenario, lambda *of: heard(name, *of)), scenario)
+
+
+def played(
+    submissions: Sequence[Submission],
+    applications: Mapping[str, Application],
+    policy: Policy,
+    scenario: Scenario,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Run the trace: under polluxd's own controller where the scenario says so, and the policy is polluxd's."""
+    if scenario.pollux.daemon and isinstance(policy, Pollux):
+        # polluxd's rooms are not loaded for runs without them.
+        from polluxd.sim.daemon_engine import simulate_daemon  # noqa: PLC0415
+
+        return simulate_daemon(submissions, applications, policy, scenario, progress)
+    return simulate(submissions, applications, policy, scenario, progress)

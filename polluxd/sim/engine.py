@@ -92,6 +92,8 @@ class SimulationResult:
     """Wall-clock; the one thing in a run that is not reproducible."""
     node_seconds: float = 0.0
     """Nodes rented, from the first arrival to the last end."""
+    idle_seconds: float = 0.0
+    """For which polluxd's watch found GPUs idle beside a waiting job, and no rule that explains it; `--daemon` only."""
 
 
 class Unfinished(RuntimeError):
@@ -125,13 +127,7 @@ class _Engine:
     ) -> None:
         self._policy = policy
         self._scenario = scenario
-        present = {job.application: applications[job.application] for job in submissions}
-        memories = {name: Memory() for name in present} if policy.remembers else {}
-        on = {name: _by_type(app, scenario) for name, app in present.items()}
-        self._jobs = tuple(
-            _training(i, job, on[job.application], policy, scenario, memories.get(job.application))
-            for i, job in enumerate(submissions)
-        )
+        self._jobs = trainings(submissions, applications, policy, scenario)
         self._restart = {name: scenario.restart_of(name) for name in applications}
         self._now = 0.0
         self._decided_at = float("-inf")
@@ -293,6 +289,22 @@ class _Engine:
             path = job.allocation.move(placement(job.seats), placement(seats))
             seconds = costs.of(path) if seats else 0.0
         job.place(seats, self._now, seconds, path)
+
+
+def trainings(
+    submissions: Sequence[Submission],
+    applications: Mapping[str, Application],
+    policy: Policy,
+    scenario: Scenario,
+) -> tuple[SimulatedJob, ...]:
+    """Return the trace's jobs before they are submitted, with agents as the policy wants them."""
+    present = {job.application: applications[job.application] for job in submissions}
+    memories = {name: Memory() for name in present} if policy.remembers else {}
+    on = {name: _by_type(app, scenario) for name, app in present.items()}
+    return tuple(
+        _training(i, job, on[job.application], policy, scenario, memories.get(job.application))
+        for i, job in enumerate(submissions)
+    )
 
 
 def _by_type(app: Application, scenario: Scenario) -> dict[str, Application]:

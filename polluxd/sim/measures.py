@@ -49,6 +49,7 @@ def measure(run: SimulationResult, scenario: Scenario) -> dict[str, Any]:
         },
         "decision_ms": {"median": float(np.median(decisions)), "max": float(decisions.max())},
         "decisions": len(run.decision_seconds),
+        "idle_s": run.idle_seconds,
         "jobs": {job.submission.name: float(t) for job, t in zip(jobs, jct, strict=True)},
         "details": [
             {

@@ -40,8 +40,8 @@ class Knowledge:
     """Most GPUs that a job starts with."""
     gpu_speeds: bool = True
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
-    checks_reports: bool = False
-    """Reports go through the daemon's own checks (`polluxd.cycle.trusted_reports`)."""
+    daemon: bool = False
+    """polluxd's own controller runs, in virtual time: see the simulator's page."""
     remaining_work: bool = True
     """The training length that users declare is known. Without it, set `remaining_work_power` to 0, too."""
     waiting_power: Exponent = PolicySettings().waiting_power

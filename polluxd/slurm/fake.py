@@ -12,10 +12,10 @@ of these was tried on Slurm 22.05.8; `tests/integration/test_slurm_contract.py` 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor
 
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
@@ -43,6 +43,7 @@ class FakeSlurm:
         exit_s: how long a job's processes take to exit (COMPLETING) [s].
         start_s: how long the scheduler takes to start a job that may start [s].
         slurmdbd: whether the cluster has slurmdbd, which lets running jobs shrink.
+        forgets_s: how long after its end a job is shown (slurm.conf's MinJobAge) [s].
     """
 
     def __init__(
@@ -53,18 +54,20 @@ class FakeSlurm:
         exit_s: float = 0.1,
         start_s: float = 0.7,
         slurmdbd: bool = True,
+        forgets_s: float = math.inf,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._now = now
         self._exit_s = exit_s
         self._start_s = start_s
         self._slurmdbd = slurmdbd
+        self._forgets_s = forgets_s
+        self._submitted = 0
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
         self._answers_at = now
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
-        """Signals that reached running steps."""
 
     # --- the test's hands ---------------------------------------------------------------------
 
@@ -93,7 +96,8 @@ class FakeSlurm:
 
         A job with a spec is kept back by a lease of `lease` seconds. A job without a spec may start at once.
         """
-        job_id = len(self._jobs) + 1
+        self._submitted += 1
+        job_id = self._submitted
         earliest = max(self._now, begin or 0.0)
         self._jobs[job_id] = FakeJob(
             job_id=job_id,
@@ -117,14 +121,17 @@ class FakeSlurm:
         return job_id
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock by `seconds`, in steps of at most 50 ms.
+        """Advance the clock by `seconds`.
 
-        Events that are due on the way happen in order.
+        Events that are due on the way happen in order, each at its time. slurmctld looks at what was asked of it 50 ms
+        later.
         """
         until = self._now + seconds
+        following = self._now + 0.05
         while self._now < until:
-            self._now = min(until, self._now + 0.05)
+            self._now = min(until, following)
             self._pass_time()
+            following = min((at for at in self._events() if at > self._now), default=until)
 
     def requeue_by_hand(self, job_id: int) -> None:
         """Run `scontrol requeue` as the job's user.
@@ -260,7 +267,7 @@ class FakeSlurm:
         if geometry.mem_per_node_mb is not None:
             job.mem_per_node_mb = geometry.mem_per_node_mb
         if time_limit_s is not None:
-            job.time_limit_s = 60.0 * ceil(time_limit_s / 60.0)
+            job.time_limit_s = 60.0 * math.ceil(time_limit_s / 60.0)
         if start:
             job.begin = self._now
         self._fault("configure", applied=True)
@@ -272,7 +279,7 @@ class FakeSlurm:
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         job = self._ours("limit_time", job_id)
-        job.time_limit_s = 60.0 * ceil(seconds / 60.0)
+        job.time_limit_s = 60.0 * math.ceil(seconds / 60.0)
         self._fault("limit_time", applied=True)
 
     def can_shrink(self) -> bool:
@@ -303,7 +310,7 @@ class FakeSlurm:
         jobs = [self._ours("renew", job_id) for job_id in job_ids]
         for job in jobs:
             if job.state is JobState.PENDING:
-                job.begin = float(floor(until))  # scontrol's times have whole seconds
+                job.begin = float(math.floor(until))  # scontrol's times have whole seconds
         self._fault("renew", applied=True)
 
     # --- inside -------------------------------------------------------------------------------
@@ -324,8 +331,25 @@ class FakeSlurm:
                 fault.times -= 1
                 raise fault.error
 
+    def _events(self) -> Iterator[float]:
+        """Yield when the state of each job may change by itself."""
+        for job in self._jobs.values():
+            match job.state:
+                case JobState.RUNNING if job.started is not None:
+                    yield job.started + (math.inf if job.runtime is None else job.runtime)
+                    yield job.started + (math.inf if job.time_limit_s is None else job.time_limit_s)
+                case JobState.COMPLETING:
+                    yield job.leaves_at
+                case JobState.PENDING:
+                    yield job.begin + self._start_s
+
     def _pass_time(self) -> None:
-        # Called twenty times per second of a fake life: the tests' time goes here.
+        if any(job.ended is not None for job in self._jobs.values()):
+            self._jobs = {
+                number: job
+                for number, job in self._jobs.items()
+                if job.ended is None or self._now < job.ended + self._forgets_s
+            }
         for job in self._jobs.values():
             if job.state is JobState.RUNNING and job.started is not None:
                 if job.runtime is not None and self._now >= job.started + job.runtime:
@@ -369,7 +393,7 @@ class FakeSlurm:
             return
         # A job that may start in the very second in which it was requeued, on a node that it left: its old
         # credential is revoked there, and the new start with it.
-        same_second = job.left_at is not None and floor(job.begin) == floor(job.left_at)
+        same_second = job.left_at is not None and math.floor(job.begin) == math.floor(job.left_at)
         if same_second and not job.left_nodes.isdisjoint(names):
             job.state, job.raw_state = JobState.FAILED, "FAILED"
             job.started = job.ended = self._now

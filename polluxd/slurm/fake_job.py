@@ -45,10 +45,25 @@ class FakeJob:
     leaves_at: float = 0.0
     uid: int = 1000
     companion: Companion | None = None
+    record: SlurmJob | None = field(default=None, init=False)
+    """What `shown` made of the job since its last change."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name != "record":
+            object.__setattr__(self, "record", None)
 
 
 def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
     """The job's record at POSIX time `now`; `waits`: for another job."""
+    pending = job.state is JobState.PENDING
+    reason = _reason(job, waits, now) if pending else "None"
+    if job.record is None or (job.record.reason, job.record.dependent) != (reason, pending and waits):
+        job.record = _record(job, reason, waits)
+    return job.record
+
+
+def _record(job: FakeJob, reason: str, waits: bool) -> SlurmJob:
     pending = job.state is JobState.PENDING
     return SlurmJob(
         job_id=job.job_id,
@@ -60,7 +75,7 @@ def shown(job: FakeJob, *, waits: bool, now: float) -> SlurmJob:
         qos="",
         state=job.state,
         raw_state=job.raw_state,
-        reason=_reason(job, waits, now) if pending else "None",
+        reason=reason,
         restart_count=job.restarts,
         submit_time=job.submitted,
         start_time=job.started,

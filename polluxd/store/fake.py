@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
 from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Step
 
-from .views import CycleRecords, JobTimes, ObservedJob
+from .costs import cost_of, is_move, totals
+from .views import CycleRecords, JobTimes, MoveCost, ObservedJob
 
 _ORDER = {step: rank for rank, step in enumerate(Step)}
 
@@ -33,19 +35,30 @@ class FakeRows:
     reports: dict[int, Report] = field(default_factory=dict)
     jobs: dict[int, ObservedJob] = field(default_factory=dict)
     settings: dict[str, object] = field(default_factory=dict)
-    most: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Most GPUs and nodes that each job has held."""
+    times: dict[int, JobTimes] = field(default_factory=dict)
+    """By job that has not ended; `held_at` is as old as the last look at the job's GPUs."""
+    resumed: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By move: what the job's agent reported of its return to training (`first_step_at`, `resize_cost`)."""
+    acknowledged: dict[int, dict[str, float]] = field(default_factory=dict)
+    """By move: what the agent reported when it stopped (`last_step_at`)."""
+    costs: dict[int, list[MoveCost]] = field(default_factory=dict)
+    """By job: its completed moves."""
+    open: dict[int, None] = field(default_factory=dict)
+    """Ids of the moves that have not ended, in order."""
+    failed_resizes: list[int] = field(default_factory=list)
+    """Ids of resizes that failed."""
     pins: dict[int, str] = field(default_factory=dict)
     cycles: int = 0
     epoch: int = 0
     lease_until: float = float("-inf")
     down: bool = False
 
-    def acknowledge(self, move_id: int, at: float) -> bool:
+    def acknowledge(self, move_id: int, at: float, **stamps: float) -> bool:
         """As an agent does: the checkpoint that a drain asked for is there."""
         move = self.moves[move_id - 1]
         if self.down or move.step is not Step.DRAINING:
             return False
+        self.acknowledged[move_id] = stamps
         times = {**move.times, Step.CHECKPOINTED: at}
         self.moves[move_id - 1] = replace(move, step=Step.CHECKPOINTED, times=times)
         return True
@@ -123,18 +136,37 @@ class FakeStore:
         known = CycleRecords(self.settings(defaults), dict(self.rows.reports), {}, self.open_moves())
         if restarts_since is None:
             return known
-        most = self.rows.most
-        times = {j: JobTimes(job.submit_time, None, None, *most[j]) for j, job in self.rows.jobs.items()}
         pins = {job: f"pinned by {who}" for job, who in self.rows.pins.items()}
-        return replace(known, times=times, pins=pins, restarts=self._restarts(restarts_since))
+        costs = (cost for job_id in self.rows.times for cost in self.rows.costs.get(job_id, ()))
+        return replace(
+            known,
+            times=dict(self.rows.times),
+            totals=totals(costs),
+            pins=pins,
+            restarts=self._restarts(restarts_since),
+        )
 
     def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
         self._must_answer(self.epoch)
         self.rows.jobs = {job.job_id: job for job in jobs if job.spec is not None}
+        now, before = self.rows.clock(), self.rows.times
+        self.rows.times = {}
         for job_id, job in self.rows.jobs.items():
-            gpus, nodes = self.rows.most.get(job_id, (0, 0))
-            held = job.gpus_per_node_held
-            self.rows.most[job_id] = (max(gpus, sum(held.values())), max(nodes, len(held)))
+            if job.state.finished:
+                continue
+            known, held = before.get(job_id), job.gpus_per_node_held
+            if known is None:
+                known = JobTimes(job.submit_time)
+            elif not held:
+                self.rows.times[job_id] = known
+                continue
+            self.rows.times[job_id] = JobTimes(
+                known.submitted_at,
+                known.started_at or job.start_time,
+                now if held else known.held_at,
+                max(known.most_gpus, sum(held.values())),
+                max(known.most_nodes, len(held)),
+            )
 
     def take_in(self) -> None:
         self._must_answer(self.epoch)
@@ -160,7 +192,7 @@ class FakeStore:
 
     def open_moves(self) -> list[Move]:
         self._must_answer()
-        return [move for move in self.rows.moves if not move.step.terminal]
+        return [self.rows.moves[number - 1] for number in self.rows.open]
 
     def moves(self, job_id: int | None = None) -> list[Move]:
         self._must_answer()
@@ -179,11 +211,10 @@ class FakeStore:
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         self._must_answer()
-        return {
-            move.id: move
-            for move in self.rows.moves
-            if move.in_allocation and (move.id in ids or self._broken(move))
-        }
+        asked = (self.rows.moves[number - 1] for number in ids if 0 < number <= len(self.rows.moves))
+        failed = filter(self._broken, (self.rows.moves[number - 1] for number in self.rows.failed_resizes))
+        found = {move.id: move for move in (*asked, *failed) if move.in_allocation}
+        return dict(sorted(found.items()))
 
     def _broken(self, move: Move) -> bool:
         begun = not move.times.keys().isdisjoint((Step.DRAINING, Step.RECRUITING))
@@ -204,7 +235,7 @@ class FakeStore:
         at: float | None = None,
     ) -> Move:
         self._must_answer(epoch)
-        if any(move.job_id == job_id and not move.step.terminal for move in self.rows.moves):
+        if any(move.job_id == job_id for move in self.open_moves()):
             raise StoreRejected(f"move_one_open: job {job_id} has a move under way")
         times = {Step.PLANNED: self.rows.clock() if at is None else at}
         number = len(self.rows.moves) + 1
@@ -212,6 +243,7 @@ class FakeStore:
             number, job_id, attempt, path, source, target, reason, Step.PLANNED, times, nonce=f"{number:032x}"
         )
         self.rows.moves.append(move)
+        self.rows.open[number] = None
         return move
 
     def advance(
@@ -237,7 +269,24 @@ class FakeStore:
             detail="; ".join(part for part in (move.detail, detail) if part),
             ends_at=move.ends_at if ends_at is None else ends_at,
         )
+        if step.terminal:
+            self._ended(self.rows.moves[move_id - 1])
         return True
+
+    def _ended(self, move: Move) -> None:
+        del self.rows.open[move.id]
+        if move.step is Step.FAILED and move.in_allocation:
+            self.rows.failed_resizes.append(move.id)
+        if move.step is Step.TRAINING and is_move(move.path, move.attempt):
+            row: dict[str, Any] = {
+                "id": move.id,
+                "job_id": move.job_id,
+                "path": move.path,
+                "times": move.times,
+                "acknowledged": self.rows.acknowledged.get(move.id),
+                "resumed": self.rows.resumed.get(move.id),
+            }
+            self.rows.costs.setdefault(move.job_id, []).append(cost_of(row, move.source, move.target))
 
     def cancel_move(self, job_id: int, who: str) -> Move | None:
         self._must_answer()

@@ -26,6 +26,7 @@ from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
 from polluxd.sim.applications import TYPICAL_SPEEDS
+from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.policy_knowledge import Knowledge
@@ -55,9 +56,9 @@ class Pollux:
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
         self._gpu_types: GpuTypes | None = None
-        self._trusted = TrustedReports()
-        self._most: dict[int, tuple[int, int]] = {}
-        """Most GPUs and nodes that each job has held."""
+        self.declares = self._knowledge.remaining_work
+        """Agents report the lengths that users declared."""
+        self.cooldown = self._knowledge.cooldown
         self.settings = PolicySettings(
             objective=self._knowledge.objective,
             kappa=self._knowledge.kappa,
@@ -86,24 +87,7 @@ class Pollux:
         return scale.nodes
 
     def _jobs(self, view: View) -> tuple[SnapshotJob, ...]:
-        reports = {job.number: self._report(job, view) for job in view.jobs}
-        if self._knowledge.checks_reports:
-            reports |= self._checked({n: report for n, report in reports.items() if report is not None}, view)
-        return tuple(self._job(job, view, reports[job.number]) for job in view.jobs)
-
-    def _checked(self, reports: Mapping[int, Report], view: View) -> Mapping[int, Report]:
-        """Return the reports as far as the daemon believes them."""
-        users, share = view.scenario.users, None
-        if users > 1:
-            share = view.scenario.gpus / len({job.number % users for job in view.jobs})
-        held, types = {}, view.scenario.types
-        for job in view.jobs:
-            here = {types[node] for node, _ in job.seats}
-            gpus, nodes = (0, 0) if job.restarting > 0 else (job.gpus, job.nodes)
-            most = self._most.get(job.number, (0, 0))
-            self._most[job.number] = most = (max(most[0], job.gpus), max(most[1], job.nodes))
-            held[job.number] = Held(gpus, nodes, *most, share, here.pop() if len(here) == 1 else "")
-        return self._trusted.trust(reports, held, view.now)[0]
+        return tuple(self._job(job, view, self._report(job, view)) for job in view.jobs)
 
     def _job(self, job: SimulatedJob, view: View, report: Report | None) -> SnapshotJob:
         whole = bool(job.seats) and all(gpus == view.scenario.sizes[node] for node, gpus in job.seats)
@@ -149,14 +133,16 @@ class Pollux:
     def _types(self, view: View) -> GpuTypes:
         """The cluster's GPU types as the daemon knows them."""
         if self._gpu_types is None:
-            groups = view.scenario.groups if self._knowledge.gpu_speeds else ()
-            speeds = {
-                group.gpu_type: TYPICAL_SPEEDS.get(group.gpu_type.lower(), 1.0) * group.speed
-                for group in groups
-                if group.gpu_type.lower() in TYPICAL_SPEEDS or group.speed != 1.0
-            }
-            self._gpu_types = GpuTypes(daemon_view.nodes(view), speeds)
+            self._gpu_types = GpuTypes(daemon_view.nodes(view), self.speeds(view.scenario))
         return self._gpu_types
+
+    def speeds(self, scenario: Scenario) -> dict[str, float]:
+        """Return the speed of each GPU type as an administrator would configure it."""
+        return {
+            group.gpu_type: TYPICAL_SPEEDS.get(group.gpu_type.lower(), 1.0) * group.speed
+            for group in (scenario.groups if self._knowledge.gpu_speeds else ())
+            if group.gpu_type.lower() in TYPICAL_SPEEDS or group.speed != 1.0
+        }
 
     def _why_pinned(self, job: SimulatedJob, now: float) -> str:
         if not job.seats or job.moved_at is None:

@@ -1,0 +1,240 @@
+"""polluxd's own controller in virtual time, over the Slurm and the database in memory.
+
+Everything between a report and a move is the daemon's: what it believes, the snapshot, the decision, refusals,
+cooldowns, contention, and the steps of each move. Slurm and the database are `polluxd.slurm.fake` and
+`polluxd.store.fake`, which contract tests hold to the real ones. The jobs' agents are `polluxd.sim.ranks`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config.config_file import Config, parse_config
+from polluxd.cycle.controller import Controller, StepResult
+from polluxd.errors import ConfigError
+from polluxd.model import Plan, Snapshot, Step
+from polluxd.policy import Cache, decide
+from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.sim.applications import Application
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import Moment, Progress, SimulationResult, Unfinished, View, trainings
+from polluxd.sim.policies.daemon_view import nodes, spec
+from polluxd.sim.policies.pollux import Pollux
+from polluxd.sim.ranks import Ranks, Surroundings
+from polluxd.sim.simulated_job import SimulatedJob, node_name
+from polluxd.sim.workload import Submission
+from polluxd.slurm.fake import FakeSlurm
+from polluxd.store.fake import FakeRows, FakeStore
+
+NEWS_S = 0.5
+"""Time between two looks of polluxd for news of moves."""
+FORGETS_S = 300.0
+"""slurm.conf's MinJobAge."""
+LONGEST = 400 * 86400.0
+
+
+def simulate_daemon(
+    submissions: Sequence[Submission],
+    applications: Mapping[str, Application],
+    policy: Pollux,
+    scenario: Scenario,
+    progress: Progress | None = None,
+) -> SimulationResult:
+    """Run the trace to its end under polluxd itself.
+
+    `policy` has the settings, and what agents know.
+    """
+    if scenario.cloud is not None:
+        raise ConfigError("cloud: polluxd rents no nodes by itself; simulate a cloud without --daemon")
+    quiet = logging.getLogger("polluxd")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    try:
+        return _World(submissions, applications, policy, scenario).run(progress)
+    finally:
+        quiet.setLevel(level)
+
+
+class _World:
+    """Slurm, the database, the jobs and polluxd, and the time that passes for all of them."""
+
+    def __init__(
+        self,
+        submissions: Sequence[Submission],
+        applications: Mapping[str, Application],
+        policy: Pollux,
+        scenario: Scenario,
+    ) -> None:
+        self._scenario = scenario
+        self._jobs = trainings(submissions, applications, policy, scenario)
+        everything = View(0.0, scenario, scenario.sizes, ())
+        self.slurm = FakeSlurm(nodes(everything), now=0.0, forgets_s=FORGETS_S)
+        self._rows = FakeRows(self.slurm.clock)
+        self._around = Surroundings(self.slurm, self._rows, scenario, policy.declares)
+        self._ranks: dict[int, Ranks] = {}
+        self._waiting = list(self._jobs)
+        self._ended = 0
+        self._decision_seconds: list[float] = []
+        self._moments: list[Moment] = []
+        self._idle_seconds = 0.0
+        self._outages = scenario.outages(max(job.time for job in submissions) + 30 * 86400.0)
+        self._down: dict[str, float] = {}
+        self._config = _configuration(policy, scenario)
+        store = FakeStore(self._rows, lease_s=math.inf)
+        epoch = store.lead()
+        assert epoch is not None
+        reconciler = Reconciler(
+            self.slurm,
+            store,  # type: ignore[arg-type]
+            limits=self._config.moves,
+            lease=self._config.slurm.lease_s,
+            authorize=lambda: epoch,
+            clock=self.slurm.clock,
+            monotonic=self.slurm.clock,
+        )
+        self._controller = Controller(
+            self._config,
+            self.slurm,
+            store,  # type: ignore[arg-type]
+            reconciler,
+            monotonic=self.slurm.clock,
+            policy=self._decide,
+        )
+
+    def run(self, progress: Progress | None) -> SimulationResult:
+        pause = self._scenario.poll
+        while self._waiting or self._ranks:
+            now = self.slurm.clock()
+            if not self._ranks and self._waiting[0].submission.time > now + pause:
+                self.slurm.advance(self._waiting[0].submission.time - now)
+            news = self._pass_time(pause)
+            if progress is not None:
+                progress(self._ended, len(self._jobs))
+            result = self._controller.step()
+            now = self.slurm.clock()
+            for number in list(self._rows.open):
+                move = self._rows.moves[number - 1]
+                ranks = self._ranks.get(move.job_id)
+                news |= ranks is not None and ranks.obey(move, now)
+            if result.decided:
+                self._note(result, now)
+            pause = self._pause(result, now)
+            if now > LONGEST:
+                left = len(self._waiting) + len(self._ranks)
+                raise Unfinished(f"{left} jobs have not ended after 400 simulated days")
+        return SimulationResult(
+            self._jobs, tuple(self._moments), tuple(self._decision_seconds), idle_seconds=self._idle_seconds
+        )
+
+    def _pause(self, result: StepResult, now: float) -> float:
+        """Return the seconds to polluxd's next look."""
+        cycle = self._config.cycle
+        if not result.open_moves:
+            return cycle.poll_s
+        moves = [self._rows.moves[number - 1] for number in self._rows.open]
+        if any(move.step in (Step.CHECKPOINTED, Step.DRAINING) for move in moves):
+            return NEWS_S
+        # polluxd looks every second. Looks while every move waits for a first step, and before it, change nothing.
+        if all(move.step is Step.STARTED and not move.in_allocation for move in moves):
+            due = min(self._ranks[move.job_id].first_step_due for move in moves if move.job_id in self._ranks)
+            return min(max(due - now + NEWS_S / 2, cycle.busy_poll_s), cycle.poll_s)
+        return cycle.busy_poll_s
+
+    def _pass_time(self, seconds: float) -> bool:
+        """Let Slurm and the jobs live on; tell whether polluxd has news."""
+        before = self.slurm.clock()
+        until = before + seconds
+        self._fail_nodes(until)
+        while self._waiting and self._waiting[0].submission.time <= until:
+            job = self._waiting.pop(0)
+            self.slurm.advance(max(job.submission.time - self.slurm.clock(), 0.0))
+            self._submit(job)
+        self.slurm.advance(max(until - self.slurm.clock(), 0.0))
+        slow = self._slowed()
+        news, ended = False, []
+        for job_id, ranks in self._ranks.items():
+            news |= ranks.live(before, until, self._scenario.interference if job_id in slow else 0.0)
+            if ranks.job.ended_at is not None:
+                ended.append(job_id)
+        for job_id in ended:
+            del self._ranks[job_id]
+        if ended:
+            self._ended += len(ended)
+            self.slurm.advance(0.2)  # their processes exit
+        return news
+
+    def _submit(self, job: SimulatedJob) -> None:
+        user = job.number % self._scenario.users + 1
+        job_id = self.slurm.submit(
+            spec(job, self._scenario.gpus),
+            name=job.submission.name,
+            user=f"user-{user}",
+            uid=1000 + user,
+            lease=self._config.slurm.lease_s,
+        )
+        self._ranks[job_id] = Ranks(job, job_id, self._around)
+
+    def _fail_nodes(self, until: float) -> None:
+        """Take down nodes and their jobs; bring repaired nodes back."""
+        for name in [name for name, back in self._down.items() if back <= until]:
+            del self._down[name]
+            self.slurm.set_schedulable(name, True)
+        while self._outages and self._outages[0][0] <= until:
+            at, number = self._outages.pop(0)
+            name = node_name(number)
+            if name not in self._down:
+                self._down[name] = at + self._scenario.repair_seconds
+                self.slurm.break_node(name)
+
+    def _slowed(self) -> frozenset[int]:
+        """Return the multi-node jobs that share a node with another one."""
+        if not self._scenario.interference:
+            return frozenset()
+        spread = {job_id: r.job.seats for job_id, r in self._ranks.items() if len(r.job.seats) > 1}
+        jobs = Counter(node for seats in spread.values() for node, _ in seats)
+        return frozenset(j for j, seats in spread.items() if any(jobs[node] > 1 for node, _ in seats))
+
+    def _decide(self, snapshot: Snapshot, cache: Cache) -> Plan:
+        began = time.perf_counter()
+        plan = decide(snapshot, cache=cache)
+        self._decision_seconds.append(time.perf_counter() - began)
+        return plan
+
+    def _note(self, result: StepResult, now: float) -> None:
+        jobs = [ranks.job for ranks in self._ranks.values()]
+        busy = sum(job.gpus for job in jobs)
+        weight = sum(job.gpus * job.efficiency for job in jobs)
+        since = now - self._moments[-1].time if self._moments else 0.0
+        self._idle_seconds += since if any(not idle.stated for idle in result.idle) else 0.0
+        self._moments.append(Moment(now, len(jobs), busy, weight / busy if busy else 0.0))
+
+
+def _configuration(policy: Pollux, scenario: Scenario) -> Config:
+    """Return polluxd's configuration: the defaults but for what the scenario says."""
+    cycle, moves = CycleSettings(), MoveSettings()
+    longest = max(scenario.restart_range or (scenario.restart_seconds,))
+    found = parse_config(
+        {
+            "mode": "enforce",
+            "slurm": {"cluster": "simulated", "gpu_speeds": policy.speeds(scenario)},
+            "database": {"url": "postgresql://nobody@127.0.0.1/nothing"},
+            "cycle": {
+                "interval_s": scenario.interval,
+                "floor_s": scenario.floor if policy.reacts else scenario.interval,
+                "poll_s": scenario.poll,
+                "busy_poll_s": min(cycle.busy_poll_s, scenario.poll),
+            },
+            "moves": {
+                "cooldown_s": policy.cooldown,
+                "paths": ["requeue"] if scenario.moves is None else list(moves.paths),
+                "training_timeout_s": max(moves.training_timeout_s, 2 * longest),
+            },
+        },
+        "simulation",
+    )
+    return found.model_copy(update={"policy": policy.settings})
