@@ -59,11 +59,10 @@ class IdleWatch:
 
     def observe(self, state: ClusterState) -> None:
         """Take in what Slurm shows. A job that could not start for a moment counts from that moment on."""
-        free = free_gpus(state)
         former, self._seen = self._seen, {}
-        for job in state.jobs:
-            if not _waits(job, state.taken_at):
-                continue
+        waiting = [job for job in state.jobs if _waits(job, state.taken_at)]
+        free = free_gpus(state) if waiting else Counter[str]()
+        for job in waiting:
             gpus = startable_gpus(job, state, free)
             if gpus:
                 since = former.get(job.job_id, (state.taken_at, 0))[0]

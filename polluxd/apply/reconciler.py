@@ -196,6 +196,9 @@ class Reconciler:
             self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
             idle = jobs.keys() - self._acted_on.keys() - self.contenders.jobs
             self._sizes.restore(job for job_id, job in jobs.items() if job_id in idle)
+        if not (moves or paused):
+            self._resizer.tidy(seen, reports, set())
+            return self._resizer.sweep(seen.orphans)
         allowed = allowances(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,

@@ -37,6 +37,7 @@ COLUMNS = (
     Column("fairness_mean", "FAIRNESS", number(3), right=True, rank=3),
     Column("fairness_worst", "WORST", number(3), right=True, rank=7),
     Column("cost", "COST", number(4), right=True, rank=1),
+    Column("idle_s", "IDLE", duration, right=True, rank=9),
     Column("decision_median", "DECISION [ms]", number(3), right=True, rank=8),
 )
 
@@ -133,7 +134,8 @@ def simulate(
         # The trace does not say what was trained: the reader of the table must know what was assumed.
         assumed = ", ".join(f"{count} {name}" for name, count in recorded.kinds(jobs))
         console.print(f"{len(jobs)} jobs, taken to train as the nearest in duration: {assumed}", markup=False)
-    shown = [column for column in COLUMNS if column.key != "cost" or scenario.cloud is not None]
+    left_out = {*(["cost"] if scenario.cloud is None else []), *([] if daemon else ["idle_s"])}
+    shown = [column for column in COLUMNS if column.key not in left_out]
     console.print(table([_row(name, results[name]) for name in names], shown, console.width))
 
 

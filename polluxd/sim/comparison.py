@@ -87,7 +87,9 @@ def _run(
 ) -> dict[str, Any]:
     applications = applications_of(profiles)
     policy = POLICIES[name](scenario)
-    return measure(played(submissions, applications, policy, scenario, lambda *of: heard(name, *of)), scenario)
+    return measure(
+        played(submissions, applications, policy, scenario, lambda *of: heard(name, *of)), scenario
+    )
 
 
 def played(

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import Config, parse_config
+from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.errors import ConfigError
 from polluxd.model import Plan, Snapshot, Step
 from polluxd.policy import Cache, decide
-from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.sim.applications import Application
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Moment, Progress, SimulationResult, Unfinished, View, trainings
@@ -35,6 +35,8 @@ NEWS_S = 0.5
 """Time between two looks of polluxd for news of moves."""
 FORGETS_S = 300.0
 """slurm.conf's MinJobAge."""
+PATIENCE = 3
+"""Floors between two decisions after which an occasion is not put off any more."""
 LONGEST = 400 * 86400.0
 
 
@@ -82,6 +84,8 @@ class _World:
         self._decision_seconds: list[float] = []
         self._moments: list[Moment] = []
         self._idle_seconds = 0.0
+        self._happened = False
+        """A job came, or a node went or came back."""
         self._outages = scenario.outages(max(job.time for job in submissions) + 30 * 86400.0)
         self._down: dict[str, float] = {}
         self._config = _configuration(policy, scenario)
@@ -113,6 +117,8 @@ class _World:
             if not self._ranks and self._waiting[0].submission.time > now + pause:
                 self.slurm.advance(self._waiting[0].submission.time - now)
             news = self._pass_time(pause)
+            if not news and self._looks_in_vain():
+                continue
             if progress is not None:
                 progress(self._ended, len(self._jobs))
             result = self._controller.step()
@@ -131,6 +137,12 @@ class _World:
             self._jobs, tuple(self._moments), tuple(self._decision_seconds), idle_seconds=self._idle_seconds
         )
 
+    def _looks_in_vain(self) -> bool:
+        """Tell whether a look of polluxd now would change nothing, since nothing has happened since its last one."""
+        cycle = self._config.cycle
+        since = self.slurm.clock() - (self._moments[-1].time if self._moments else -math.inf)
+        return not self._rows.open and PATIENCE * cycle.floor_s < since < cycle.interval_s
+
     def _pause(self, result: StepResult, now: float) -> float:
         """Return the seconds to polluxd's next look."""
         cycle = self._config.cycle
@@ -141,8 +153,8 @@ class _World:
             return NEWS_S
         # polluxd looks every second. Looks while every move waits for a first step, and before it, change nothing.
         if all(move.step is Step.STARTED and not move.in_allocation for move in moves):
-            due = min(self._ranks[move.job_id].first_step_due for move in moves if move.job_id in self._ranks)
-            return min(max(due - now + NEWS_S / 2, cycle.busy_poll_s), cycle.poll_s)
+            steps = (self._ranks[move.job_id].first_step_due for move in moves if move.job_id in self._ranks)
+            return min(max(min(steps, default=0.0) - now + NEWS_S / 2, cycle.busy_poll_s), cycle.poll_s)
         return cycle.busy_poll_s
 
     def _pass_time(self, seconds: float) -> bool:
@@ -156,7 +168,8 @@ class _World:
             self._submit(job)
         self.slurm.advance(max(until - self.slurm.clock(), 0.0))
         slow = self._slowed()
-        news, ended = False, []
+        news, ended = self._happened, list[int]()
+        self._happened = False
         for job_id, ranks in self._ranks.items():
             news |= ranks.live(before, until, self._scenario.interference if job_id in slow else 0.0)
             if ranks.job.ended_at is not None:
@@ -164,11 +177,13 @@ class _World:
         for job_id in ended:
             del self._ranks[job_id]
         if ended:
+            news = True
             self._ended += len(ended)
             self.slurm.advance(0.2)  # their processes exit
         return news
 
     def _submit(self, job: SimulatedJob) -> None:
+        self._happened = True
         user = job.number % self._scenario.users + 1
         job_id = self.slurm.submit(
             spec(job, self._scenario.gpus),
@@ -183,11 +198,13 @@ class _World:
         """Take down nodes and their jobs; bring repaired nodes back."""
         for name in [name for name, back in self._down.items() if back <= until]:
             del self._down[name]
+            self._happened = True
             self.slurm.set_schedulable(name, True)
         while self._outages and self._outages[0][0] <= until:
             at, number = self._outages.pop(0)
             name = node_name(number)
             if name not in self._down:
+                self._happened = True
                 self._down[name] = at + self._scenario.repair_seconds
                 self.slurm.break_node(name)
 
@@ -215,7 +232,7 @@ class _World:
 
 
 def _configuration(policy: Pollux, scenario: Scenario) -> Config:
-    """Return polluxd's configuration: the defaults but for what the scenario says."""
+    """Return polluxd's configuration: the defaults, and what the scenario says."""
     cycle, moves = CycleSettings(), MoveSettings()
     longest = max(scenario.restart_range or (scenario.restart_seconds,))
     found = parse_config(

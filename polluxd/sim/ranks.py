@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.config.settings import GatewaySettings
+from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.policies.daemon_view import seats_of
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -93,11 +93,15 @@ class Ranks:
             return True
         if now >= self._publishes_at or joined is not None:
             self._publish(now)
-        return joined is not None
+            return True
+        return False
 
     def obey(self, move: Move, now: float) -> bool:
         """Carry out the order of a move under way, if there is one; tell whether polluxd has news of it."""
-        if move.attempt != self._attempt or self._around.slurm.truth(self.job_id).state is not JobState.RUNNING:
+        if (
+            move.attempt != self._attempt
+            or self._around.slurm.truth(self.job_id).state is not JobState.RUNNING
+        ):
             return False
         if move.step is Step.RECRUITING and self._joining is None:
             self._recruit(move)

@@ -218,6 +218,8 @@ class FakeSlurm:
                 foreign_cpus.update(job.cpus_per_node_held)
         nodes = tuple(
             replace(node, foreign_gpus=foreign[node.name], foreign_cpus=foreign_cpus[node.name])
+            if foreign[node.name]
+            else node
             for node in self._nodes.values()
         )
         self._fault("observe", applied=True)

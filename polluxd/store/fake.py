@@ -128,7 +128,8 @@ class FakeStore:
 
     def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         self._must_answer()
-        return replace(defaults or PolicySettings(), **self.rows.settings)  # type: ignore[arg-type]
+        found = defaults or PolicySettings()
+        return replace(found, **self.rows.settings) if self.rows.settings else found  # type: ignore[arg-type]
 
     def records(
         self, defaults: PolicySettings | None = None, *, restarts_since: float | None = None
@@ -182,7 +183,7 @@ class FakeStore:
         note: str = "",
         durations: Mapping[str, float],
         started_at: float,
-        snapshot_json: str | None = None,
+        snapshot_json: Callable[[], str] | None = None,
     ) -> int:
         self._must_answer(self.epoch)
         self.rows.cycles += 1

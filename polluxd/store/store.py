@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from sqlalchemy import URL
@@ -235,7 +235,7 @@ class Store(Readings, AdministratorOrders):
         note: str = "",
         durations: Mapping[str, float],
         started_at: float,
-        snapshot_json: str | None = None,
+        snapshot_json: Callable[[], str] | None = None,
     ) -> int:
         """Record a cycle and its decisions; return the cycle's id.
 
@@ -267,7 +267,7 @@ class Store(Readings, AdministratorOrders):
                     )
         self._written = written
         if snapshot_json is not None:
-            keep_snapshot(self._transaction, cycle_id, snapshot_json)
+            keep_snapshot(self._transaction, cycle_id, snapshot_json())
         return cycle_id
 
     # Moves

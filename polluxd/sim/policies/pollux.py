@@ -20,7 +20,6 @@ from statistics import fmean
 
 from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.cycle.gpu_types import GpuTypes
-from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes

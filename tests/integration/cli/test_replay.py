@@ -94,7 +94,7 @@ def record(store: Store, snapshot: Snapshot, cache: Cache | None = None) -> int:
         mode=DaemonMode.ENFORCE,
         durations={"decide_s": 0.01},
         started_at=time.time(),
-        snapshot_json=json.dumps(encode(snapshot)),
+        snapshot_json=lambda: json.dumps(encode(snapshot)),
     )
 
 

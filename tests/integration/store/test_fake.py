@@ -174,3 +174,26 @@ def test_what_a_cycle_reads_is_of_one_moment(store, new_store, seen):
     assert late
     assert ([move.reason for move in found.moves], found.restarts) == (["before"], {"alice": 1})
     assert [move.reason for move in known(store).moves] == ["before", "between"]
+
+
+def test_what_slurm_forgets_and_what_moves_have_cost(store, seen):
+    epoch = store.lead()
+    fake = FakeStore(FakeRows(lambda: 50.0))
+    fake.lead()
+    found = []
+    for each, leader in ((store, epoch), (fake, fake.epoch)):
+        other = seen(8, gpus_per_node_held={})
+        for attempt, held in enumerate(({}, {"n1": 4, "n2": 4}, {"n1": 2}, {})):
+            job = seen(7, restart_count=attempt, gpus_per_node_held=held, submit_time=0.0)
+            each.sync_jobs([job, other])
+        for path, begun, ended in (("requeue", 10.0, 25.0), ("resize", 40.0, 43.0), ("start", 60.0, 90.0)):
+            move = each.plan_move(7, 0, path, *PATHS[path], "why", leader, at=begun - 1.0)
+            step = Step.CONFIGURED if path == "start" else Step.DRAINING
+            assert each.advance(move.id, step, begun, epoch=leader)
+            assert each.advance(move.id, Step.TRAINING, ended, epoch=leader)
+        records = known(each)
+        times = {j: (t.held_at is None, t.most_gpus, t.most_nodes) for j, t in records.times.items()}
+        found.append((times, records.totals))
+    assert found[0] == found[1]
+    assert found[0][0] == {7: (False, 8, 2), 8: (True, 0, 0)}
+    assert found[0][1][7].mean_cost == {"requeue": 15.0, "resize": 3.0}

@@ -156,7 +156,7 @@ def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
         note="n",
         durations={"decide_s": 0.5},
         started_at=time.time(),
-        snapshot_json='{"nodes": 4}',
+        snapshot_json=lambda: '{"nodes": 4}',
     )
     cycle = store.latest_cycle()
     assert (cycle.id, cycle.mode, cycle.note, cycle.solver) == (number, "advise", "n", "counts")
@@ -379,7 +379,7 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
     store.advance(move.id, Step.TRAINING, now - 5990, epoch=epoch)
     store.plan_move(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
-    words = {"mode": "observe", "durations": {}, "snapshot_json": "{}"}
+    words = {"mode": "observe", "durations": {}, "snapshot_json": lambda: "{}"}
     old = store.record_cycle(plan(Allocation(8, N1, 1, 1, 32, False, "r")), started_at=now - 9000, **words)
     recent = store.record_cycle(plan(), started_at=now - 500, **words)
     latest = store.record_cycle(plan(), started_at=now - 10, **words)
@@ -400,7 +400,7 @@ def test_a_cycle_is_recorded_without_a_snapshot_that_the_database_refuses(store,
     words = {"mode": "enforce", "durations": {}, "started_at": time.time()}
     # jsonb refuses this character, as it refuses a text of more than 256 MB.
     number = store.record_cycle(
-        plan(Allocation(7, N1, 1, 1, 32, False, "r")), snapshot_json='{"x": "\\u0000"}', **words
+        plan(Allocation(7, N1, 1, 1, 32, False, "r")), snapshot_json=lambda: '{"x": "\\u0000"}', **words
     )
     assert store.latest_cycle().id == number
     assert store.cycle_snapshot(number) is None
@@ -433,7 +433,12 @@ def test_the_lease_is_renewed_while_a_snapshot_takes_all_the_time_of_a_statement
                 recording = pool.submit(
                     store.record_cycle,
                     plan(Allocation(7, N1, 1, 1, 32, False, "r")),
-                    **{"mode": "enforce", "durations": {}, "started_at": time.time(), "snapshot_json": "{}"},
+                    **{
+                        "mode": "enforce",
+                        "durations": {},
+                        "started_at": time.time(),
+                        "snapshot_json": lambda: "{}",
+                    },
                 )
                 while not sleeps():
                     assert not recording.done(), recording.exception()

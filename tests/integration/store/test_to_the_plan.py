@@ -96,6 +96,6 @@ def test_each_job_is_placed_on_the_type_and_in_the_rack_that_its_reports_speak_f
         mode="observe",
         durations={},
         started_at=time.time(),
-        snapshot_json=json.dumps(encode(snapshot)),
+        snapshot_json=lambda: json.dumps(encode(snapshot)),
     )
     assert decide(decode_snapshot(store.cycle_snapshot(cycle))) == plan

@@ -105,3 +105,14 @@ def test_a_cancelled_waiting_job_never_runs(slurm: FakeSlurm) -> None:
     slurm.finish(job_id, JobState.CANCELLED)
     slurm.advance(5)
     assert state(slurm, job_id) is JobState.CANCELLED
+
+
+def test_an_ended_job_is_shown_for_a_while(slurm: FakeSlurm) -> None:
+    slurm = FakeSlurm([Node("n1", gpus=4)], forgets_s=300.0)
+    job_id = running(slurm)
+    slurm.finish(job_id)
+    slurm.advance(299.0)
+    assert state(slurm, job_id) is JobState.COMPLETED
+    slurm.advance(2.0)
+    assert slurm.jobs([job_id]) == {}
+    assert slurm.submit(JobSpec()) == job_id + 1
