@@ -155,6 +155,9 @@ bench-agent: setup ## what the agent costs per step against plain DDP (half an h
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
+bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); bench-out/gpu.json, tests/benchmarks/gpu.md
+	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json --markdown tests/benchmarks/gpu.md
+
 bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
 	@$(PYTHON) tests/benchmarks/adascale.py --page tests/benchmarks/adascale.md
 

@@ -133,7 +133,11 @@ def gpu_devices(site: Site, names: Sequence[str] = ()) -> Iterator[Finding]:
             "load the GPU's driver, or correct File= in gres.conf, and restart slurmd",
         )
     elif text:
-        yield ok("devices", "the device files of gres.conf exist, or are found by Slurm itself")
+        yield ok(
+            "devices",
+            "the device files of gres.conf exist, or are found by Slurm itself; `pollux selftest` here tests whether "
+            "trainings work on these GPUs",
+        )
 
 
 def _node_names(site: Site, hosts: Sequence[str]) -> frozenset[str]:

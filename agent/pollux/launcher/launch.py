@@ -58,7 +58,6 @@ examples:
   pollux run --nproc 4 train.py            four workers on this machine
   pollux run --container "apptainer exec --nv image.sif" train.py
 
-
 environment: OMP_NUM_THREADS (1 unless set), POLLUX_GATEWAY (set by Slurm's job_submit hook in Pollux jobs),
 POLLUX_TOKEN (set by `pollux env`), POLLUX_ADAPTIVE (yes or no: whether the batch size may change; outside of Slurm it
 may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
@@ -68,13 +67,12 @@ may, up to the script's max_batch_size), POLLUX_CONTAINER (as --container).
 def main(
     argv: Sequence[str] | None = None, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
 ) -> NoReturn:
-    """Entry point of the command `pollux`.
-
-    Tests shorten `graces`, and leave out `preload`.
-    """
+    """Entry point of the command `pollux`; tests shorten `graces`, and leave out `preload`."""
     # Ctrl-C before any worker runs ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     options = argument_parser().parse_args(argv)
+    if options.command == "selftest":  # imports what no launcher needs
+        os.execv(sys.executable, [sys.executable, "-m", "pollux.selftest", *options.args])
     try:
         status = (
             _print_environment() if options.command == "env" else run(options, graces=graces, preload=preload)
@@ -129,6 +127,11 @@ def argument_parser() -> argparse.ArgumentParser:
     run_parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
     )
+    # Every word after it is the selftest's own.
+    selftest = commands.add_parser(
+        "selftest", add_help=False, prefix_chars="\0", help="test trainings on this machine"
+    )
+    selftest.add_argument("args", nargs="*")
     commands.add_parser(
         "env",
         help="print the environment that srun needs in a batch script",
@@ -139,18 +142,15 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def _positive(text: str, least: int = 1) -> int:
     value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"expected at least {least}, got {value}")
     return value
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected 0 or more, got {value}")
-    return value
+    return _positive(text, 0)
 
 
 def run(

@@ -1,0 +1,1 @@
+"""`pollux selftest`: whether trainings under Pollux work on this machine, and what they cost."""
