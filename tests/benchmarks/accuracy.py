@@ -120,7 +120,7 @@ def _run(
     context = multiprocessing.get_context("fork")
     port = str(_free_port())
     checkpoints = folder / "checkpoints"
-    before = {p.name for p in checkpoints.glob("*.pt")}
+    before = {p.name for p in checkpoints.glob("checkpoint-*")}
     processes: list[BaseProcess] = []
     for rank in range(ranks):
         place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -130,7 +130,7 @@ def _run(
         processes.append(process)
     end = time.monotonic() + PATIENCE
     while any(p.is_alive() for p in processes):
-        if share < 1.0 and {p.name for p in checkpoints.glob("*.pt")} - before:
+        if share < 1.0 and {p.name for p in checkpoints.glob("checkpoint-*")} - before:
             break
         if time.monotonic() > end or any(p.exitcode for p in processes):
             raise SystemExit(f"{script.name} on {ranks} ranks failed or hung")
@@ -139,7 +139,7 @@ def _run(
         if process.is_alive() and process.pid is not None:
             os.kill(process.pid, signal.SIGKILL)
         process.join()
-    if share < 1.0 and not {p.name for p in checkpoints.glob("*.pt")} - before:
+    if share < 1.0 and not {p.name for p in checkpoints.glob("checkpoint-*")} - before:
         raise SystemExit(f"{script.name} on {ranks} ranks ended before it was to be resized")
 
 

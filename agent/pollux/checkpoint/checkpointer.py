@@ -14,8 +14,9 @@ import torch.distributed as dist
 from pollux.checkpoint import training_state
 from pollux.checkpoint.file import check_state
 from pollux.checkpoint.fruitless import FruitlessRestarts
-from pollux.checkpoint.keepers import Keeper, ShardedKeeper, fingerprint_of, keeper_for
 from pollux.checkpoint.memory_tier import MemoryTier
+from pollux.checkpoint.parts import fingerprint_of
+from pollux.checkpoint.writer import CheckpointWriter
 from pollux.data.place import ElasticData
 from pollux.errors import CheckpointError
 from pollux.goodput import ThroughputParams
@@ -48,7 +49,7 @@ class Checkpointer:
         self._cost: float | None = None
         """Seconds from the last step before the newest restart to the first step after it."""
         self._training, self._attempt = training, attempt
-        self.keeper: Keeper | None = None
+        self.writer: CheckpointWriter | None = None
         self._restarts: FruitlessRestarts | None = None
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
@@ -86,14 +87,14 @@ class Checkpointer:
         world, model = training.world, training.models[0].module
         if attempt.directory is not None and world.waiting:
             # A joiner gets its state from rank 0, and rank 0 counts the attempts.
-            self.keeper = keeper_for(model, attempt.directory, 1)
+            self.writer = CheckpointWriter(model, attempt.directory, 1)
         elif attempt.directory is not None:
             self._restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
             self._restarts.begin(exchange)
-            self.keeper = keeper_for(model, attempt.directory, world.size)
-            self.keeper.store.fingerprint = fingerprint_of([model])
+            self.writer = CheckpointWriter(model, attempt.directory, world.size)
+            self.writer.store.fingerprint = fingerprint_of([model])
             record = training.models[0].record
-            self.keeper.store.difference = lambda state: record.difference(state, "script")
+            self.writer.store.difference = lambda state: record.difference(state, "script")
         if not world.waiting:
             state = self._newest(exchange)
         attempt.times.restored_at = time.time()
@@ -109,8 +110,8 @@ class Checkpointer:
         memory = node_memory()
         if memory is not None and not self.from_memory:
             memory.note(saved=steps)
-        if self.keeper is not None:
-            self.keeper.saved = (memory.saved or None) if self.from_memory and memory else steps
+        if self.writer is not None:
+            self.writer.saved = (memory.saved or None) if self.from_memory and memory else steps
         self._state = state
         attempt.times.restored_at = time.time()
 
@@ -125,7 +126,7 @@ class Checkpointer:
             else:
                 self.from_memory = True
                 return state
-        return None if self.keeper is None else self.keeper.open(exchange)
+        return None if self.writer is None else self.writer.open(exchange)
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
         """Load further parts of the checkpoint that `restore` opened.
@@ -168,9 +169,11 @@ class Checkpointer:
 
         Without shards, too.
         """
-        parts, keeper = self._training.parts(), self.keeper
-        kept = parts if keeper is None else {name: keeper.part(part) for name, part in parts.items()}
-        return {name: part.state_dict() for name, part in kept.items()} | self._rest([])
+        parts, writer = self._training.parts(), self.writer
+        states = {
+            name: part.state_dict() if writer is None else writer.state(part) for name, part in parts.items()
+        }
+        return states | self._rest([])
 
     def take_over(self, state: Mapping[str, Any]) -> None:
         """On a joiner: go on from rank 0's `state`. Raises CheckpointError."""
@@ -180,15 +183,15 @@ class Checkpointer:
 
     def leave_group(self) -> None:
         """Before the process groups end: wait for a checkpoint of all ranks."""
-        if self.keeper is not None and self.sharded:
-            self.keeper.settle()
+        if self.writer is not None and self.sharded:
+            self.writer.settle()
             self._note_checkpoint()
-            self.trouble = self.keeper.trouble or self.trouble
+            self.trouble = self.writer.trouble or self.trouble
 
     def change_ranks(self) -> None:
         """Go on among the ranks of new process groups; every rank calls it."""
-        if isinstance(self.keeper, ShardedKeeper):
-            self.keeper.change_ranks(dist.get_world_size())
+        if self.writer is not None and self.sharded:
+            self.writer.change_ranks(dist.get_world_size())
 
     def _take(self, state: Mapping[str, Any]) -> int:
         """Take the entries of `state` that belong to no part.
@@ -212,8 +215,8 @@ class Checkpointer:
                 if self.from_memory:
                     self.memory.load(name, part, state[name])
                 else:
-                    assert self.keeper is not None
-                    self.keeper.load(name, self.keeper.part(part), state[name])
+                    assert self.writer is not None
+                    self.writer.load(name, part, state[name])
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointError(
                     f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
@@ -227,14 +230,14 @@ class Checkpointer:
 
         Notes one that has become durable.
         """
-        keeper = self.keeper
-        if keeper is None:
+        writer = self.writer
+        if writer is None:
             return False
-        if not keeper.busy:
-            keeper.settle()
+        if not writer.busy:
+            writer.settle()
             self._note_checkpoint()
-            self.trouble = keeper.trouble
-            self.slowest = max(self.slowest, keeper.seconds)
+            self.trouble = writer.trouble
+            self.slowest = max(self.slowest, writer.seconds)
         interval = self._attempt.settings.checkpoint_interval
         if not self._tried:
             interval = min(interval, TRIAL_S)
@@ -245,14 +248,14 @@ class Checkpointer:
 
     def after_first_step(self) -> None:
         """This attempt's first optimizer step is over."""
-        last_step_at, keeper = self._training.last_step_at, self.keeper
+        last_step_at, writer = self._training.last_step_at, self.writer
         if self.interrupted_at is not None:
             self._cost = max(last_step_at - self.interrupted_at, 0.0)
-        if keeper is not None:
+        if writer is not None:
             # The first step has made the optimizer's state, so the size of a copy is known from here on.
             parts = self._training.parts().items()
-            large = {name: keeper.part(part) for name, part in parts if name.endswith(("model", "optimizer"))}
-            keeper.prepare(large, rank=self._training.world.rank)
+            large = {name: part for name, part in parts if name.endswith(("model", "optimizer"))}
+            writer.prepare(large, rank=self._training.world.rank)
 
     def save(self, exchange: ControlExchange, *, durable: bool) -> float | None:
         """Write a checkpoint; every rank calls it after the same step.
@@ -263,9 +266,9 @@ class Checkpointer:
         If the checkpoint cannot be written, the error is logged, the earlier checkpoint stays, and the training goes
         on.
         """
-        keeper = self.keeper
+        writer = self.writer
         self.begun += 1
-        if keeper is None:
+        if writer is None:
             return None
         world, parts = self._training.world, self._training.parts()
         rest = self._gathered(exchange, parts)
@@ -277,16 +280,15 @@ class Checkpointer:
             self.trouble = "the model's parameters are not finite"
             return None
         meta = {"optimizer_steps": self._training.progress.optimizer_steps, "world_size": world.size}
-        kept = {name: keeper.part(part) for name, part in parts.items()}
         try:
-            keeper.save(kept, rest, meta, rank=world.rank, durable=durable)
+            writer.save(parts, rest, meta, rank=world.rank, durable=durable)
         except CheckpointError as error:
             logger.error("%s", error)
-            self.trouble = keeper.trouble = str(error)
+            self.trouble = writer.trouble = str(error)
             return None
         if durable:
-            keeper.trouble = ""
-        self.trouble = keeper.trouble
+            writer.trouble = ""
+        self.trouble = writer.trouble
         self._note_checkpoint()
         self._saved_at = time.monotonic()
         if durable:
@@ -332,17 +334,17 @@ class Checkpointer:
         }
 
     def _note_checkpoint(self) -> None:
-        if self._restarts is not None and self.keeper is not None and self.keeper.written:
+        if self._restarts is not None and self.writer is not None and self.writer.written:
             self._restarts.checkpointed()
-            if (memory := node_memory()) is not None and self.keeper.saved is not None:
-                memory.note(saved=self.keeper.saved)
+            if (memory := node_memory()) is not None and self.writer.saved is not None:
+                memory.note(saved=self.writer.saved)
 
     # -- what stands ------------------------------------------------------------------------------------------
 
     @property
     def saved(self) -> int | None:
         """The optimizer step of the newest durable checkpoint this rank knows."""
-        return None if self.keeper is None else self.keeper.saved
+        return None if self.writer is None else self.writer.saved
 
     def receipt(self, seconds: float | None) -> Receipt | None:
         """The newest durable checkpoint, which took so many seconds.
@@ -358,24 +360,24 @@ class Checkpointer:
 
         Waits for one that is being written.
         """
-        if self.keeper is not None:
-            self.keeper.settle()
+        if self.writer is not None:
+            self.writer.settle()
         return self.saved == step
 
     @property
     def keeps(self) -> bool:
         """Checkpoints are written at all."""
-        return self.keeper is not None
+        return self.writer is not None
 
     @property
     def writing(self) -> bool:
         """A checkpoint is being written beside the training."""
-        return self.keeper is not None and self.keeper.busy
+        return self.writer is not None and self.writer.busy
 
     @property
     def sharded(self) -> bool:
         """All ranks write a checkpoint, each its shards."""
-        return isinstance(self.keeper, ShardedKeeper)
+        return self.writer is not None and self.writer.sharded
 
     @property
     def takes_all(self) -> bool:

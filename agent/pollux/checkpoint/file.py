@@ -1,6 +1,4 @@
-"""One checkpoint file.
-
-An archive of torch.save, followed by a trailer that tells whether it is whole and whose it is.
+"""The file of a checkpoint that holds its state: an archive of torch.save, and a trailer that tells whose it is.
 
     torch's zip archive | trailer: JSON (meta, length, SHA-256) | length of the JSON, its CRC-32, magic
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pollux.checkpoint.keepers import as_written, fingerprint_of
+from pollux.checkpoint.parts import as_written, fingerprint_of, shards_of
 from pollux.errors import CheckpointError, StateError
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
@@ -123,12 +123,7 @@ class MemoryTier:
     def _state(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
         """What one copy holds."""
         written = {name: as_written(part, sharded=self._sharded) for name, part in parts.items()}
-        shards = {
-            f"{name}.{key}": local_part(value)
-            for name, part in written.items()
-            if hasattr(part, "shards")
-            for key, value in part.shards().items()
-        }
+        shards = {name: local_part(value) for name, value in shards_of(written).items()}
         world = self._training.world
         return {
             "fingerprint": fingerprint_of([self._training.models[0].module]),

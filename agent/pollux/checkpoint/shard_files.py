@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -31,10 +33,13 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from pollux.private_folder import PrivateFolder
+
 VERSION = 1
 MAX_INDEX = 1 << 28
 """Bytes of one rank's index."""
 _FILE = re.compile(r"__\d+_\d+\.distcp")
+_INDEX = re.compile(r"index-\d+\.json")
 _LARGEST = 1 << 62
 
 
@@ -73,11 +78,26 @@ class Chunk:
         raise ValueError(f"expected a chunk of a tensor, got {raw!r:.200}")
 
 
-def write_shards(folder: Path, rank: int, shards: Mapping[str, Tensor]) -> bytes:
-    """Write this rank's shards, durably, into files named by its number.
+def write_shards(folder: PrivateFolder, rank: int, shards: Mapping[str, Tensor]) -> list[str]:
+    """Write this rank's shards and their index, durably; return the names of the files. Raises as torch does."""
+    with _one_error():
+        index = _write_shards(folder.reached, rank, shards)
+    folder.write(f"index-{rank}.json", lambda file: file.write(index))
+    mine = re.compile(rf"__{rank}_\d+\.distcp|index-{rank}\.json")
+    return list(filter(mine.fullmatch, folder.names()))
 
-    Returns the index. Raises as torch does.
-    """
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise the first of the errors that torch gathers. Its class for them is no Exception."""
+    try:
+        yield
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise (first if isinstance(first, Exception) else RuntimeError(repr(first))) from error
+
+
+def _write_shards(folder: Path, rank: int, shards: Mapping[str, Tensor]) -> bytes:
     writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(shards), None, is_coordinator=False)
@@ -115,16 +135,18 @@ def parse_index(text: bytes) -> list[Chunk]:
     raise ValueError(f"expected an index of version {VERSION} with chunks")
 
 
-def read_shards(folder: Path, chunks: Iterable[Chunk], into: dict[str, Tensor]) -> None:
-    """Fill DTensors of any sharding from all ranks' chunks.
-
-    Raises as torch does, ValueError for a missing one.
-    """
+def read_shards(folder: PrivateFolder, into: dict[str, Tensor]) -> None:
+    """Fill DTensors of any sharding from all ranks' chunks. Raises as torch does, ValueError for a missing one."""
+    chunks: list[Chunk] = []
+    for name in filter(_INDEX.fullmatch, folder.names()):
+        with folder.read(name) as file:
+            chunks += parse_index(file.read(MAX_INDEX))
     index = _metadata(chunks)
     missing = into.keys() - index.state_dict_metadata.keys()
     if missing:
         raise ValueError(f"the checkpoint has no {sorted(missing)[0]!r}")
-    load(into, storage_reader=_Reader(folder, index), no_dist=True)
+    with _one_error():
+        load(into, storage_reader=_Reader(folder.reached, index), no_dist=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,7 @@ def lost_peer(error: BaseException) -> bool:
 
 
 class ControlExchange:
-    """The ranks' control channel.
-
-    With one rank the same protocol runs without messages.
-    """
+    """The ranks' control channel. With one rank the same protocol runs without messages."""
 
     def __init__(self, group: dist.ProcessGroup | None, groups: int) -> None:
         self.group = group
@@ -117,17 +114,12 @@ class ControlExchange:
         self._options.asyncOp = True
 
     def change_group(self, group: dist.ProcessGroup | None) -> None:
-        """Go on in the group of other ranks.
-
-        Nothing may be under way in the old one.
-        """
+        """Go on in the group of other ranks. Nothing may be under way in the old one."""
         assert self._pending is None
         self.group, self._countdown, self._prompt = group, 1, False
 
     def step(self, decide: Callable[[], Decision]) -> Decision | None:
-        """Count one optimizer step.
-
-        Returns the decision sent at the last one's end, where one was.
+        """Count one optimizer step; return the decision sent at the last one's end, where one was.
 
         Where an exchange is due, rank 0 sends what `decide` gives, and the others expect it.
         """
@@ -157,10 +149,7 @@ class ControlExchange:
         self._pending, self._place = (vector, work), (decision.epoch, decision.sample)
 
     def take(self) -> Decision | None:
-        """The decision under way, waited for.
-
-        Raises RankLost where a rank has left.
-        """
+        """The decision under way, waited for. Raises RankLost where a rank has left."""
         if self._pending is None:
             return None
         vector, work = self._pending
@@ -186,10 +175,7 @@ class ControlExchange:
         return None if self._pending is None else Decision.decode(self._pending[0].tolist())
 
     def agree(self, decision: Decision) -> Decision:
-        """Rank 0's decision on every rank at once, waiting for it.
-
-        For starts and restarts only.
-        """
+        """Rank 0's decision on every rank at once, waiting for it. For starts and restarts only."""
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         if self.group is not None:
             try:
@@ -201,6 +187,10 @@ class ControlExchange:
     @property
     def rank(self) -> int:
         return 0 if self.group is None else dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        return 1 if self.group is None else dist.get_world_size(self.group)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's plain value (see `plain_values`), by rank.

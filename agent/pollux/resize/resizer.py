@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pollux.checkpoint.keepers import fingerprint_of
+from pollux.checkpoint.parts import fingerprint_of
 from pollux.errors import PolluxAgentError
 from pollux.launcher.rank_channel import LauncherLine
 from pollux.ranks.rendezvous import until

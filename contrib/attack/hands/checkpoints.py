@@ -44,7 +44,7 @@ def load(folder: Path, *, before: bool) -> None:
             store = CheckpointStore(folder)
             found = store.newest()
             if found is not None:
-                store.load(found[0])
+                store.read(found)
         except CheckpointError as error:
             refused = str(error)
     print(f"{done} tries; {refused}", flush=True)
@@ -62,7 +62,7 @@ def save(folder: Path, *, before: bool) -> None:
     from pollux.errors import CheckpointError  # noqa: PLC0415 - as above
 
     try:
-        print(f"saved {CheckpointStore(folder).save({'model': {}}, meta={}).path}", flush=True)
+        print(f"saved {CheckpointStore(folder).save({'model': {}}, meta={})}", flush=True)
     except CheckpointError as error:
         print(f"refused: {error}", flush=True)
 

@@ -51,7 +51,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
     def run_both(name: str, *arguments: str) -> list[str]:
         printed = [run(kind, name, tmp_path / kind, *arguments) for kind in ("plain", "elastic", "elastic")]
-        assert list((tmp_path / "checkpoints").glob("*.pt"))
+        assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
         return printed
 
     return run_both

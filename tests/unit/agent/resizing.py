@@ -292,7 +292,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
     """Submit an order, and cause the trouble that it names."""
     trouble = wanted.get("trouble")
     training.job.coordinator.resizer.recruit_wait = 0.2 if trouble == "nobody comes" else 60.0
-    store = training.job.coordinator.checkpointer.keeper.store
+    store = training.job.coordinator.checkpointer.writer.store
     store.__dict__.pop("save", None)
     if trouble == "sbatch":
 
@@ -307,7 +307,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
 
         store.save = full
         # After a failed checkpoint, the one of a resize has to be on disk before ranks end.
-        training.job.coordinator.checkpointer.keeper.trouble = "no space left"
+        training.job.coordinator.checkpointer.writer.trouble = "no space left"
     training.job.coordinator.inbox.put(ResizeOrder(wanted))
     return int(wanted["id"])
 

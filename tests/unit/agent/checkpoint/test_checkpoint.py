@@ -30,28 +30,28 @@ def state(step: int) -> dict[str, Any]:
 def latest(store: CheckpointStore) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """State and meta of the newest intact checkpoint."""
     found = store.newest()
-    return None if found is None else store.load(found[0])
+    return None if found is None else store.read(found)
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "er")
     assert latest(store) is None
     saved = store.save(state(3), meta={"step": 3})
-    assert saved.size == saved.path.stat().st_size
     loaded = latest(store)
     assert loaded is not None
     found, meta = loaded
     assert torch.equal(found["model"]["w"], state(3)["model"]["w"])
     assert found["nested"] == [1, {"lr": 0.1}, (2, None)]
     assert meta["step"] == 3
-    assert torch.load(saved.path)["step"] == 3  # plain torch reads it too
+    assert torch.load(saved / "state.pt")["step"] == 3  # plain torch reads it too
+    assert [path.name for path in saved.iterdir()] == ["state.pt"], "one rank, one part"
 
 
 def test_the_last_ones_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
     for step in range(5):
         CheckpointStore(tmp_path, keep=2).save(state(step), meta={"step": step})
     store = CheckpointStore(tmp_path)
-    assert [path.name for path in store.paths()] == ["checkpoint-00000004.pt", "checkpoint-00000005.pt"]
+    assert [path.name for path in store.paths()] == ["checkpoint-00000004", "checkpoint-00000005"]
     assert latest(store)[1]["step"] == 4  # type: ignore[index]
 
 
@@ -84,18 +84,18 @@ def test_a_damaged_newest_gives_way_to_the_one_before(
 ) -> None:
     store = CheckpointStore(tmp_path)
     store.save(state(1), meta={"step": 1})
-    damage(store.save(state(2), meta={"step": 2}).path)
+    damage(store.save(state(2), meta={"step": 2}) / "state.pt")
     with caplog.at_level(logging.WARNING, "pollux"):
         assert latest(store)[1]["step"] == 1  # type: ignore[index]
-    assert "checkpoint-00000002.pt" in caplog.text
+    assert "checkpoint-00000002" in caplog.text
     # The next save does not take the damaged one's number, and the intact one is not the one to go first.
-    assert store.save(state(3), meta={"step": 3}).path.name == "checkpoint-00000003.pt"
+    assert store.save(state(3), meta={"step": 3}).name == "checkpoint-00000003"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_where_all_are_damaged_a_person_decides(tmp_path: Path, damage: Any) -> None:
     store = CheckpointStore(tmp_path)
-    damage(store.save(state(1), meta={}).path)
+    damage(store.save(state(1), meta={}) / "state.pt")
     with pytest.raises(CheckpointError, match="move them away"):
         latest(store)
 
@@ -124,7 +124,7 @@ def test_on_a_full_disk_the_previous_one_stands(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(CheckpointError, match="no space left"):
         store.save(state(2), meta={})
     monkeypatch.undo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-00000001"]
     assert latest(store)[1]["step"] == 1  # type: ignore[index]
 
 
@@ -192,13 +192,13 @@ def forge(path: Path, attack: Attack) -> None:
 
 def test_loading_runs_no_code_even_from_a_file_of_the_user_s_own(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
-    saved = store.save(state(1), meta={})
-    forge(saved.path, Attack(tmp_path / "attacked"))
+    saved = store.save(state(1), meta={}) / "state.pt"
+    forge(saved, Attack(tmp_path / "attacked"))
     assert store.newest() is not None, "its checksum is right"
     with pytest.raises(CheckpointError, match="cannot be loaded"):
         latest(store)
     assert not (tmp_path / "attacked").exists()
-    torch.load(saved.path, weights_only=False)
+    torch.load(saved, weights_only=False)
     assert (tmp_path / "attacked").exists(), "the attack works where pickle is trusted"
 
 
@@ -218,7 +218,60 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_save_go(tmp_path: Path) -> None:
-    (tmp_path / ".checkpoint-00000009.pt.tmp").write_bytes(b"half")
+    (tmp_path / ".checkpoint-00000008.pt.tmp").write_bytes(b"half, of 0.1.0")
+    for name in (".checkpoint-00000009.tmp", ".checkpoint-00000010.shards.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index-7.json").write_text("of a rank that is gone")
     saved = CheckpointStore(tmp_path).save(state(1), meta={})
-    assert [path.name for path in tmp_path.iterdir()] == [saved.path.name]
-    assert latest(CheckpointStore(tmp_path))[1] == {"fingerprint": ""}  # type: ignore[index]
+    assert [*tmp_path.iterdir()] == [saved]
+    assert [path.name for path in saved.iterdir()] == ["state.pt"]
+    assert latest(CheckpointStore(tmp_path))[1] == {"fingerprint": "", "shards": {}}  # type: ignore[index]
+
+
+def test_a_link_in_place_of_a_temporary_directory_is_removed_and_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".checkpoint-00000001.tmp").symlink_to(other)
+    saved = CheckpointStore(tmp_path / "run").save(state(1), meta={})
+    assert [*(tmp_path / "run").iterdir()] == [saved]
+    assert not saved.is_symlink()
+    assert [path.name for path in other.iterdir()] == ["mine"]
+
+
+# -- checkpoints of version 0.1.0 ---------------------------------------------------------------------------------
+
+
+def of_0_1_0(directory: Path, number: int, step: int) -> Path:
+    """Write a plain training's checkpoint as version 0.1.0 did: one file."""
+    path = directory / f"checkpoint-{number:08d}.pt"
+    with path.open("wb") as file:
+        checkpoint_file.write_checkpoint(file, state(step), {"step": step, "fingerprint": "job 7"})
+    path.chmod(0o600)
+    return path
+
+
+def test_a_training_of_0_1_0_goes_on_and_its_files_give_way_to_directories(tmp_path: Path) -> None:
+    for number in (8, 9):
+        of_0_1_0(tmp_path, number, number)
+    store = CheckpointStore(tmp_path, fingerprint="job 7")
+    found, meta = latest(store)  # type: ignore[misc]
+    assert (meta["step"], found["nested"]) == (9, [1, {"lr": 0.1}, (2, None)])
+    assert found["model"]["w"].eq(9).all()
+    names = [
+        store.save(state(step), meta={"step": step}) and sorted(p.name for p in tmp_path.iterdir())
+        for step in (10, 11)
+    ]
+    assert names == [
+        ["checkpoint-00000009.pt", "checkpoint-00000010"],
+        ["checkpoint-00000010", "checkpoint-00000011"],
+    ]
+
+
+def test_a_damaged_directory_gives_way_to_a_file_of_0_1_0(tmp_path: Path) -> None:
+    of_0_1_0(tmp_path, 1, 1)
+    _flip(CheckpointStore(tmp_path).save(state(2), meta={"step": 2}) / "state.pt")
+    assert latest(CheckpointStore(tmp_path))[1]["step"] == 1  # type: ignore[index]
+    with pytest.raises(ForeignCheckpoint, match="job 7"):
+        CheckpointStore(tmp_path, fingerprint="job 8").newest()

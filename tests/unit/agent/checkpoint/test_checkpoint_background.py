@@ -10,44 +10,58 @@ from typing import Any
 import pytest
 import torch
 
-from pollux.checkpoint.background import BackgroundSaver, HostCopy
-from pollux.checkpoint.checkpoint_store import CheckpointStore, SavedCheckpoint
-from pollux.errors import CheckpointError
+from pollux.checkpoint.checkpoint_store import CheckpointStore
+from pollux.checkpoint.host_copy import HostCopy
+from pollux.checkpoint.writer import CheckpointWriter
 
 
-class SlowStore(CheckpointStore):
-    """A store that writes only when the test allows it.
+class Values:
+    """A part of a training: one tensor."""
 
-    The test decides what happens during the save.
-    """
+    def __init__(self, device: str = "cpu", size: int = 10) -> None:
+        self.values = torch.zeros(size, device=device)
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.go = threading.Event()
-
-    def save(self, state: Any, *, meta: Any) -> SavedCheckpoint:
-        assert self.go.wait(30)
-        return super().save(state, meta=meta)
+    def state_dict(self) -> dict[str, Any]:
+        return {"v": self.values}
 
 
-def test_training_on_does_not_change_what_is_written(tmp_path: Path) -> None:
-    store = SlowStore(tmp_path)
-    saver = BackgroundSaver(store)
+def writer_of(directory: Path, keep: int = 2) -> CheckpointWriter:
+    writer = CheckpointWriter(torch.nn.Linear(1, 1), directory, 1)
+    writer.store.keep = keep
+    return writer
+
+
+def save(writer: CheckpointWriter, parts: dict[str, Any], step: int, rest: Any = dict) -> None:
+    writer.save(parts, rest, {"optimizer_steps": step}, rank=0, durable=False)
+
+
+def test_training_on_does_not_change_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread writes only when the test allows it."""
+    go = threading.Event()
+    writer = writer_of(tmp_path)
+    write = writer.store.save
+
+    def slowly(*args: Any, **options: Any) -> Path:
+        assert go.wait(30)
+        return write(*args, **options)
+
+    monkeypatch.setattr(writer.store, "save", slowly)
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     wanted = [parameter.detach().clone() for parameter in model.parameters()]
-    meta = {"step": 1, "list": [1]}
-    saver.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, meta=meta)
-    assert saver.busy
+    seen = [1]
+    save(writer, {"model": model, "optimizer": optimizer}, 1, lambda: {"seen": seen})
+    assert (writer.busy, writer.saved) == (True, None)
     optimizer.step()
-    meta["list"].append(2)  # type: ignore[attr-defined]
-    store.go.set()
-    saved = saver.wait()
-    assert saved is not None
-    state, found = store.load(saved.path)
-    assert found["list"] == [1]
+    seen.append(2)
+    go.set()
+    writer.settle()
+    assert (writer.saved, writer.trouble, writer.written) == (1, "", True)
+    (path,) = writer.store.paths()
+    state, _ = writer.store.read(path)
+    assert state["seen"] == [1]
     assert all(torch.equal(a, b) for a, b in zip(state["model"].values(), wanted, strict=True))
     assert state["optimizer"]["state"][0]["step"] == 1
     assert not torch.equal(model.weight, wanted[0])
@@ -56,30 +70,36 @@ def test_training_on_does_not_change_what_is_written(tmp_path: Path) -> None:
 
 
 def test_one_save_at_a_time_each_with_its_own_state(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=10)
-    saver = BackgroundSaver(store)
-    values = torch.zeros(10)
+    writer, part = writer_of(tmp_path, keep=10), Values()
     for step in range(5):
-        values.fill_(step)
-        saver.save({"v": values}, meta={"step": step})
-    saver.wait()
-    for step, path in enumerate(store.paths()):
-        state, meta = store.load(path)
-        assert meta["step"] == step
-        assert state["v"].eq(step).all()
+        part.values.fill_(step)
+        save(writer, {"part": part}, step)
+    writer.settle()
+    assert not writer.busy
+    for step, path in enumerate(writer.store.paths()):
+        state, meta = writer.store.read(path)
+        assert meta["optimizer_steps"] == step
+        assert state["part"]["v"].eq(step).all()
+    assert step == 4
 
 
-def test_a_failed_save_is_told_once_and_the_next_one_works(tmp_path: Path) -> None:
+def test_a_failed_save_is_logged_and_the_next_one_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocker = tmp_path / "here"
     blocker.write_text("")
-    saver = BackgroundSaver(CheckpointStore(blocker))
-    assert saver.wait() is None
-    saver.save({}, meta={})
-    with pytest.raises(CheckpointError, match="could be written"):
-        saver.save({}, meta={})
+    writer = writer_of(blocker)
+    writer.settle()
+    assert caplog.text == ""
+    save(writer, {}, 1)
+    writer.settle()
+    assert "could be written" in caplog.text
+    assert "could be written" in writer.trouble
+    assert (writer.saved, writer.written) == (None, False)
     blocker.unlink()
-    saver.save({}, meta={})
-    assert saver.wait() is not None
+    save(writer, {}, 2)
+    writer.settle()
+    assert (writer.saved, writer.trouble, writer.written) == (2, "", True)
 
 
 Pair = namedtuple("Pair", "a b")
@@ -116,12 +136,13 @@ def test_buffers_are_reused_and_structure_is_kept() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_copies_from_a_gpu_are_of_the_moment(tmp_path: Path) -> None:
-    saver = BackgroundSaver(CheckpointStore(tmp_path))
-    values = torch.zeros(1 << 24, device="cuda")
+    writer, part = writer_of(tmp_path), Values("cuda", 1 << 24)
+    writer.prepare({"part": part}, rank=0)
     for step in range(3):
-        values.fill_(step)
-        saver.save({"v": values}, meta={})
-        values.fill_(-1.0)
-        saved = saver.wait()
-        assert saved is not None
-        assert CheckpointStore(tmp_path).load(saved.path)[0]["v"].eq(step).all()
+        part.values.fill_(step)
+        save(writer, {"part": part}, step)
+        part.values.fill_(-1.0)
+        writer.settle()
+        newest = CheckpointStore(tmp_path).newest()
+        assert newest is not None
+        assert CheckpointStore(tmp_path).read(newest)[0]["part"]["v"].eq(step).all()

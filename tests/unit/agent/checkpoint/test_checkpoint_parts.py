@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
-from pollux.checkpoint.background import BackgroundSaver
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.file import Trailer
 from pollux.checkpoint.fruitless import FruitlessRestarts
-from pollux.checkpoint.keepers import ShardedKeeper
-from pollux.checkpoint.names import CheckpointNames
 from pollux.checkpoint.shard_files import Chunk
 from pollux.errors import CheckpointError, ForeignCheckpoint, RestartLoop
-from pollux.private_folder import PrivateFolder
 from pollux.ranks.control import ControlExchange
 
 # -- restarts -----------------------------------------------------------------------------------------------------
@@ -137,62 +134,33 @@ def test_a_chunk_that_makes_no_sense_is_refused(place: int, wrong: Any) -> None:
         Chunk.parse([*CHUNK[:place], wrong, *CHUNK[place + 1 :]])
 
 
-def test_a_saver_is_busy_while_it_writes_alone(tmp_path: Path) -> None:
-    saver = BackgroundSaver(CheckpointStore(tmp_path))
-    assert not saver.busy
-    saver.save({"step": 1}, meta={})
-    saver.wait()
-    assert not saver.busy
-
-
 # -- names --------------------------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_found_by_name_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    names = CheckpointNames("pt")
-    assert names.paths(tmp_path / "absent") == []
-    for name in ("checkpoint-100000000.pt", "checkpoint-00000009.pt", "checkpoint-00000010.pt"):
-        (tmp_path / name).touch()
-    for other in (
-        "checkpoint-1.pt",
-        "checkpoint-00000011.shards",
-        ".checkpoint-00000012.pt.tmp",
-        "restarts.json",
-    ):
-        (tmp_path / other).touch()
-    assert [int(path.stem.partition("-")[2]) for path in names.paths(tmp_path)] == [9, 10, 100_000_000]
-    with PrivateFolder(tmp_path) as folder:
-        assert names.next(folder) == "checkpoint-100000001.pt"
-        assert names.temporary(folder) == [".checkpoint-00000012.pt.tmp"]
-        assert CheckpointNames("shards").next(folder) == "checkpoint-00000012.shards"
-    with PrivateFolder.make(tmp_path / "new") as folder:
-        assert names.next(folder) == "checkpoint-00000001.pt"
+    store = CheckpointStore(tmp_path)
+    assert CheckpointStore(tmp_path / "absent").paths() == []
+    names = [
+        "checkpoint-00000009.pt",
+        "checkpoint-00000010.shards",
+        "checkpoint-00000011",
+        "checkpoint-100000000",
+    ]
+    for name in (*reversed(names), "checkpoint-1", "checkpoint-00000012.tar", "restarts.json"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in store.paths()] == names
+    assert store.save({}, meta={}).name == "checkpoint-100000001"
+    assert CheckpointStore(tmp_path / "new").save({}, meta={}).name == "checkpoint-00000001"
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file cannot be read"):
-        names.paths(tmp_path / "file")
+        CheckpointStore(tmp_path / "file").paths()
 
 
-# -- the newest checkpoint of a sharded training ------------------------------------------------------------------
-
-
-class Shards:
-    """A sharded store whose newest checkpoint a test names."""
-
-    def __init__(self, directory: Path, newest: Path | None = None) -> None:
-        self.directory, self._newest = directory, newest
-
-    def newest(self) -> Path | None:
-        return self._newest
-
-    def read_rest(self, path: Path) -> Any:
-        return {"from": path.name}, {"meta": "data"}
-
-
-def test_rank_0_says_whether_the_folder_is_another_kind_of_model_s(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-00000001.pt").touch()
-    with pytest.raises(ForeignCheckpoint, match="without fully_shard"):
-        ShardedKeeper(Shards(tmp_path)).open(cast(ControlExchange, Exchange()))
-    elsewhere = Exchange(rank=1, told=cast(Any, False))
-    assert ShardedKeeper(Shards(tmp_path)).open(cast(ControlExchange, elsewhere)) is None
-    found = ShardedKeeper(Shards(tmp_path, tmp_path / "checkpoint-00000002.shards"))
-    assert found.open(cast(ControlExchange, Exchange())) == {"from": "checkpoint-00000002.shards"}
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_of_the_other_kind_of_model_is_refused(tmp_path: Path, sharded: bool) -> None:
+    shards = {"model.weight": torch.ones(3)} if sharded else {}
+    CheckpointStore(tmp_path, sharded=sharded).save({}, shards, meta={})
+    found, expected = ("under", "without") if sharded else ("without", "under")
+    with pytest.raises(ForeignCheckpoint, match=f"{found} fully_shard, expected one {expected} it"):
+        CheckpointStore(tmp_path, sharded=not sharded).newest()
+    assert CheckpointStore(tmp_path, sharded=sharded).newest() is not None

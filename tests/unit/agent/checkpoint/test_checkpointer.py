@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,8 +14,8 @@ import torch
 from pollux.checkpoint import checkpointer as module
 from pollux.checkpoint import training_state
 from pollux.checkpoint.checkpointer import TRIAL_S, Checkpointer
-from pollux.checkpoint.keepers import FileKeeper
 from pollux.checkpoint.training_state import rng_state, set_rng_state, tell_ranks_apart
+from pollux.checkpoint.writer import CheckpointWriter
 from pollux.errors import CheckpointError
 from pollux.ranks.control import ControlExchange
 
@@ -39,12 +38,11 @@ class Times:
     restored_at: float = 0.0
 
 
-class Keeper(FileKeeper):
-    """A keeper whose writing a test controls."""
+class Writer(CheckpointWriter):
+    """A writer whose writing a test controls."""
 
     def __init__(self) -> None:
-        self.directory = Path()
-        self.saved, self.written, self.seconds = None, False, 0.0
+        self.sharded, self.saved, self.written, self.seconds = False, None, False, 0.0
         self.trouble = ""
         self.writes = False
         self.calls: list[Any] = []
@@ -54,8 +52,8 @@ class Keeper(FileKeeper):
     def busy(self) -> bool:
         return self.writes
 
-    def part(self, part: Any) -> Any:
-        return part
+    def state(self, part: Any) -> Any:
+        return part.state_dict()
 
     def settle(self) -> None:
         self.calls.append("settle")
@@ -125,12 +123,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     attempt: Any = SimpleNamespace(settings=settings, resized_for=0, times=Times(), seed=3)
     training: Any = Training()
     found = Checkpointer(training, attempt)
-    found.keeper = Keeper()
-    return SimpleNamespace(it=found, keeper=found.keeper, training=training, attempt=attempt)
+    found.writer = Writer()
+    return SimpleNamespace(it=found, writer=found.writer, training=training, attempt=attempt)
 
 
-def test_without_a_keeper_nothing_is_due_or_written(made: Any) -> None:
-    made.it.keeper = None
+def test_without_a_writer_nothing_is_due_or_written(made: Any) -> None:
+    made.it.writer = None
     clock.now += 1e9
     assert made.it.due() is False
     assert (made.it.keeps, made.it.writing, made.it.takes_all, made.it.saved) == (False, False, False, None)
@@ -158,15 +156,15 @@ def test_a_short_interval_holds_for_the_first_checkpoint_too(made: Any) -> None:
 
 def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
     noted: list[str] = []
-    made.keeper.writes, made.keeper.written, made.keeper.seconds = True, True, 9.0
+    made.writer.writes, made.writer.written, made.writer.seconds = True, True, 9.0
     made.it._restarts = SimpleNamespace(checkpointed=lambda: noted.append("checkpointed"))
     made.it.due()
-    assert (made.it.writing, made.keeper.calls, noted, made.it.slowest) == (True, [], [], 0.0)
-    made.keeper.writes = False
+    assert (made.it.writing, made.writer.calls, noted, made.it.slowest) == (True, [], [], 0.0)
+    made.writer.writes = False
     made.it.due()
-    assert (made.it.writing, made.keeper.calls, noted) == (False, ["settle"], ["checkpointed"])
+    assert (made.it.writing, made.writer.calls, noted) == (False, ["settle"], ["checkpointed"])
     assert made.it.slowest == 9.0
-    made.keeper.seconds, made.keeper.trouble = 2.0, "no space left"
+    made.writer.seconds, made.writer.trouble = 2.0, "no space left"
     made.it.due()
     assert made.it.trouble == "no space left"
     assert made.it.slowest == 9.0
@@ -174,11 +172,11 @@ def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
 
 @pytest.mark.parametrize(("durable", "slowest"), [(True, 4.0), (False, 0.0)])
 def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: bool, slowest: float) -> None:
-    made.it.trouble = made.keeper.trouble = "the disk was full"
+    made.it.trouble = made.writer.trouble = "the disk was full"
     clock.now += INTERVAL
     assert made.it.save(cast(ControlExchange, Exchange()), durable=durable) == 4.0
     meta = {"optimizer_steps": 12, "world_size": 1}
-    assert made.keeper.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
+    assert made.writer.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
     # What a thread is to write may fail again.
     assert (made.it.slowest, made.it.trouble) == (slowest, "" if durable else "the disk was full")
     clock.now += TRIAL_S - 1
@@ -186,7 +184,7 @@ def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: 
 
 
 def test_a_save_that_fails_is_told_and_no_error(made: Any) -> None:
-    made.keeper.fails = CheckpointError("no space left")
+    made.writer.fails = CheckpointError("no space left")
     assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
     assert made.it.trouble == "no space left"
 
@@ -195,7 +193,7 @@ def test_a_model_that_is_not_finite_is_not_saved(made: Any, caplog: pytest.LogCa
     with torch.no_grad():
         made.training.model.weight[0, 0] = float("nan")
     assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
-    assert (made.keeper.calls, made.it.trouble) == ([], "the model's parameters are not finite")
+    assert (made.writer.calls, made.it.trouble) == ([], "the model's parameters are not finite")
     assert "no checkpoint is written, there is none" in caplog.text
     made.training.world.rank = 1
     caplog.clear()
@@ -205,7 +203,7 @@ def test_a_model_that_is_not_finite_is_not_saved(made: Any, caplog: pytest.LogCa
 
 def test_a_receipt_needs_a_durable_checkpoint_and_no_failure(made: Any) -> None:
     assert made.it.receipt(1.5) is None
-    made.keeper.saved = 12
+    made.writer.saved = 12
     assert made.it.receipt(None) is None
     receipt = made.it.receipt(1.5)
     assert (receipt.step, receipt.checkpoint_s, receipt.last_step_at) == (12, 1.5, 50.0)
@@ -213,10 +211,10 @@ def test_a_receipt_needs_a_durable_checkpoint_and_no_failure(made: Any) -> None:
 
 
 def test_whether_a_step_is_held_is_known_after_what_is_being_written(made: Any) -> None:
-    made.keeper.saved = 12
+    made.writer.saved = 12
     assert made.it.holds(12)
     assert not made.it.holds(11)
-    assert made.keeper.calls == ["settle", "settle"]
+    assert made.writer.calls == ["settle", "settle"]
 
 
 def test_a_joiner_takes_over_all_that_rank_0_has(made: Any) -> None:
@@ -259,7 +257,7 @@ def test_the_cost_of_a_restart_is_told_unless_it_was_a_resize(made: Any) -> None
     made.it.interrupted_at = 20.0
     made.it.after_first_step()
     assert made.it.report()["restart_cost"] == 30.0
-    assert made.keeper.calls == [("prepare", ["model", "optimizer"], 0)]
+    assert made.writer.calls == [("prepare", ["model", "optimizer"], 0)]
     made.attempt.resized_for = 8
     assert made.it.report()["restart_cost"] is None
     made.attempt.resized_for, made.it.interrupted_at = 0, 60.0

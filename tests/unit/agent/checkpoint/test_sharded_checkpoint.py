@@ -5,7 +5,6 @@ They move from any number of ranks to any other. One intact checkpoint exists at
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -21,8 +20,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import attach
-from pollux.checkpoint.keepers import ShardedKeeper
-from pollux.checkpoint.sharded import ShardedStore
+from pollux.checkpoint.checkpoint_store import CheckpointStore
+from pollux.checkpoint.writer import CheckpointWriter
 from pollux.errors import CheckpointError, ForeignCheckpoint
 from pollux.scheduler.orders import DrainOrder
 
@@ -125,7 +124,7 @@ def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -
     assert len(used) == EXAMPLES
     for a, b in zip(plain[2], results[0][2], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-    assert len(ShardedStore(tmp_path / "moved", group=None).paths()) == 2
+    assert len(CheckpointStore(tmp_path / "moved").paths()) == 2
 
 
 def spoil(directory: str) -> list[Any]:
@@ -136,7 +135,7 @@ def spoil(directory: str) -> list[Any]:
     path = Path(directory)
     train(directory, 2)
     train(directory, 2)
-    store = ShardedStore(path, group=dist.group.WORLD)
+    store = CheckpointStore(path)
     seen: list[Any] = []
     rank = dist.get_rank()
     newest = store.paths()[-1]
@@ -183,28 +182,28 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
     saved: list[int | None] = []
     loader = job.loader(data(), 16)
-    keeper: Any = job.coordinator.checkpointer.keeper
+    writer: Any = job.coordinator.checkpointer.writer
     weights: list[float] = []
     for x, y, _ in loader:
         job.backward(mse_loss(job.model(x), y))
         optimizer.step()
         optimizer.zero_grad()
         if len(weights) < 2:
-            keeper.settle()
+            writer.settle()
             if len(weights) == 1 and dist.get_rank() == 1:
                 FileSystemWriter.write_data = full  # type: ignore[method-assign]  # one rank's disk
             save(job, durable=False)
             weights.append(float(whole(next(model.parameters())).sum()))
         else:
             break
-    keeper.settle()
+    writer.settle()
     saved.append(job.coordinator.checkpointer.saved)
     job.close()
     again = sharded()
     resumed = attach(again, torch.optim.AdamW(again.parameters()), checkpoint_dir=directory)
     weights.append(float(whole(next(again.parameters())).sum()))
     resumed.close()
-    return saved, weights, len(ShardedStore(directory, group=None).paths())
+    return saved, weights, len(CheckpointStore(directory).paths())
 
 
 def drained(directory: str) -> tuple[int, int | None, bool]:
@@ -241,7 +240,7 @@ def test_a_drain_writes_all_shards_at_the_same_step(ranks: Any, tmp_path: Path) 
     assert followed
     assert step == saved
     assert 3 < step < 12
-    assert len(ShardedStore(tmp_path, group=None).paths()) == 1, "closing found the step kept already"
+    assert len(CheckpointStore(tmp_path).paths()) == 1, "closing found the step kept already"
 
 
 def full(*_: Any) -> None:
@@ -261,21 +260,20 @@ def in_the_background(directory: str) -> list[float]:
     model = torch.nn.Linear(3, 1, bias=False)
     fully_shard(model)
     weight: Any = model.weight
-    store = ShardedStore(directory, group=None)
-    keeper = ShardedKeeper(store)
-    parts = {"model": keeper.part(model)}
-    keeper.prepare(parts, rank=0)
+    writer = CheckpointWriter(model, Path(directory), 1)
+    parts = {"model": model}
+    writer.prepare(parts, rank=0)
     held = []
     for step in (1, 2):
         with torch.no_grad():
             weight.to_local().fill_(step)
-        keeper.save(parts, dict, {"optimizer_steps": step}, rank=0, durable=False)
+        writer.save(parts, dict, {"optimizer_steps": step}, rank=0, durable=False)
         with torch.no_grad():
             weight.to_local().fill_(-1.0)
-        keeper.settle()
-        assert (keeper.saved, keeper.trouble) == (step, "")
-    for path in store.paths():
-        store.read_shards(path, {"model.weight": weight.detach()})
+        writer.settle()
+        assert (writer.saved, writer.trouble) == (step, "")
+    for path in writer.store.paths():
+        writer.store.read_shards(path, {"model.weight": weight.detach()})
         held.append(float(weight.to_local().mean()))
     return held
 
@@ -285,22 +283,20 @@ def test_a_save_beside_the_training_holds_the_weights_of_its_call(ranks: Any, tm
     assert ranks(1, in_the_background, str(tmp_path)) == [[1.0, 2.0]]
 
 
-def test_what_a_broken_save_left_is_gone_after_the_next(tmp_path: Path) -> None:
-    for number in (1, 4):
-        left = tmp_path / f".checkpoint-{number:08}.shards.tmp"
-        left.mkdir(mode=0o700)
-        (left / "index-7.json").write_text("of a rank that is gone")
-    saved = ShardedStore(tmp_path, group=None).save({}, {"step": 3}, meta={})
-    assert [*tmp_path.iterdir()] == [saved.path]
-    assert not (saved.path / "index-7.json").exists()
-    assert ShardedStore(tmp_path, group=None).newest() == saved.path
+def upgraded(directory: str) -> tuple[int, list[str]]:
+    """Train, rename the checkpoints as version 0.1.0 named them, and train on."""
+    train(directory, 2)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for path in Path(directory).glob("checkpoint-*"):
+            path.rename(path.with_suffix(".shards"))
+    dist.barrier()
+    reached = train(directory, 3)[0]
+    dist.barrier()
+    return reached, sorted(path.name for path in Path(directory).glob("checkpoint-*"))
 
 
-def test_an_empty_directory_and_a_directory_that_cannot_be_made(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = ShardedStore(tmp_path / "none", group=None)
-    assert store.newest() is None
-    (tmp_path / "file").write_text("")
-    with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match="earlier ones stand"):
-        ShardedStore(tmp_path / "file" / "below", group=None).save({}, {}, meta={})
+def test_a_training_of_0_1_0_goes_on(ranks: Any, tmp_path: Path) -> None:
+    for reached, names in ranks(2, upgraded, str(tmp_path)):
+        assert reached == 5
+        assert names == ["checkpoint-00000001.shards", "checkpoint-00000002"]

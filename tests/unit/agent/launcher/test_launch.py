@@ -69,7 +69,7 @@ def test_the_start_of_ranks_waits_for_nothing_but_torch_and_the_agent() -> None:
         "http.client",
         "pollux.fit",
         "pollux.scheduler.publisher",
-        "pollux.checkpoint.sharded",
+        "pollux.checkpoint.shard_files",
     ]
     never = ["polluxd", "sqlalchemy", "pydantic", "ClusterShell", "typer", "rich"]
     argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.loop.session"]

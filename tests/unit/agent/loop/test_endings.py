@@ -275,7 +275,7 @@ def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
                 raise CheckpointError("no space left on device")
 
             job.coordinator.line.connect(Line())
-            job.coordinator.checkpointer.keeper.store.save = full
+            job.coordinator.checkpointer.writer.store.save = full
             job.coordinator.inbox.put(DrainOrder(31))
         found["refused"] = job.report().get("resize_refused")
 

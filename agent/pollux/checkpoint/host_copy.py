@@ -1,33 +1,27 @@
-"""Save a checkpoint while the training goes on.
+"""Copies of a training's state on the host, which a thread writes while the training goes on.
 
-`BackgroundSaver.save` copies every tensor of the state into buffers that it keeps, and returns. A thread then writes,
-hashes and syncs. A step waits only for one copy in memory, and not for the disk. (From a GPU, the copy is a transfer
-into pinned memory, and the thread waits for it.) The buffers cost host memory of the state's size. `prepare` makes them
-before the first save, because fresh memory is an order of magnitude slower to write than memory in use.
+A step waits only for one copy in memory, and not for the disk. From a GPU, the copy is a transfer into pinned memory,
+and the thread waits for it. The buffers cost host memory of the state's size. `prepare` makes them before the first
+save, because fresh memory is an order of magnitude slower to write than memory in use.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from pollux.checkpoint.checkpoint_store import CheckpointStore, SavedCheckpoint
-from pollux.errors import CheckpointError
-
-logger = logging.getLogger("pollux")
+from pollux.ranks.sharding import is_shard, local_part
 
 Path = tuple[Any, ...]
 
 
 class HostCopy:
-    """Copies of nested states in buffers on the host.
+    """Copies of nested states in buffers on the host, which are used again from save to save.
 
-    The buffers are used again from save to save.
+    Of a DTensor, the buffer holds this rank's part.
     """
 
     def __init__(self) -> None:
@@ -36,16 +30,11 @@ class HostCopy:
         self._events: list[torch.cuda.Event] = []
 
     def prepare(self, state: Any) -> None:
-        """Make the buffers that `state` will need and touch their memory.
-
-        Reads shapes only, no values.
-        """
+        """Make the buffers that `state` will need and touch their memory."""
         self._walk(state, (), self._make)
 
     def take(self, state: Any) -> Any:
-        """A copy of `state` that further training does not change.
-
-        Valid until the next call.
+        """Return a copy of `state` that further training does not change, valid until the next call.
 
         Copies from a GPU may still be under way: call `await_transfers` before reading.
         """
@@ -58,10 +47,7 @@ class HostCopy:
         return copied
 
     def await_transfers(self) -> None:
-        """Wait until the copies of the last `take` have arrived.
-
-        Any thread may call it.
-        """
+        """Wait until the copies of the last `take` have arrived. Any thread may call it."""
         for event in self._events:
             event.synchronize()
         self._events = []
@@ -84,7 +70,9 @@ class HostCopy:
                 return copy.deepcopy(value)
 
     def _make(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
-        if _plain(tensor):
+        if is_shard(tensor):
+            self._shard(tensor, path)
+        elif _plain(tensor):
             self._buffer(tensor, path, touch=True)
         return tensor
 
@@ -99,6 +87,8 @@ class HostCopy:
         return buffer
 
     def _copy(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
+        if is_shard(tensor):
+            return self._shard(tensor, path)
         if not _plain(tensor):
             return tensor.detach().clone()
         # Tied weights stay tied in the copy, and are copied once.
@@ -111,76 +101,19 @@ class HostCopy:
         self._copied[key] = buffer
         return buffer
 
+    def _shard(self, shard: Any, path: Path) -> torch.Tensor:
+        buffer = self._buffers.get(path)
+        if buffer is None or _layout(buffer) != _layout(shard):
+            buffer = shard.detach().cpu() if shard.is_cuda else shard.detach().clone()
+            self._buffers[path] = buffer
+        else:
+            local_part(buffer).copy_(local_part(shard))
+        return buffer
 
-class BackgroundSaver:
-    """Saves to a CheckpointStore in a thread, one checkpoint at a time.
 
-    Not for several threads to call.
-    """
-
-    def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
-        self._copies = HostCopy()
-        self._thread: threading.Thread | None = None
-        self._saved: SavedCheckpoint | None = None
-        self._error: CheckpointError | None = None
-
-    def prepare(self, state: Mapping[str, Any]) -> None:
-        """Make the buffers for states like this one, in the background."""
-        self.wait()
-        self._run(lambda: self._copies.prepare(state))
-
-    def save(self, state: Mapping[str, Any], *, meta: Mapping[str, Any]) -> None:
-        """Copy `state` and begin to write it.
-
-        A save still under way is awaited first.
-
-        Raises CheckpointError where that earlier save failed: this one has then not begun.
-        """
-        self.wait()
-        copied = self._copies.take(state)
-        marked = copy.deepcopy(dict(meta))
-        self._run(lambda: self._write(copied, marked))
-
-    def wait(self) -> SavedCheckpoint | None:
-        """Wait for the save under way.
-
-        The newest durable checkpoint, None where there is none yet.
-
-        Raises CheckpointError where it failed, once.
-        """
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        return self._saved
-
-    @property
-    def busy(self) -> bool:
-        """A save, or the making of buffers, is under way."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def _run(self, body: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                body()
-            except CheckpointError as error:
-                self._error = error
-            except Exception as error:  # whatever it is, it must reach the training thread
-                logger.exception("checkpoint in the background")
-                self._error = CheckpointError(
-                    f"no checkpoint could be written; earlier ones stand ({error!r})"
-                )
-
-        # Not a daemon: a script that ends waits for its last checkpoint to be on disk.
-        self._thread = threading.Thread(target=guarded, name="pollux-checkpoint")
-        self._thread.start()
-
-    def _write(self, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        self._copies.await_transfers()
-        self._saved = self._store.save(state, meta=meta)
+def _layout(shard: Any) -> tuple[Any, ...]:
+    """What two DTensors must share for one to be copied into the other."""
+    return shard.shape, shard.dtype, shard.placements, shard.device_mesh, local_part(shard).shape
 
 
 def _plain(tensor: torch.Tensor) -> bool:
