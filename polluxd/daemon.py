@@ -124,10 +124,10 @@ class Daemon:
             self.endpoint.listen(self._config.metrics.listen)
             self._deaf = ""
         except OSError as error:
-            told = f"no metrics at {self._config.metrics.listen}: {error.strerror or error}"
-            if told != self._deaf:
-                log.warning("%s; set metrics.listen to another address, or to an empty text", told)
-            self._deaf = told
+            failure = f"no metrics at {self._config.metrics.listen}: {error.strerror or error}"
+            if failure != self._deaf:
+                log.warning("%s; set metrics.listen to another address, or to an empty text", failure)
+            self._deaf = failure
 
     def _turn(self) -> tuple[str, float]:
         """Return one of `CYCLE_RESULTS`, and the pause after the turn [s]."""
