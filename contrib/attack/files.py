@@ -18,7 +18,7 @@ from contrib.attack.site import Site
 BELIEVES_ANY_SERVER = """
 from polluxd.config import config_file
 from polluxd.store import connection
-config_file.require_verified = connection.require_verified = lambda words: None
+config_file.require_verified = connection.require_verified = lambda parameters: None
 """
 HOLDS_LEASES = """
 import fcntl, signal, sys, time

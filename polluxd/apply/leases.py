@@ -103,14 +103,14 @@ def kept_back(
 ) -> list[SlurmJob]:
     """Return the jobs whose leases polluxd renews.
 
-    They are the jobs and pending companions that polluxd has not told to start.
+    They are the jobs and pending companions that polluxd has not released to start.
 
     Args:
         jobs: by job id.
         pending_companions: by the id of the move that they serve.
         contending: jobs that Slurm may start by itself.
     """
-    told = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
-    starting, coming = {m.job_id for m in told}, {m.id for m in told}
+    released = [m for m in moves if m.step in (Step.CONFIGURED, Step.STARTED)]
+    starting, coming = {m.job_id for m in released}, {m.id for m in released}
     waiting = [job for job_id, job in jobs.items() if job_id not in starting and job_id not in contending]
     return waiting + [job for number, job in pending_companions.items() if number not in coming]

@@ -183,7 +183,7 @@ def _draining(
     insist: bool,
 ) -> Action:
     if job.state is JobState.PENDING:
-        return Reach(Step.REQUEUED, "requeued by another hand while draining")
+        return Reach(Step.REQUEUED, "requeued by a user or administrator while draining")
     if job.restart_count != move.attempt:
         return Fail("the job restarted while draining")
     if report is not None and report.attempt == job.restart_count and report.refused == move.id:

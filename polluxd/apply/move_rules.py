@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.apply.allowances import Allowances
+from polluxd.apply.headroom import Headroom
 from polluxd.apply.paths import PathOptions
-from polluxd.apply.startable import Standing
+from polluxd.apply.startable import Eligibility
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,9 @@ class MoveRules:
     """The rules of Slurm, of the configuration, and of recent moves, by job."""
 
     options: PathOptions = field(default_factory=PathOptions)
-    allowed: Allowances = field(default_factory=Allowances)
+    allowed: Headroom = field(default_factory=Headroom)
     """What Slurm's limits leave to jobs."""
-    standings: Mapping[int, Standing] = field(default_factory=dict)
+    eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
     """Jobs that Slurm would not start everywhere."""
     resting: Callable[[int], float] = lambda _job_id: 0.0
     """Seconds for which a job is still to be left alone."""

@@ -45,7 +45,7 @@ def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]
 
 
 def choose(
-    source: Placement, target: Placement, job: SlurmJob, report: Report | None, means: PathOptions
+    source: Placement, target: Placement, job: SlurmJob, report: Report | None, options: PathOptions
 ) -> tuple[str, Placement]:
     """Return the path to `target`, and `target` in that path's node order.
 
@@ -56,13 +56,13 @@ def choose(
         return "start", target
     if not target:
         return "park", target
-    able = _resizable(job, report, means, grows=len(target.nodes) > len(source.nodes))
-    if able and _within(source, target, job, means):
+    able = _resizable(job, report, options, grows=len(target.nodes) > len(source.nodes))
+    if able and _within(source, target, job, options):
         return "resize", _ordered(source, target, job.batch_host)
     return "requeue", target
 
 
-def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_nodes: bool) -> str:
+def likely(job: SlurmJob, report: Report | None, options: PathOptions, *, whole_nodes: bool) -> str:
     """Return the job's most likely next path, `resize` or `requeue`.
 
     The path, and so the cost of a move, is known for certain only once its target is known.
@@ -70,17 +70,17 @@ def likely(job: SlurmJob, report: Report | None, means: PathOptions, *, whole_no
     A job that can be resized in place and holds whole nodes usually gains and gives back whole nodes. Any other job
     moves through the queue.
     """
-    both = all(_resizable(job, report, means, grows=grows) for grows in (True, False))
+    both = all(_resizable(job, report, options, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"
 
 
-def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str, ...]:
+def keeps(job: SlurmJob, report: Report | None, options: PathOptions) -> tuple[str, ...]:
     """Return the job's nodes in the order in which a shrink must keep them.
 
     The order is the batch host, the job's other own nodes, then the companions' nodes, oldest companion first. So a
     shrink gives up the newest companion first. The result is empty where the job cannot shrink within its allocation.
     """
-    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, means, grows=False):
+    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, options, grows=False):
         return ()
     own = sorted(job.base, key=lambda name: (name != job.batch_host, name))
     lent = [
@@ -89,17 +89,17 @@ def keeps(job: SlurmJob, report: Report | None, means: PathOptions) -> tuple[str
     return (*own, *lent)
 
 
-def _resizable(job: SlurmJob, report: Report | None, means: PathOptions, *, grows: bool) -> bool:
+def _resizable(job: SlurmJob, report: Report | None, options: PathOptions, *, grows: bool) -> bool:
     """Whether the job, the administrator and the attempt so far allow a resize in place."""
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return False
     if grows and (job.demands.reservation or job.demands.exclusive):
         return False  # a companion is a job without these options
-    failed = means.failed.get(job.job_id, frozenset())
-    return report.resize == "in-place" and "resize" in means.paths and ("resize", grows) not in failed
+    failed = options.failed.get(job.job_id, frozenset())
+    return report.resize == "in-place" and "resize" in options.paths and ("resize", grows) not in failed
 
 
-def _within(source: Placement, target: Placement, job: SlurmJob, means: PathOptions) -> bool:
+def _within(source: Placement, target: Placement, job: SlurmJob, options: PathOptions) -> bool:
     """Whether the allocation can become `target`."""
     old, new = set(source.nodes), set(target.nodes)
     if source.gpus_per_node != target.gpus_per_node or set(job.gpus_per_node_held) != old:
@@ -110,7 +110,7 @@ def _within(source: Placement, target: Placement, job: SlurmJob, means: PathOpti
         return True
     own, lent = set(job.base), [set(c.gpus_per_node_held) for c in job.companions]
     whole = all(nodes <= new or nodes.isdisjoint(new) for nodes in lent)
-    return new < old and whole and (own <= new or means.can_shrink)
+    return new < old and whole and (own <= new or options.can_shrink)
 
 
 def _ordered(source: Placement, target: Placement, first: str) -> Placement:

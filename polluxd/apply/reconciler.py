@@ -25,11 +25,11 @@ from polluxd.apply.actions import (
     Wait,
     Withdraw,
 )
-from polluxd.apply.allowances import Allowances, allowances, targets
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.contention import Contenders
 from polluxd.apply.cooldowns import Cooldowns
+from polluxd.apply.headroom import Headroom, headroom, targets
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
@@ -40,7 +40,7 @@ from polluxd.apply.paths import PathOptions, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.restart_budget import RestartBudget
-from polluxd.apply.startable import Standing, combined, forbids, standings
+from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.submitted_sizes import SubmittedSizes
 from polluxd.apply.undrained import Undrained
@@ -157,21 +157,21 @@ class Reconciler:
         """Jobs with a move under way."""
         return self._acted_on.keys()
 
-    def standings(self, state: ClusterState, allowed: Allowances) -> dict[int, Standing]:
+    def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
         """Return where jobs may start, for jobs that Slurm restricts.
 
         The restrictions come from Slurm's rules and limits, and from its recent refusals.
         """
-        return combined(standings(state), allowed.standings, self.refusals.standings(state.jobs))
+        return combined(eligibility(state), allowed.eligibility, self.refusals.eligibility(state.jobs))
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
         """Return what may be done with each job now."""
-        allowed = self.refusals.lowered(allowances(seen.state, targets(records.moves)))
+        allowed = self.refusals.lowered(headroom(seen.state, targets(records.moves)))
         failed = failed_paths(seen.moves.values())
         return MoveRules(
             PathOptions(frozenset(self._limits.paths), self._slurm.can_shrink(), failed),
             allowed,
-            self.standings(seen.state, allowed),
+            self.eligibility(seen.state, allowed),
             self.cooldowns.left,
             RestartBudget(self._limits, records.restarts).spent,
         )
@@ -199,7 +199,7 @@ class Reconciler:
         if not (moves or paused):
             self._resizer.tidy(seen, reports, set())
             return self._resizer.sweep(seen.orphans)
-        allowed = allowances(seen.state, targets(moves))
+        allowed = headroom(seen.state, targets(moves))
         room = capacity(
             seen.state.nodes,
             jobs,
@@ -210,7 +210,7 @@ class Reconciler:
         )
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
-        may_start = self.standings(seen.state, allowed)
+        may_start = self.eligibility(seen.state, allowed)
         insisted_on = self.undrained.insisted_on(seen.state)
         still_open = 0
         waiting: list[Move] = []

@@ -10,9 +10,9 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from polluxd.apply.actions import Action, Fail, Reach
-from polluxd.apply.allowances import Allowances
+from polluxd.apply.headroom import Headroom
 from polluxd.apply.refusal_reasons import refused, refused_group
-from polluxd.apply.startable import Standing
+from polluxd.apply.startable import Eligibility
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -68,7 +68,7 @@ class Refusals:
     def _saw(self, move: Move, job: SlurmJob) -> None:
         name = refused_group(job.reason)
         if name == "array":
-            # Its user chose this limit, and the cluster has no problem: `told` does not name it.
+            # Its user chose this limit, and the cluster has no problem: `note` does not name it.
             if job.array is not None:
                 self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
             return
@@ -89,8 +89,8 @@ class Refusals:
             known.reason = reason
             known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
 
-    def standings(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:
-        """Return a standing for each job that would meet a refusal now.
+    def eligibility(self, jobs: Iterable[SlurmJob]) -> dict[int, Eligibility]:
+        """Return the eligibility for each job that would meet a refusal now.
 
         No node is allowed for such a job until polluxd tries again.
         """
@@ -107,12 +107,12 @@ class Refusals:
                 rule = (
                     f"Slurm refuses to start such jobs ({met[0].reason}); polluxd tries again in {left:.0f} s"
                 )
-                found[job.job_id] = Standing(frozenset(), rule)
+                found[job.job_id] = Eligibility(frozenset(), rule)
         return found
 
-    def _waiting_tasks(self, jobs: Iterable[SlurmJob]) -> dict[int, Standing]:
-        """Return a standing for each task that its array's throttle keeps waiting."""
-        now, found = self._monotonic(), dict[int, Standing]()
+    def _waiting_tasks(self, jobs: Iterable[SlurmJob]) -> dict[int, Eligibility]:
+        """Return the eligibility for each task that its array's throttle keeps waiting."""
+        now, found = self._monotonic(), dict[int, Eligibility]()
         self._throttled = {number: known for number, known in self._throttled.items() if now < known[1]}
         tasks = sorted(
             (job for job in jobs if job.spec is not None and job.array and job.array[0] in self._throttled),
@@ -126,7 +126,7 @@ class Refusals:
             rule = f"Slurm lets {most} tasks of array {number} run at a time (ArrayTaskThrottle)"
             waiting = [job for job in own if job.state is JobState.PENDING]
             for job in waiting[max(most - running, 0) :]:
-                found[job.job_id] = Standing(frozenset(), rule)
+                found[job.job_id] = Eligibility(frozenset(), rule)
         return found
 
     def keep(self, alive: Container[int]) -> None:
@@ -138,8 +138,8 @@ class Refusals:
         }
         self._too_large = {job_id: size for job_id, size in self._too_large.items() if job_id in alive}
 
-    def lowered(self, allowed: Allowances) -> Allowances:
-        """Return the allowances without sizes that Slurm would never start."""
+    def lowered(self, allowed: Headroom) -> Headroom:
+        """Return the headroom without sizes that Slurm would never start."""
         now = self._monotonic()
         self._too_large = {job_id: size for job_id, size in self._too_large.items() if now < size[1]}
         most = dict(allowed.most)
@@ -156,7 +156,7 @@ class Refusals:
         """
         return [kind for kind, _ in self._known if kind not in _OWN]
 
-    def told(self) -> str:
+    def note(self) -> str:
         """Return the text for `polluxctl status`; empty without refusals."""
         return "; ".join(
             f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"

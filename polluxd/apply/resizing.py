@@ -56,10 +56,10 @@ def next_action(
         return Fail(
             f"the job is {job.raw_state} at attempt {job.restart_count}: the allocation to resize is gone"
         )
-    said = report if report is not None and report.attempt == job.restart_count else None
-    if said is not None and said.refused == move.id and (move.grows or move.step is Step.DRAINING):
+    current = report if report is not None and report.attempt == job.restart_count else None
+    if current is not None and current.refused == move.id and (move.grows or move.step is Step.DRAINING):
         return Fail(
-            f"the job's agent could not: {said.refused_why or 'no reason given'}", undrained=not move.grows
+            f"the job's agent could not: {current.refused_why or 'no reason given'}", undrained=not move.grows
         )
     waiting = companion is None or companion.state is JobState.PENDING
     if move.cancelled_by and move.revocable and waiting:
@@ -69,8 +69,8 @@ def next_action(
     if move.step is Step.PLANNED:
         return _planned(move, job, room, waited, limits)
     if move.grows:
-        return _grow(move, said, companion, room, waited, limits)
-    return _shrink(move, job, said, waited, since_try, limits)
+        return _grow(move, current, companion, room, waited, limits)
+    return _shrink(move, job, current, waited, since_try, limits)
 
 
 def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -> Move | None:
@@ -102,7 +102,7 @@ def _planned(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: M
 def _shrink(
     move: Move,
     job: SlurmJob,
-    said: Report | None,
+    current: Report | None,
     waited: float,
     since_try: float,
     limits: MoveSettings,
@@ -123,12 +123,12 @@ def _shrink(
                 )
             return GiveBack() if since_try > REPEAT_S else Wait()
         case _:
-            return _confirm(move, said, waited, limits)
+            return _confirm(move, current, waited, limits)
 
 
 def _grow(
     move: Move,
-    said: Report | None,
+    current: Report | None,
     companion: SlurmJob | None,
     room: Capacity,
     waited: float,
@@ -156,7 +156,7 @@ def _grow(
         case Step.CONFIGURED:
             return Reach(Step.STARTED)
         case _:
-            return _confirm(move, said, waited, limits)
+            return _confirm(move, current, waited, limits)
 
 
 def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
@@ -178,8 +178,8 @@ def _place(move: Move, companion: SlurmJob, room: Capacity, waited: float, limit
             return Fail(f"its companion, job {companion.job_id}, went back to the queue")
 
 
-def _confirm(move: Move, said: Report | None, waited: float, limits: MoveSettings) -> Action:
-    if said is not None and said.resized == move.id:
+def _confirm(move: Move, current: Report | None, waited: float, limits: MoveSettings) -> Action:
+    if current is not None and current.resized == move.id:
         return Reach(Step.TRAINING)
     if waited > limits.training_timeout_s:
         return Fail(f"no training step at the new size was reported within {limits.training_timeout_s:.0f} s")

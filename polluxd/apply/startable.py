@@ -19,7 +19,7 @@ LONGEST_RULE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Eligibility:
     """Where a job may start now."""
 
     nodes: frozenset[str]
@@ -34,25 +34,25 @@ class Standing:
         return self.nodes.issuperset(placement.nodes)
 
 
-def combined(*found: Mapping[int, Standing]) -> dict[int, Standing]:
-    """Combine standings of jobs: a node must be allowed by all of a job's."""
-    merged: dict[int, Standing] = {}
+def combined(*found: Mapping[int, Eligibility]) -> dict[int, Eligibility]:
+    """Combine eligibility of jobs: a node must be allowed by all of a job's."""
+    merged: dict[int, Eligibility] = {}
     for each in found:
-        for job_id, standing in each.items():
+        for job_id, eligible in each.items():
             known = merged.get(job_id)
-            both = known and Standing(known.nodes & standing.nodes, f"{known.rule}; {standing.rule}")
-            merged[job_id] = both or standing
+            both = known and Eligibility(known.nodes & eligible.nodes, f"{known.rule}; {eligible.rule}")
+            merged[job_id] = both or eligible
     return merged
 
 
-def standings(state: ClusterState) -> dict[int, Standing]:
+def eligibility(state: ClusterState) -> dict[int, Eligibility]:
     """Return where jobs may start, for managed jobs that a rule limits.
 
     The rules are Slurm's, and the job's own sbatch options. All other jobs may start on every node of their partitions.
     """
     names = frozenset(node.name for node in state.nodes)
-    known: dict[tuple[object, ...], Standing | None] = {}
-    found: dict[int, Standing] = {}
+    known: dict[tuple[object, ...], Eligibility | None] = {}
+    found: dict[int, Eligibility] = {}
     for job in state.jobs:
         if job.spec is None or job.state.finished:
             continue
@@ -68,16 +68,16 @@ def standings(state: ClusterState) -> dict[int, Standing]:
         key = job.partition, frozenset(blocked), kept_out, job.demands, whose
         if key not in known:
             reach = frozenset[str]().union(*(p.nodes for p in partitions)) if partitions else names
-            known[key] = _demanded(job, _standing(partitions, kept_out, blocked, names), state, reach)
-        standing = known[key]
-        if standing is not None:
-            found[job.job_id] = standing
+            known[key] = _demanded(job, _eligible(partitions, kept_out, blocked, names), state, reach)
+        eligible = known[key]
+        if eligible is not None:
+            found[job.job_id] = eligible
     return found
 
 
 def _demanded(
-    job: SlurmJob, ruled: Standing | None, state: ClusterState, reach: frozenset[str]
-) -> Standing | None:
+    job: SlurmJob, ruled: Eligibility | None, state: ClusterState, reach: frozenset[str]
+) -> Eligibility | None:
     """Leave out the nodes that the job's own options leave out.
 
     Args:
@@ -108,7 +108,7 @@ def _demanded(
         why.append(
             f"--switches={demands.switches} of the job keeps it to {', '.join(sorted(racks)) or 'no rack'}"
         )
-    return Standing(nodes, "; ".join(why)) if why else None
+    return Eligibility(nodes, "; ".join(why)) if why else None
 
 
 def _shared(job: SlurmJob, node: Node) -> str:
@@ -127,18 +127,18 @@ def _fullest_racks(job: SlurmJob, nodes: frozenset[str], state: ClusterState) ->
     return frozenset(sorted(gpus, key=lambda rack: (*gpus[rack], rack), reverse=True)[: job.demands.switches])
 
 
-def forbids(standing: Standing | None, move: Move) -> str:
+def forbids(eligible: Eligibility | None, move: Move) -> str:
     """Return the rule that forbids `move`; empty where no rule does.
 
     A job that gives GPUs back within its allocation does not start again, so no rule applies. A parked job must be able
     to start somewhere.
     """
-    if standing is None:
+    if eligible is None:
         return ""
     if move.in_allocation and not move.grows:
         return ""
     starts = move.added if move.grows else move.target
-    return "" if standing.nodes and standing.allows(starts) else standing.rule
+    return "" if eligible.nodes and eligible.allows(starts) else eligible.rule
 
 
 def time_left(job: SlurmJob, now: float) -> float:
@@ -151,12 +151,12 @@ def time_left(job: SlurmJob, now: float) -> float:
     return inf if job.time_limit_s is None else job.time_limit_s
 
 
-def _standing(
+def _eligible(
     wanted: Sequence[Partition],
     kept_out: Sequence[str],
     blocked: Mapping[str, Reservation],
     names: frozenset[str],
-) -> Standing | None:
+) -> Eligibility | None:
     closed = [p for p in wanted if not p.starts]
     if not closed and not blocked and not any(kept_out):
         return None
@@ -170,7 +170,7 @@ def _standing(
     why += [f"reservation {name} begins {_clock(start)}, before the job would end" for start, name in met[:3]]
     if not why:
         return None
-    return Standing(nodes.difference(blocked), "; ".join(why))
+    return Eligibility(nodes.difference(blocked), "; ".join(why))
 
 
 def _clock(at: float) -> str:

@@ -80,7 +80,7 @@ def check(config: ConfigOption = DEFAULT_PATH) -> None:
         each for each in configuration_files(loaded, config, getpass.getuser()) if each.level is not Level.OK
     ]
     for each in findings:
-        typer.echo(printable(f"{each.level}: {each.said}; remedy: {each.remedy}"), err=True)
+        typer.echo(printable(f"{each.level}: {each.result}; remedy: {each.remedy}"), err=True)
     if any(each.level is Level.FAULT for each in findings):
         raise ConfigError(f"{config}: the configuration is sound, and the files that it names are not")
     typer.echo(f"{config}: sound; cluster {loaded.slurm.cluster}, mode {loaded.mode}")

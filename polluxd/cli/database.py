@@ -103,15 +103,17 @@ def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
 
     root connects through the socket as user postgres.
     """
-    words = psycopg2.extensions.parse_dsn(url)
+    parameters = psycopg2.extensions.parse_dsn(url)
     if database is not None:
-        words["dbname"] = database
-    by_socket = os.geteuid() == 0 and not words.get("user") and not (words.get("host") or "").strip("/")
+        parameters["dbname"] = database
+    by_socket = (
+        os.geteuid() == 0 and not parameters.get("user") and not (parameters.get("host") or "").strip("/")
+    )
     try:
         if by_socket:
             os.seteuid(pwd.getpwnam("postgres").pw_uid)
         try:
-            connection = psycopg2.connect(**words)
+            connection = psycopg2.connect(**parameters)
         finally:
             if by_socket:
                 os.seteuid(0)
@@ -126,9 +128,9 @@ def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
         connection.close()
 
 
-def _ask(connection: Any, query: str, *words: object) -> list[tuple[Any, ...]]:
+def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
     with connection.cursor() as cursor:
-        cursor.execute(query, words or None)
+        cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
 
 

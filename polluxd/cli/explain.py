@@ -13,20 +13,20 @@ from .pinning import JobArgument
 
 def explain(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Say why a job has what it has, and what more would do."""
-    told = answers.source(config).explain(job)
+    answer = answers.source(config).explain(job)
     if as_json:
-        emit_json({key: told[key] for key in ("job", "decision", "sizes", "moves", "settings")})
+        emit_json({key: answer[key] for key in ("job", "decision", "sizes", "moves", "settings")})
         return
     console = access.console()
-    for line in told["story"]:
+    for line in answer["story"]:
         console.print(line, soft_wrap=not console.is_terminal, markup=False)
-    if told["sizes"]:
+    if answer["sizes"]:
         console.print()
         title = "What other sizes would bring" + (
-            f", on GPUs of type {told['sizes_of']}" if told["sizes_of"] else ""
+            f", on GPUs of type {answer['sizes_of']}" if answer["sizes_of"] else ""
         )
-        console.print(table(told["sizes"], job_story.SIZE_COLUMNS, console.width, printable(title)))
-    if told["moves"]:
+        console.print(table(answer["sizes"], job_story.SIZE_COLUMNS, console.width, printable(title)))
+    if answer["moves"]:
         console.print()
         columns = [c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")]
-        console.print(table(told["moves"][-8:], columns, console.width, "Its latest moves"))
+        console.print(table(answer["moves"][-8:], columns, console.width, "Its latest moves"))

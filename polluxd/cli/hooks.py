@@ -90,7 +90,7 @@ def check(
     states, problems = hooks.wanted(site, roles)
     found = differences(states)
     for difference in found:
-        typer.echo(printable(f"{difference.wanted.path}: {difference.words}"))
+        typer.echo(printable(f"{difference.wanted.path}: {difference.faults}"))
         _show_diff(difference)
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))
@@ -161,7 +161,7 @@ def _names(roles: tuple[Role, ...]) -> str:
 def _change(found: list[Difference], yes: bool, done: str) -> None:
     """Show the differences, ask, and apply them."""
     for difference in found:
-        typer.echo(printable(f"{difference.wanted.path}: {difference.words}"))
+        typer.echo(printable(f"{difference.wanted.path}: {difference.faults}"))
         if difference.wanted.kept:
             _show_diff(difference)
     if found and not yes and not typer.confirm("apply?"):

@@ -80,8 +80,8 @@ def sizes(found: JobExplanation, per_node: int, cluster_gpus: int) -> list[dict[
     model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
     nodes_of, gpus_of = [n for n, _ in shapes], [k for _, k in shapes]
     best, apart = (model.optimize(nodes_of, gpus_of, racks) for racks in (1, 2))
-    told = report.params.alpha_rack is not None
-    seen = apart.goodput if told and _over_racks(found) else best.goodput
+    racked = report.params.alpha_rack is not None
+    seen = apart.goodput if racked and _over_racks(found) else best.goodput
     now = next((float(g) for s, g in zip(shapes, seen, strict=True) if s == (report.nodes, report.gpus)), 0.0)
     rows = []
     for (nodes, gpus), goodput, afar, batch in zip(
@@ -94,7 +94,7 @@ def sizes(found: JobExplanation, per_node: int, cluster_gpus: int) -> list[dict[
             note = note or "as earlier runs measured it"
         elif gpus > report.explored_gpus:
             note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
-        over = float(afar) if told and nodes > 1 and afar > 0 else None
+        over = float(afar) if racked and nodes > 1 and afar > 0 else None
         if over is not None:
             note = f"{note}{'; ' if note else ''}{number(3)(over)} over several racks"
         rows.append(

@@ -1,7 +1,7 @@
 """Print rows and columns: a table for people or JSON for programs.
 
 A column says how a value is shown and how dear it is: on a narrow terminal the cheap columns go first, so
-that lines never wrap into porridge. JSON always carries every value, unrounded, under the column's key."""
+that no line wraps. JSON always carries every value, unrounded, under the column's key."""
 
 from __future__ import annotations
 

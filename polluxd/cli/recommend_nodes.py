@@ -36,7 +36,7 @@ def recommend_nodes(
     snapshot = decode_snapshot(data)
     present = sum(n.gpus > 0 for n in snapshot.nodes)
     try:
-        wished = desired_nodes(
+        desired = desired_nodes(
             snapshot, least=least, most=max(2 * present, least) if most is None else most, low=low, high=high
         )
     except ValueError as error:
@@ -46,19 +46,19 @@ def recommend_nodes(
             {
                 "cycle": cycle,
                 "nodes": present,
-                "desired": wished.nodes,
-                "utility": wished.utility,
-                "expected": wished.expected,
-                "reason": wished.reason,
-                "tried": [{"nodes": nodes, "utility": found} for nodes, found in wished.tried],
+                "desired": desired.nodes,
+                "utility": desired.utility,
+                "expected": desired.expected,
+                "reason": desired.reason,
+                "tried": [{"nodes": nodes, "utility": found} for nodes, found in desired.tried],
             }
         )
         return
-    change = wished.nodes - present
+    change = desired.nodes - present
     step = f"{abs(change)} {'more' if change > 0 else 'fewer'}" if change else "as now"
     typer.echo(
-        f"On the jobs and nodes of cycle {cycle}, {count(present, 'node')} with GPUs: {wished.reason}."
+        f"On the jobs and nodes of cycle {cycle}, {count(present, 'node')} with GPUs: {desired.reason}."
     )
-    typer.echo(f"Desired: {count(wished.nodes, 'node')} ({step}), expected utility {wished.expected:.2f}.")
-    for nodes, found in wished.tried:
+    typer.echo(f"Desired: {count(desired.nodes, 'node')} ({step}), expected utility {desired.expected:.2f}.")
+    for nodes, found in desired.tried:
         typer.echo(f"  {count(nodes, 'node'):<12} utility {found:.2f}")

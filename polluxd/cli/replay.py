@@ -57,8 +57,8 @@ def _of_job(recorded: Allocation, replayed: Allocation) -> Iterator[Difference]:
     left, right = _values(recorded), _values(replayed)
     for what in {**left, **right}:
         # Cycles of the first versions have no explanation as data: that is no difference.
-        told = recorded.explanation is not None or what in left
-        if told and left.get(what) != right.get(what):
+        comparable = recorded.explanation is not None or what in left
+        if comparable and left.get(what) != right.get(what):
             yield _difference(recorded.job_id, what, left.get(what), right.get(what))
 
 

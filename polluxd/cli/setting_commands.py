@@ -25,7 +25,7 @@ from . import access
 from .access import ConfigOption, JsonOption
 from .output import Column, emit, emit_json, table
 from .preview import PREVIEW_COLUMNS, preview, sentences
-from .setting_words import Words, changes, rows
+from .setting_words import Given, changes, rows
 
 app = typer.Typer(
     help="How the cluster is shared: fitness, weights, limits.",
@@ -51,12 +51,12 @@ def _option(info: SettingInfo) -> Any:
 
 
 def _takes_settings(
-    command: Callable[[Path | None, dict[str, Words | None], bool], None],
+    command: Callable[[Path | None, dict[str, Given | None], bool], None],
 ) -> Callable[..., None]:
     """Give a command one option per setting, passed as a dictionary."""
 
-    def run(config: Path | None = None, as_json: bool = False, **words: Any) -> None:
-        command(config, words, as_json)
+    def run(config: Path | None = None, as_json: bool = False, **options: Any) -> None:
+        command(config, options, as_json)
 
     kinds = {"config": ConfigOption, **{info.key: _option(info) for info in OPTIONS}, "as_json": JsonOption}
     defaults = {name: False if name == "as_json" else None for name in kinds}
@@ -87,33 +87,33 @@ def get(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @app.command("set")
 @_takes_settings
-def set_(config: Path | None, words: dict[str, Words | None], as_json: bool) -> None:
+def set_(config: Path | None, options: dict[str, Given | None], as_json: bool) -> None:
     """Change settings, all together or none. Every change is audited."""
-    changes(words, PolicySettings())  # an unusable value is refused before polluxctl asks the database
+    changes(options, PolicySettings())  # an unusable value is refused before polluxctl asks the database
     store, defaults = access.open_store(config)
-    store.set_settings(changes(words, store.settings(defaults)), access.who())
+    store.set_settings(changes(options, store.settings(defaults)), access.who())
     _show(store.settings(defaults), as_json)
 
 
 @app.command("preview")
 @_takes_settings
-def preview_(config: Path | None, words: dict[str, Words | None], as_json: bool) -> None:
+def preview_(config: Path | None, options: dict[str, Given | None], as_json: bool) -> None:
     """Show what a change would bring each job. Nothing is changed."""
-    changes(words, PolicySettings())
+    changes(options, PolicySettings())
     store, defaults = access.open_store(config)
     present = store.settings(defaults)
-    wished = replace(present, **changes(words, present))
+    proposed = replace(present, **changes(options, present))
     newest = store.newest_snapshot()
     if newest is None:
         raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
     cycle, data = newest
-    jobs, (before, after) = preview(decode_snapshot(data), present, wished)
+    jobs, (before, after) = preview(decode_snapshot(data), present, proposed)
     if as_json:
         emit_json(
             {
                 "cycle": cycle,
                 "settings_before": policy_document(present),
-                "settings_after": policy_document(wished),
+                "settings_after": policy_document(proposed),
                 "before": before,
                 "after": after,
                 "jobs": jobs,

@@ -1,4 +1,4 @@
-"""Policy settings on the command line: words and values. Pure."""
+"""Policy settings on the command line. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from polluxd.config.setting_info import (
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
 
-Words = str | bool | Sequence[str]
-"""What the command line gives for one setting: text, a switch, or NAME=VALUE words."""
+Given = str | bool | Sequence[str]
+"""What the command line gives for one setting: text, a switch, or NAME=VALUE options."""
 
 
-def changes(words: Mapping[str, Words | None], present: PolicySettings) -> dict[str, Any]:
+def changes(options: Mapping[str, Given | None], present: PolicySettings) -> dict[str, Any]:
     """Return the new values of the settings that were given, by name; checked.
 
     Raises:
@@ -31,7 +31,7 @@ def changes(words: Mapping[str, Words | None], present: PolicySettings) -> dict[
     wanted = {
         info.key: checked(info.key, _value(info, given, present))
         for info in OPTIONS
-        if (given := words.get(info.key)) is not None and given != []
+        if (given := options.get(info.key)) is not None and given != []
     }
     if not wanted:
         raise ConfigError("nothing to set: give at least one option (see --help)")
@@ -41,7 +41,7 @@ def changes(words: Mapping[str, Words | None], present: PolicySettings) -> dict[
     return wanted
 
 
-def _value(info: SettingInfo, given: Words, present: PolicySettings) -> Any:
+def _value(info: SettingInfo, given: Given, present: PolicySettings) -> Any:
     if isinstance(given, bool):
         return given
     if info.is_table:
@@ -53,7 +53,7 @@ def _value(info: SettingInfo, given: Words, present: PolicySettings) -> Any:
 
 
 def _merged(info: SettingInfo, given: Sequence[str], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge NAME=VALUE words into the present table; none removes."""
+    """Merge NAME=VALUE options into the present table; none removes."""
     entries = dict(present)
     for word in given:
         name, equals, text = word.rpartition("=")

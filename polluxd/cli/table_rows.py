@@ -140,8 +140,8 @@ def status_row(store: Store) -> dict[str, Any]:
 
 def _price(allocations: Iterable[Allocation]) -> float | None:
     """Return the highest price of a GPU; None under fair share."""
-    told = (a.explanation.gpu_price for a in allocations if a.explanation is not None)
-    return max((price for price in told if price is not None), default=None)
+    explained = (a.explanation.gpu_price for a in allocations if a.explanation is not None)
+    return max((price for price in explained if price is not None), default=None)
 
 
 def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, Any]]:

@@ -29,88 +29,88 @@ LIMITS = {
 
 def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | None) -> list[str]:
     """Return the sentences; none for a job outside the decision."""
-    told = placed.explanation
-    if told is None:
+    facts = placed.explanation
+    if facts is None:
         return []
     return [
-        _measure(told),
-        *_limit(placed, told, max_gpus),
-        *_marginal(told, others),
-        *_racks(placed, told),
-        *_move(told),
-        *_market(told, waits=not placed.placement),
+        _measure(facts),
+        *_limit(placed, facts, max_gpus),
+        *_marginal(facts, others),
+        *_racks(placed, facts),
+        *_move(facts),
+        *_market(facts, waits=not placed.placement),
     ]
 
 
-def _measure(told: Explanation) -> str:
-    share = f"{count(told.fair_gpus, 'GPU')} on {count(told.fair_nodes, 'node')}"
-    weight = f" Weight: {told.weight:.3g} times the average job's." if told.weight != 1.0 else ""
+def _measure(facts: Explanation) -> str:
+    share = f"{count(facts.fair_gpus, 'GPU')} on {count(facts.fair_nodes, 'node')}"
+    weight = f" Weight: {facts.weight:.3g} times the average job's." if facts.weight != 1.0 else ""
     return f"Fair share: {share}.{weight}"
 
 
-def _limit(placed: Allocation, told: Explanation, max_gpus: int | None) -> list[str]:
-    if told.limit == "max-gpus":
+def _limit(placed: Allocation, facts: Explanation, max_gpus: int | None) -> list[str]:
+    if facts.limit == "max-gpus":
         by = f"max-gpus={max_gpus}" if max_gpus is not None else "max-gpus"
     else:
-        by = LIMITS.get(told.limit, told.limit)
+        by = LIMITS.get(facts.limit, facts.limit)
     lines = [f"Limit: {by}."]
-    if told.next_gpus is not None and told.limit != "pinned":
+    if facts.next_gpus is not None and facts.limit != "pinned":
         gain = ""
         if placed.goodput > 0:
-            gain = f" ({100 * (told.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"
-        size = count(told.next_gpus, "GPU")
-        lines.append(f"Next larger size: {size}, goodput {number(3)(told.next_goodput)} examples/s{gain}.")
+            gain = f" ({100 * (facts.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"
+        size = count(facts.next_gpus, "GPU")
+        lines.append(f"Next larger size: {size}, goodput {number(3)(facts.next_goodput)} examples/s{gain}.")
     return lines
 
 
-def _marginal(told: Explanation, others: Sequence[Allocation]) -> list[str]:
+def _marginal(facts: Explanation, others: Sequence[Allocation]) -> list[str]:
     """Compare what more GPUs would add here with what the GPUs in use add."""
-    if told.next_gpus is None or told.limit == "pinned":
+    if facts.next_gpus is None or facts.limit == "pinned":
         return []
-    worth = f"Each further GPU would add {number(3)(told.marginal)} to the objective."
-    if told.taken_by is None:
+    worth = f"Each further GPU would add {number(3)(facts.marginal)} to the objective."
+    if facts.taken_by is None:
         return [worth]
-    taker = next((a for a in others if a.job_id == told.taken_by), None)
+    taker = next((a for a in others if a.job_id == facts.taken_by), None)
     has = ""
     if taker is not None and taker.placement:
         has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times its fair share)"
     # Near the margin the next size here and the last one there need not fit into each other.
     outcome = (
         "but more than this job would gain"
-        if told.price > told.marginal
+        if facts.price > facts.marginal
         else "but polluxd found no exchange of whole sizes that pays"
     )
     return [
-        f"{worth} Each GPU in use adds at least {number(3)(told.price)}. "
-        f"Job {told.taken_by}{has} would lose least by giving up GPUs, {outcome}."
+        f"{worth} Each GPU in use adds at least {number(3)(facts.price)}. "
+        f"Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
     ]
 
 
-def _market(told: Explanation, *, waits: bool) -> list[str]:
+def _market(facts: Explanation, *, waits: bool) -> list[str]:
     """Say what a GPU costs and brings, and when the job ends."""
     lines = []
-    if told.gpu_price is not None:
+    if facts.gpu_price is not None:
         lines.append(
-            f"A GPU now costs {number(3)(told.gpu_price)} s of all jobs' completion times per second."
+            f"A GPU now costs {number(3)(facts.gpu_price)} s of all jobs' completion times per second."
         )
-        if told.next_gpus is not None and told.limit != "pinned":
-            lines.append(f"The job's next GPU would save {number(3)(told.marginal)} s.")
-    if told.seconds_left is not None:
+        if facts.next_gpus is not None and facts.limit != "pinned":
+            lines.append(f"The job's next GPU would save {number(3)(facts.marginal)} s.")
+    if facts.seconds_left is not None:
         lines.append(
-            f"If the jobs before it end as predicted, the job gets GPUs and ends in {duration(told.seconds_left)}."
+            f"If the jobs before it end as predicted, the job gets GPUs and ends in {duration(facts.seconds_left)}."
             if waits
-            else f"At the planned goodput the job ends in {duration(told.seconds_left)}."
+            else f"At the planned goodput the job ends in {duration(facts.seconds_left)}."
         )
     return [" ".join(lines)] if lines else []
 
 
 def doubts(placed: Allocation) -> list[str]:
     """Say how many of the job's reports polluxd did not believe."""
-    told = placed.explanation
-    if told is None or not told.doubted_reports:
+    facts = placed.explanation
+    if facts is None or not facts.doubted_reports:
         return []
-    reports = count(told.doubted_reports, "report")
-    now = "the newest among them" if told.doubts else "the newest is believed"
+    reports = count(facts.doubted_reports, "report")
+    now = "the newest among them" if facts.doubts else "the newest is believed"
     return [f"polluxd did not believe claims of {reports} of the job since polluxd started; {now}."]
 
 
@@ -126,24 +126,24 @@ def with_node_more(placed: Allocation, more: Allocation | None) -> str:
     return f"With one more node in the cluster the job would get {count(then, 'GPU')} instead of {now}{end}."
 
 
-def _racks(placed: Allocation, told: Explanation) -> list[str]:
-    if told.racks == 0:
+def _racks(placed: Allocation, facts: Explanation) -> list[str]:
+    if facts.racks == 0:
         return []
-    if told.racks == 1:
+    if facts.racks == 1:
         return ["The nodes are in one rack."]
-    here = f"The nodes are in {told.racks} racks."
-    if told.one_rack > 0 and placed.goodput > 0:
-        gain = 100 * (told.one_rack / placed.goodput - 1)
+    here = f"The nodes are in {facts.racks} racks."
+    if facts.one_rack > 0 and placed.goodput > 0:
+        gain = 100 * (facts.one_rack / placed.goodput - 1)
         return [
-            f"{here} As many nodes in one rack would bring {number(3)(told.one_rack)} examples/s ({gain:+.0f} %)."
+            f"{here} As many nodes in one rack would bring {number(3)(facts.one_rack)} examples/s ({gain:+.0f} %)."
         ]
     return [f"{here} The job was not measured across racks yet."]
 
 
-def _move(told: Explanation) -> list[str]:
-    if told.move_seconds <= 0:
+def _move(facts: Explanation) -> list[str]:
+    if facts.move_seconds <= 0:
         return ["The job has not run yet: starting it costs nothing."]
     return [
-        f"A move would cost about {duration(told.move_seconds)} of training. A placement that needs a move counts with "
-        f"{number(3)(told.move_factor)} times its speedup."
+        f"A move would cost about {duration(facts.move_seconds)} of training. "
+        f"A placement that needs a move counts with {number(3)(facts.move_factor)} times its speedup."
     ]

@@ -165,8 +165,8 @@ def _fault(detail: ErrorDetails, document: Mapping[str, Any]) -> str:
         case "missing":
             return f"{key}: missing; {_REQUIRED.get(key, 'it must be given')}"
         case "value_error" if info is None:
-            told = detail["msg"].removeprefix("Value error, ")
-            return f"{key}: {told}" if key else told
+            message = detail["msg"].removeprefix("Value error, ")
+            return f"{key}: {message}" if key else message
         case _ if info is not None:
             return f"{key}: expected {info.expected_at(where[2:])}{_came(where, document)}"
         case "enum":

@@ -41,9 +41,9 @@ def unit(name: str) -> Any:
     return Field(json_schema_extra={"unit": name})
 
 
-def expected(words: str, metavar: str) -> Any:
+def expected(text: str, metavar: str) -> Any:
     """Return the annotation that says what a value must be; `metavar` stands for it in help."""
-    return Field(json_schema_extra={"expected": words, "metavar": metavar})
+    return Field(json_schema_extra={"expected": text, "metavar": metavar})
 
 
 def example(value: Any) -> Any:

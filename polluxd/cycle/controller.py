@@ -141,7 +141,7 @@ class Controller:
             begun = self._reconciler.begin(_intents(plan, snapshot, state, records, rules), records)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
         notes = (
-            _note(self._reconciler.refusals.told(), records.settings.paused, state.unreadable),
+            _note(self._reconciler.refusals.note(), records.settings.paused, state.unreadable),
             self._marks.note(),
             _doubted(doubts),
             idle_note(idle),

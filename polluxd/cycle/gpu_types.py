@@ -79,12 +79,12 @@ def _connected(fit: ThroughputParams, measured: Mapping[str, ThroughputParams], 
     """
     others = [measured[own], *(measured[kind] for kind in sorted(measured))]
     if fit.alpha_local < UNMEASURED:
-        told = next((o for o in others if o.alpha_local >= UNMEASURED), None)
-        if told is not None:
-            fit = fit._replace(alpha_local=told.alpha_local, beta_local=told.beta_local)
-    told = max(others, key=lambda o: o.alpha_node)
-    if fit.alpha_node < UNMEASURED <= told.alpha_node:
-        fit = fit._replace(alpha_node=told.alpha_node, beta_node=told.beta_node)
+        source = next((o for o in others if o.alpha_local >= UNMEASURED), None)
+        if source is not None:
+            fit = fit._replace(alpha_local=source.alpha_local, beta_local=source.beta_local)
+    source = max(others, key=lambda o: o.alpha_node)
+    if fit.alpha_node < UNMEASURED <= source.alpha_node:
+        fit = fit._replace(alpha_node=source.alpha_node, beta_node=source.beta_node)
     return fit
 
 

@@ -11,7 +11,7 @@ from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.neighbours import left_to_plain_jobs
 from polluxd.apply.paths import keeps, likely
 from polluxd.apply.placed import held
-from polluxd.apply.startable import LONGEST_RULE, Standing
+from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.cycle.waiting import kept_back
@@ -71,7 +71,7 @@ def build_snapshot(
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     A job's moves are expected to cost what its own have cost on average by its likely path, and until one was measured
     what `facts` says.
-    A job that Slurm would not start where it is now (`rules.standings`) keeps what it holds; any other such job is
+    A job that Slurm would not start where it is now (`rules.eligibility`) keeps what it holds; any other such job is
     offered the allowed nodes alone.
 
     Args:
@@ -112,10 +112,10 @@ def build_snapshot(
             records.pins.get(job.job_id, ""),
             "" if path == "resize" else rules.spent(job.user),
         )
-        standing = None if move is not None else rules.standings.get(job.job_id)
-        if standing is not None and not (standing.nodes and standing.allows(placement)):
+        eligible = None if move is not None else rules.eligibility.get(job.job_id)
+        if eligible is not None and not (eligible.nodes and eligible.allows(placement)):
             kept = "; it could not start again, and keeps what it has" if placement else ""
-            pin_reason = pin_reason or f"{standing.rule}{kept}"
+            pin_reason = pin_reason or f"{eligible.rule}{kept}"
         # Where memory bounds nobody, jobs of other memory are alike to the policy.
         spec, memory = job.spec, job.mem_per_gpu_mb if shares_memory else 0
         if (spec.mem_per_gpu_mb or 0) != memory:
@@ -130,8 +130,8 @@ def build_snapshot(
                 user=job.user,
                 account=job.account,
                 partition=job.partition
-                if pin_reason or standing is None
-                else offers.of(job.partition, standing),
+                if pin_reason or eligible is None
+                else offers.of(job.partition, eligible),
                 spec=replace(spec, max_gpus=most) if lowered else spec,
                 max_gpus_rule=rule if lowered else "",
                 submitted_at=known.submitted_at,
@@ -191,12 +191,12 @@ class _Offers:
     def __init__(self) -> None:
         self._names: dict[tuple[str, frozenset[str]], str] = {}
 
-    def of(self, partition: str, standing: Standing) -> str:
+    def of(self, partition: str, eligible: Eligibility) -> str:
         """The job's partition, without the nodes that a rule forbids."""
-        key = partition, standing.nodes
+        key = partition, eligible.nodes
         if key not in self._names:
             # The policy separates partitions by commas.
-            name = f"{partition[:LONGEST_RULE]} ({standing.rule})".replace(",", "+")
+            name = f"{partition[:LONGEST_RULE]} ({eligible.rule})".replace(",", "+")
             taken = name in self._names.values()
             self._names[key] = f"{name} ({len(self._names) + 1})" if taken else name
         return self._names[key]

@@ -49,7 +49,7 @@ class Report:
     gpu_type: str = ""
     """The GPU type that `params` was measured on, as Slurm names it where its nodes are typed; empty: not known."""
     prior_gpus: int = 0
-    """Most GPUs that `params` knows from earlier runs of the same training; 0: nothing in it is theirs (any more)."""
+    """Most GPUs measured by earlier runs that `params` still relies on; 0 if none."""
     prior_nodes: int = 0
     assumed_types: frozenset[str] = frozenset()
     """Of `params_by_type`, the types on which this training was never measured: taken from another one's fit."""

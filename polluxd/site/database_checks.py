@@ -13,7 +13,7 @@ from pollux.version import __version__
 from polluxd.config.config_file import Config
 from polluxd.errors import StoreError
 from polluxd.store import Store
-from polluxd.store.connection import Connector, libpq_words, translated
+from polluxd.store.connection import Connector, libpq_parameters, translated
 from polluxd.store.migrations import ROLES
 
 from .findings import Finding, fault, ok, warning
@@ -43,21 +43,21 @@ def as_daemon(config: Config) -> Iterator[Finding]:
         )
 
 
-def _ask(connection: Any, query: str, *words: object) -> list[tuple[Any, ...]]:
+def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
     with connection, connection.cursor() as cursor:
-        cursor.execute(query, words or None)
+        cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
 
 
 def _tls(connection: Any, connector: Connector) -> Iterator[Finding]:
-    words = libpq_words(connector.url)
+    parameters = libpq_parameters(connector.url)
     encrypted = _ask(connection, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")[0][0]
     if (
         encrypted
         or connection.info.host in ("", "localhost", "::1")
         or connection.info.host.startswith(("/", "127."))
     ):
-        yield ok("database", f"{connector.place} answers as {words.get('user', 'the default role')}")
+        yield ok("database", f"{connector.place} answers as {parameters.get('user', 'the default role')}")
     else:
         yield fault("tls", f"{connector.place} answers without TLS", "sslmode=verify-full in [database] url")
 

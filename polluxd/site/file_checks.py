@@ -92,13 +92,13 @@ def hook_files(site: Site, roles: Sequence[Role]) -> Iterator[Finding]:
     for difference in found:
         yield fault(
             "hooks",
-            f"{difference.wanted.path}: {difference.words}",
+            f"{difference.wanted.path}: {difference.faults}",
             "run `polluxctl hooks install` on this machine",
         )
     for problem in problems:
-        said, _, remedy = problem.partition(": call ")
+        result, _, remedy = problem.partition(": call ")
         yield warning(
-            "hooks", said, f"call {remedy}" if remedy else "do that, and run `polluxctl hooks check`"
+            "hooks", result, f"call {remedy}" if remedy else "do that, and run `polluxctl hooks check`"
         )
     if not found:
         yield ok("hooks", f"{len(states)} files are in place and current")

@@ -38,7 +38,7 @@ class Difference:
     """A file that is not as it should be."""
 
     wanted: FileState
-    words: str
+    faults: str
     """What differs, for people."""
     diff: str = ""
     """The change of the content, as a unified diff."""
@@ -65,12 +65,12 @@ def _difference(wanted: FileState) -> Difference | None:
         if present is None:
             return None
         found = wanted.path.stat()
-        words = []
+        faults = []
         if stat.S_IMODE(found.st_mode) != wanted.mode:
-            words.append(f"mode {stat.S_IMODE(found.st_mode):04o}, should be {wanted.mode:04o}")
+            faults.append(f"mode {stat.S_IMODE(found.st_mode):04o}, should be {wanted.mode:04o}")
         if (found.st_uid, found.st_gid) != (wanted.uid, wanted.gid):
-            words.append(f"owner {found.st_uid}:{found.st_gid}, should be {wanted.uid}:{wanted.gid}")
-        return Difference(wanted, "; ".join(words)) if words else None
+            faults.append(f"owner {found.st_uid}:{found.st_gid}, should be {wanted.uid}:{wanted.gid}")
+        return Difference(wanted, "; ".join(faults)) if faults else None
     verb = "missing" if present is None else "should not exist" if wanted.content is None else "differs"
     if wanted.secret:
         return Difference(wanted, verb)

@@ -23,19 +23,19 @@ class Finding:
     check: str
     """Name of the check, for programs."""
     level: Level
-    said: str
-    """What is, in words."""
+    result: str
+    """What is, in plain words."""
     remedy: str = ""
     """What to do; empty where nothing is to do."""
 
 
-def ok(check: str, said: str) -> Finding:
-    return Finding(check, Level.OK, said)
+def ok(check: str, result: str) -> Finding:
+    return Finding(check, Level.OK, result)
 
 
-def warning(check: str, said: str, remedy: str) -> Finding:
-    return Finding(check, Level.WARNING, said, remedy)
+def warning(check: str, result: str, remedy: str) -> Finding:
+    return Finding(check, Level.WARNING, result, remedy)
 
 
-def fault(check: str, said: str, remedy: str) -> Finding:
-    return Finding(check, Level.FAULT, said, remedy)
+def fault(check: str, result: str, remedy: str) -> Finding:
+    return Finding(check, Level.FAULT, result, remedy)

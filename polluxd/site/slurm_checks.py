@@ -123,7 +123,7 @@ def gateway(slurm: Slurm, config: Config | None = None) -> Iterator[Finding]:
     try:
         user_client(slurm.ask("scontrol", "show", "config"), environ).ask("/v1/top")
     except SlurmError:
-        return  # said by `slurmctld`
+        return  # reported by `slurmctld`
     except PolluxError as error:
         yield warning(
             "gateway",
@@ -151,19 +151,23 @@ def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _version(settings: Mapping[str, str]) -> Iterator[Finding]:
-    said = settings.get("SLURM_VERSION", "")
-    numbers = re.match(r"(\d+)\.(\d+)", said)
-    version = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-    if version < OLDEST:
+    version = settings.get("SLURM_VERSION", "")
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    if release < OLDEST:
         yield fault(
-            "slurm-version", f"Slurm is {said or 'of no known version'}", "polluxd needs Slurm 22.05 or newer"
+            "slurm-version",
+            f"Slurm is {version or 'of no known version'}",
+            "polluxd needs Slurm 22.05 or newer",
         )
-    elif version > NEWEST:
+    elif release > NEWEST:
         yield warning(
-            "slurm-version", f"Slurm is {said}: newer than polluxd was tested with", "start in mode observe"
+            "slurm-version",
+            f"Slurm is {version}: newer than polluxd was tested with",
+            "start in mode observe",
         )
     else:
-        yield ok("slurm-version", f"Slurm {said}")
+        yield ok("slurm-version", f"Slurm {version}")
 
 
 def _clock(settings: Mapping[str, str]) -> Iterator[Finding]:

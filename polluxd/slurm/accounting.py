@@ -90,10 +90,10 @@ def records(text: str) -> list[AccountingRecord]:
 
 
 def _record(line: str) -> AccountingRecord:
-    words = line.split("|", len(_FIELDS) - 1)
-    if len(words) != len(_FIELDS):
+    fields = line.split("|", len(_FIELDS) - 1)
+    if len(fields) != len(_FIELDS):
         raise SlurmGarbled(f"expected {len(_FIELDS)} fields from sacct, got {line[:80]!r}")
-    job_id, uid, state, submitted, started, ended, elapsed, energy, tres, comment = words
+    job_id, uid, state, submitted, started, ended, elapsed, energy, tres, comment = fields
     try:
         directives = parse_admin_comment(comment)
     except DirectiveError:

@@ -47,7 +47,7 @@ def open_client(choice: Choice, *, conf: Path | None, timeout: float) -> SlurmCl
         log.info("Slurm is read through scontrol: slurm.client says so")
         return ScontrolClient(conf=conf, timeout=timeout)
     if find_spec("pyslurm") is None:
-        _tell(choice, "pyslurm is not installed")
+        _log_fallback(choice, "pyslurm is not installed")
         return ScontrolClient(conf=conf, timeout=timeout)
     return PyslurmClient(conf=conf, timeout=timeout, choice=choice)
 
@@ -74,7 +74,7 @@ class PyslurmClient(ScontrolClient):
         self.worker: PyslurmProcess | None = None
         self._pause = FIRST_PAUSE_S
         self.paused_until = float("-inf")
-        self._said = ""
+        self._logged = ""
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])
@@ -103,7 +103,7 @@ class PyslurmClient(ScontrolClient):
             self._give_up(str(error))
             return otherwise()
         self._pause = FIRST_PAUSE_S
-        self._say(logging.INFO, f"Slurm is read through pyslurm {worker.version}")
+        self._log_once(logging.INFO, f"Slurm is read through pyslurm {worker.version}")
         return found
 
     def _ordered(self, do: str, **arguments: object) -> bool:
@@ -126,11 +126,11 @@ class PyslurmClient(ScontrolClient):
         try:
             return worker.ask(do, self.timeout, **arguments)
         except RequestRefused as error:
-            told = failure(("pyslurm", do, *map(str, arguments.values())), 1, str(error))
-            if isinstance(told, SlurmUnavailable):
+            refusal = failure(("pyslurm", do, *map(str, arguments.values())), 1, str(error))
+            if isinstance(refusal, SlurmUnavailable):
                 # slurmctld may have moved since the worker read slurm.conf.
-                self._give_up(str(told))
-            raise told from None
+                self._give_up(str(refusal))
+            raise refusal from None
         except WorkerHung as error:
             self._give_up(f"{do}: {error}")
             raise SlurmUnavailable(
@@ -167,32 +167,32 @@ class PyslurmClient(ScontrolClient):
         self._end_worker()
         self.paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        self._say(None, why)
+        self._log_once(None, why)
 
     def _end_worker(self) -> None:
         if self.worker is not None:
             self.worker.close()
             self.worker = None
 
-    def _say(self, level: int | None, text: str) -> None:
+    def _log_once(self, level: int | None, text: str) -> None:
         """Log a text once, not at every call.
 
         Without a level, the text is the reason why scontrol serves.
         """
-        if text == self._said:
+        if text == self._logged:
             return
-        before, self._said = self._said, text
+        before, self._logged = self._logged, text
         if level is not None:
             log.log(level, "%s", text)
         else:
-            _tell("pyslurm" if before else self._choice, text)
+            _log_fallback("pyslurm" if before else self._choice, text)
 
 
 def _whole(answer: object) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
     return *read_cluster(answer), {}
 
 
-def _tell(choice: Choice, why: str) -> None:
+def _log_fallback(choice: Choice, why: str) -> None:
     """Log why scontrol serves.
 
     This is a warning where the configuration asks for pyslurm, or where pyslurm was in use.

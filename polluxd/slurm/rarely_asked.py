@@ -91,9 +91,9 @@ class RarelyAsked:
             self._preempts, self._preempts_at = {}, None
         elif self._due(self._preempts_at, LIMITS_S):
             self._preempts_at = self._clock()
-            words = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
+            command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
             try:
-                self._preempts = parse_preemption(self._run(*words))
+                self._preempts = parse_preemption(self._run(*command))
             except SlurmError as error:
                 log.warning("which QOS preempts which is as it was known before: %s", error)
         return self._preempts

@@ -165,7 +165,7 @@ class ScontrolClient:
         self._must_be_ours([job_id])
         gpus = ("gres:gpu", geometry.gpu_type, str(geometry.gpus_per_node))
         k, cpus = len(geometry.nodes), geometry.cpus_per_task
-        words = [
+        arguments = [
             f"JobId={self._address(job_id)}",
             f"NumNodes={k}-{k}",  # "2" alone is refused on a one-node job: its maximum stays 1
             f"NumTasks={k}",
@@ -183,13 +183,13 @@ class ScontrolClient:
         if geometry.mem_per_node_mb is not None:
             # Where jobs do not share out memory, Slurm checks a request against the node's all the same.
             room = [self._memory[name] for name in geometry.nodes if name in self._memory]
-            words.append(f"MinMemoryNode={min([geometry.mem_per_node_mb, *room])}")
+            arguments.append(f"MinMemoryNode={min([geometry.mem_per_node_mb, *room])}")
         if time_limit_s is not None:
-            words.append(_time_limit(time_limit_s))
+            arguments.append(_time_limit(time_limit_s))
         if start:
             # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue.
-            words.append("StartTime=now")
-        self._run("scontrol", "update", *words)
+            arguments.append("StartTime=now")
+        self._run("scontrol", "update", *arguments)
 
     def release(self, job_id: int) -> None:
         self._must_be_ours([job_id])
@@ -213,8 +213,8 @@ class ScontrolClient:
         # Slurm itself would take the batch host away as well, and the batch script with it.
         if now.batch_host not in kept or not kept < held:
             raise SlurmRefused(
-                f"job {job_id} holds {','.join(now.nodes)} with its script on {now.batch_host or 'no node'}: "
-                f"{','.join(nodes)} is no part of that to shrink to"
+                f"cannot shrink job {job_id} to {','.join(nodes)}: it holds {','.join(now.nodes)} and its batch script "
+                f"runs on {now.batch_host or 'no node'}"
             )
         self._run("scontrol", "update", f"JobId={self._address(job_id)}", f"NodeList={','.join(nodes)}")
 
@@ -277,8 +277,8 @@ class ScontrolClient:
         return queue
 
     def _squeue(self, query: Query, *options: str) -> str:
-        words = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *options)
-        return self._run(*words, environment={"SQUEUE_FORMAT2": query.format})
+        arguments = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *options)
+        return self._run(*arguments, environment={"SQUEUE_FORMAT2": query.format})
 
     def _named(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         """The jobs with their names, which are only shown."""

@@ -1,4 +1,4 @@
-"""Slurm's words for the states of jobs and nodes (squeue(1), sinfo(1))."""
+"""Slurm's names of the states of jobs and nodes (squeue(1), sinfo(1))."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def job_state(word: str) -> JobState:
 def schedulable(state: str) -> bool:
     """Tell whether Slurm starts work on a node in this state.
 
-    `IDLE+DRAIN` has two words; a node in `IDLE*` does not respond.
+    `IDLE+DRAIN` has two flags; a node in `IDLE*` does not respond.
     """
     return all(word in _USABLE for word in state.split("+"))
 
 
 def power(state: str) -> Power:
     """Tell from a node's state whether Slurm keeps it powered."""
-    words = state.split("+")
-    if "POWERED_DOWN" in words:
+    flags = state.split("+")
+    if "POWERED_DOWN" in flags:
         return "off"
-    return "booting" if "POWERING_UP" in words else "on"
+    return "booting" if "POWERING_UP" in flags else "on"

@@ -58,7 +58,7 @@ def _bounded_wait(connection: Any) -> None:
         poller.poll(None if left is None else left * 1000)
 
 
-def libpq_words(url: URL) -> dict[str, Any]:
+def libpq_parameters(url: URL) -> dict[str, Any]:
     """The libpq connection parameters of a SQLAlchemy URL."""
     return dict(url.translate_connect_args(username="user", database="dbname")) | dict(url.query)
 
@@ -69,9 +69,12 @@ def require_verified_url(url: URL) -> None:
     Raises:
         ConfigError: the URL names another machine, with a weaker sslmode or none.
     """
-    words = {"host": os.environ.get("PGHOST"), "sslmode": os.environ.get("PGSSLMODE")} | libpq_words(url)
+    parameters = {
+        "host": os.environ.get("PGHOST"),
+        "sslmode": os.environ.get("PGSSLMODE"),
+    } | libpq_parameters(url)
     try:
-        require_verified({name: None if value is None else str(value) for name, value in words.items()})
+        require_verified({name: None if value is None else str(value) for name, value in parameters.items()})
     except InsecureConnection as error:
         raise ConfigError(f"database.url: {error}") from None
 
@@ -112,7 +115,7 @@ class Connector:
         class Connecting(BoundedConnection):
             answer_within_s = connect_s
 
-        words = libpq_words(self.url)
+        parameters = libpq_parameters(self.url)
         connection = psycopg2.connect(
             connection_factory=Connecting,
             **{
@@ -125,7 +128,7 @@ class Connector:
                 f" -c statement_timeout={round(self.statement_timeout * 1000)}"
                 " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
                 f" -c idle_in_transaction_session_timeout={round(self.statement_timeout * 4000)}",
-                **words,
+                **parameters,
             },
         )
         connection.answer_within_s = self.statement_timeout + _GRACE_S
@@ -147,7 +150,7 @@ class Connector:
 def our_errors(place: str, failed: Callable[[str], None] = lambda kind: None) -> Iterator[None]:
     """Translate errors of psycopg2 and SQLAlchemy into StoreErrors.
 
-    The body then raises StoreUnavailable, StoreRejected or LeaderLost, and `failed` hears of it (`Connector.failed`).
+    The body then raises StoreUnavailable, StoreRejected or LeaderLost, and calls `failed` (`Connector.failed`).
     """
     try:
         yield

@@ -111,10 +111,12 @@ def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -
     which is an upper bound.
     """
     times = row["times"]
-    told = (row["resumed"] or {}).get("resize_cost")
+    reported = (row["resumed"] or {}).get("resize_cost")
     begun = max(float(at) for step, at in times.items() if step != Step.TRAINING)
     longest = max(0.0, float(times[Step.TRAINING]) - float(times[Step.PLANNED]))
-    pause = max(0.0, float(times[Step.TRAINING]) - begun) if told is None else min(float(told), longest)
+    pause = (
+        max(0.0, float(times[Step.TRAINING]) - begun) if reported is None else min(float(reported), longest)
+    )
     return {
         "id": int(row["id"]),
         "job_id": int(row["job_id"]),
@@ -124,7 +126,7 @@ def _resize_cost(row: Mapping[str, Any], source: Placement, target: Placement) -
         "planned_at": float(times[Step.PLANNED]),
         "total_s": pause,
         "drained_s": 0.0,
-        "measured": told is not None,
+        "measured": reported is not None,
         "steps": {"resize": pause},
     }
 

@@ -54,5 +54,5 @@ def _kind(reason: str) -> str:
 
 
 def _limit(allocation: Allocation) -> Any:
-    told = allocation.explanation
-    return None if told is None else (told.limit, told.next_gpus, told.doubts, told.doubted_reports)
+    facts = allocation.explanation
+    return None if facts is None else (facts.limit, facts.next_gpus, facts.doubts, facts.doubted_reports)

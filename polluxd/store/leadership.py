@@ -152,15 +152,15 @@ class Leadership:
             str(error).strip(),
         )
 
-    def _query(self, name: str, **words: object) -> list[tuple[Any, ...]]:
+    def _query(self, name: str, **parameters: object) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
             self._connection = self._connector.open()
             self._connection.autocommit = True
         text = queries()[name]
-        for word in ("cluster", *words):
+        for word in ("cluster", *parameters):
             text = text.replace(f":{word}", f"%({word})s")
         with self._connection.cursor() as cursor:
-            cursor.execute(text, {"cluster": self.cluster, **words})
+            cursor.execute(text, {"cluster": self.cluster, **parameters})
             return list(cursor.fetchall()) if cursor.description else []
 
     def _give_up(self) -> None:

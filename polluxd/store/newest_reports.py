@@ -19,7 +19,7 @@ _AT_ONCE = 1000
 
 
 class _Newest(NamedTuple):
-    """What a usable report follows from, beside its own row."""
+    """The version of a usable report: as long as it is the same, so is the report."""
 
     id: int
     """A report is never changed, and its id is never used again."""
@@ -81,8 +81,8 @@ class NewestReports:
         for job_id, known in usable.items():
             mine = fits.get(job_id, {})
             if known.fits != mine:
-                told = rows.with_types(known.report, mine)
-                usable[job_id] = known._replace(fits=mine, with_types=told)
+                typed = rows.with_types(known.report, mine)
+                usable[job_id] = known._replace(fits=mine, with_types=typed)
         self._usable, self.rejected = usable, rejected
         return {job_id: known.with_types for job_id, known in usable.items()}
 

@@ -218,7 +218,7 @@ class Store(Readings, AdministratorOrders):
             run("remember_priors")
 
     def news(self) -> bool:
-        """Whether a move under way has heard from its job since the last call."""
+        """Whether a move under way has an answer of its job since the last call."""
         try:
             with self._transaction() as run:
                 (row,) = run("news", seen=self._seen_report)

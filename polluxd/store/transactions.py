@@ -20,8 +20,8 @@ class QueryRunner:
         self._connection = connection
         self._cluster = cluster
 
-    def __call__(self, query: str, /, **words: object) -> list[dict[str, Any]]:
-        result = self._connection.execute(text(queries()[query]), {"cluster": self._cluster, **words})
+    def __call__(self, query: str, /, **parameters: object) -> list[dict[str, Any]]:
+        result = self._connection.execute(text(queries()[query]), {"cluster": self._cluster, **parameters})
         if not result.returns_rows:
             return []
         columns = tuple(result.keys())

@@ -9,21 +9,21 @@ class InsecureConnection(ValueError):
     """The connection string lets somebody on the network pose as the database."""
 
 
-def require_verified(words: Mapping[str, str | None]) -> None:
+def require_verified(parameters: Mapping[str, str | None]) -> None:
     """Refuse a remote connection that does not verify the server.
 
     A connection within this machine needs no certificate.
 
     Args:
-        words: libpq connection parameters (PostgreSQL manual, section 34.1.2).
+        parameters: libpq connection parameters (PostgreSQL manual, section 34.1.2).
 
     Raises:
         InsecureConnection: a host is neither a loopback address nor a socket, and sslmode is not verify-full.
     """
-    mode = words.get("sslmode") or ""
+    mode = parameters.get("sslmode") or ""
     if mode == "verify-full":
         return
-    named = f"{words.get('host') or ''},{words.get('hostaddr') or ''}".split(",")
+    named = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
     remote = [host for host in named if not _is_here(host.strip())]
     if remote:
         raise InsecureConnection(

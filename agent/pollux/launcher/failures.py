@@ -51,7 +51,7 @@ def odd_end(terms: StartTerms, state: LauncherState) -> Failure | None:
 
 def node_gone(terms: StartTerms, state: LauncherState, node: int, at: float) -> Failure:
     """The connection to a node's launcher has ended at an unexpected time."""
-    why = f"the launcher of node {node} has gone without a word (node failure, or killed)"
+    why = f"lost the connection to the launcher of node {node} (node failed or launcher killed)"
     at -= HEAD_START_S
     return Failure(at, _rank_of(terms, state, node), 1, why, f"node {node} of the step")
 

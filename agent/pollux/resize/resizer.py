@@ -338,7 +338,7 @@ class Resizer:
             for _ in range(ANSWERS):
                 if self._line.acknowledge(move, answer.receipt, time.time()):
                     return
-            logger.warning("move %d: nobody heard that it is done", move)
+            logger.warning("move %d is done, but the acknowledgement could not be delivered", move)
         finally:
             self._advance(machine.Answered())
 

@@ -10,7 +10,7 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.actions import Fail
-from polluxd.apply.allowances import Allowances
+from polluxd.apply.headroom import Headroom
 from polluxd.apply.intents import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusals import LONGEST_S
@@ -382,11 +382,11 @@ def test_a_refused_size_fails_the_move_and_is_not_asked_for_again_at_once() -> N
     acting = reconciler(slurm, store)
     turn(acting, slurm, store)
     assert store.reached == [(job_id, Step.FAILED)]
-    standing = acting.standings(slurm.observe(), Allowances())[job_id]
-    assert (standing.nodes, "configuration is not available" in standing.rule) == (frozenset(), True)
-    assert not acting.refusals.told(), "one job's trouble is none of the cluster's"
+    eligible = acting.eligibility(slurm.observe(), Headroom())[job_id]
+    assert (eligible.nodes, "configuration is not available" in eligible.rule) == (frozenset(), True)
+    assert not acting.refusals.note(), "one job's trouble is none of the cluster's"
     slurm.advance(61.0)
-    assert job_id not in acting.standings(slurm.observe(), Allowances())
+    assert job_id not in acting.eligibility(slurm.observe(), Headroom())
 
 
 def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
@@ -421,16 +421,16 @@ def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
         "kept back, then with a priority again"
     )
     slurm_job = slurm.truth(job_id)
-    most, rule = acting.refusals.lowered(Allowances()).most[job_id]
+    most, rule = acting.refusals.lowered(Headroom()).most[job_id]
     assert (most, "BadConstraints" in rule) == (2, True)
-    assert "the size of job 1" in acting.refusals.told()
+    assert "the size of job 1" in acting.refusals.note()
     slurm.finish(job_id)
     store.moves = []
     turn(acting, slurm, store)
-    assert not acting.refusals.told(), "nothing is stuck any more"
+    assert not acting.refusals.note(), "nothing is stuck any more"
     acting.refusals.look(replace(start, step=Step.CONFIGURED), slurm_job, Fail("x"))
     slurm.advance(LONGEST_S)
-    assert not acting.refusals.lowered(Allowances()).most, "the site may have changed since"
+    assert not acting.refusals.lowered(Headroom()).most, "the site may have changed since"
 
 
 def test_a_waiting_job_gets_the_size_back_that_its_user_wrote() -> None:

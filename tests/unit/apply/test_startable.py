@@ -8,12 +8,12 @@ from math import inf
 import pytest
 
 from polluxd.apply.actions import Fail, Reach, Wait, Withdraw
-from polluxd.apply.allowances import Allowances
 from polluxd.apply.capacity import Capacity
+from polluxd.apply.headroom import Headroom
 from polluxd.apply.machine import next_action
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
-from polluxd.apply.startable import Standing, combined, forbids, standings
+from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
 from polluxd.cli.health import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import JobState, Move, Placement, Step
@@ -38,50 +38,50 @@ HERE, THERE = Placement(("n1",), 4), Placement(("n2",), 4)
 
 
 def test_without_a_rule_every_job_may_start_anywhere() -> None:
-    assert standings(cluster(Rules(MAIN), job(), job(2, JobState.PENDING))) == {}
-    assert standings(cluster(Rules(), job())) == {}, "partitions are not known: as before"
+    assert eligibility(cluster(Rules(MAIN), job(), job(2, JobState.PENDING))) == {}
+    assert eligibility(cluster(Rules(), job())) == {}, "partitions are not known: as before"
 
 
 @pytest.mark.parametrize("state", ["DOWN", "INACTIVE", "not understood"])
 def test_a_closed_partition_starts_no_job(state: str) -> None:
     rules = Rules({"main": replace(MAIN["main"], state=state)})
-    found = standings(cluster(rules, job(), job(2, JobState.PENDING)))
+    found = eligibility(cluster(rules, job(), job(2, JobState.PENDING)))
     assert {i: s.nodes for i, s in found.items()} == {1: frozenset(), 2: frozenset()}
     assert f"partition main is {state}" in found[1].rule
     others = job(3, spec=None), job(4, JobState.COMPLETED)
-    assert set(standings(cluster(rules, *others, job()))) == {1}, (
+    assert set(eligibility(cluster(rules, *others, job()))) == {1}, (
         "jobs of others are none of polluxd's business"
     )
-    assert standings(cluster(Rules({"main": replace(MAIN["main"], state="DRAIN")}), job())) == {}
+    assert eligibility(cluster(Rules({"main": replace(MAIN["main"], state="DRAIN")}), job())) == {}
 
 
 def test_a_job_of_two_partitions_starts_in_the_one_that_is_up() -> None:
     debug = Partition("debug", "UP", frozenset({"n4"}))
     rules = Rules({"main": replace(MAIN["main"], state="DOWN"), "debug": debug})
-    assert standings(cluster(rules, job(partition="main,debug")))[1].nodes == {"n4"}
+    assert eligibility(cluster(rules, job(partition="main,debug")))[1].nodes == {"n4"}
 
 
 def test_a_reservation_forbids_jobs_that_would_run_into_it() -> None:
     rules = Rules(MAIN, (MAINTENANCE,))
     short, long = job(2, JobState.PENDING, limit=600.0), job(3, JobState.PENDING)
     endless = job(4, JobState.PENDING, limit=None)
-    found = standings(cluster(rules, job(), short, long, endless))
+    found = eligibility(cluster(rules, job(), short, long, endless))
     assert set(found) == {1, 3, 4}
     assert not found[1].nodes
     assert "reservation maint begins on 2027-01-15 at 08:30 UTC" in found[1].rule
     half = Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n1", "n2"})),))
-    assert standings(cluster(half, long))[3].nodes == {"n3", "n4"}
+    assert eligibility(cluster(half, long))[3].nodes == {"n3", "n4"}
     # It has run for 115 of 120 minutes: the remaining 5 count.
     almost_done = job(start_time=NOW - 115 * 60)
-    assert standings(cluster(rules, almost_done)) == {}
+    assert eligibility(cluster(rules, almost_done)) == {}
 
 
 def test_a_reservation_elsewhere_or_over_forbids_nothing() -> None:
     other = replace(MAINTENANCE, nodes=frozenset({"elsewhere"}))
     past = replace(MAINTENANCE, start=NOW - HOUR, end=NOW - 60)
-    assert standings(cluster(Rules(MAIN, (other, past)), job())) == {}
+    assert eligibility(cluster(Rules(MAIN, (other, past)), job())) == {}
     senseless = Reservation("?", 0.0, inf, None)
-    assert not standings(cluster(Rules(MAIN, (senseless,)), job()))[1].nodes
+    assert not eligibility(cluster(Rules(MAIN, (senseless,)), job()))[1].nodes
 
 
 def test_a_recurring_reservation_comes_again() -> None:
@@ -94,15 +94,15 @@ def test_a_recurring_reservation_comes_again() -> None:
 
 
 def test_which_moves_a_rule_forbids() -> None:
-    standing = standings(cluster(Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n2"})),)), job()))[1]
-    assert forbids(standing, move("requeue", HERE, THERE)) == standing.rule
-    assert forbids(standing, move("requeue", THERE, HERE)) == ""
-    assert forbids(standing, move("park", HERE, Placement())) == "", "it can start elsewhere"
+    eligible = eligibility(cluster(Rules(MAIN, (replace(MAINTENANCE, nodes=frozenset({"n2"})),)), job()))[1]
+    assert forbids(eligible, move("requeue", HERE, THERE)) == eligible.rule
+    assert forbids(eligible, move("requeue", THERE, HERE)) == ""
+    assert forbids(eligible, move("park", HERE, Placement())) == "", "it can start elsewhere"
     assert forbids(None, move("requeue", HERE, THERE)) == ""
     both = Placement(("n1", "n2"), 4)
-    assert forbids(standing, move("resize", HERE, both)) == standing.rule
-    assert forbids(standing, move("resize", both, HERE)) == ""
-    down = standings(cluster(Rules({"main": replace(MAIN["main"], state="DOWN")}), job()))[1]
+    assert forbids(eligible, move("resize", HERE, both)) == eligible.rule
+    assert forbids(eligible, move("resize", both, HERE)) == ""
+    down = eligibility(cluster(Rules({"main": replace(MAIN["main"], state="DOWN")}), job()))[1]
     assert forbids(down, move("park", HERE, Placement())) == down.rule
 
 
@@ -174,25 +174,25 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     others = (job(2), job(3, account="language"), job(4, spec=None))
     refusal, started = Fail("x"), Reach(Step.STARTED)
     configured = move("start", Placement(), THERE, Step.CONFIGURED)
-    assert refusals.told() == ""
+    assert refusals.note() == ""
     refusals.look(configured, waiting, refusal)
-    found = refusals.standings((waiting, *others))
+    found = refusals.eligibility((waiting, *others))
     assert set(found) == {1, 2}, "of its account"
     assert not found[2].nodes
     assert "AssocGrpGRES" in found[2].rule
-    assert refusals.told() == (
+    assert refusals.note() == (
         "stuck since 2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision (AssocGrpGRES)"
     )
     ticks = FIRST_S
-    assert refusals.standings((waiting, *others)) == {}
+    assert refusals.eligibility((waiting, *others)) == {}
     refusals.look(configured, waiting, refusal)
     ticks += FIRST_S
-    assert set(refusals.standings((waiting, *others))) == {1, 2}, "twice as long"
+    assert set(refusals.eligibility((waiting, *others))) == {1, 2}, "twice as long"
     ticks += FIRST_S
     refusals.look(configured, job(2), started)
-    assert refusals.told() == ""
+    assert refusals.note() == ""
     refusals.look(configured, job(1, JobState.PENDING, reason="Resources"), refusal)
-    assert refusals.told() == ""
+    assert refusals.note() == ""
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so
     refusals = Refusals(lambda: NOW, lambda: ticks)
     waiting = job(1, JobState.PENDING, reason=reason)
     refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
-    assert set(refusals.standings((waiting, job(2)))) == {1}
+    assert set(refusals.eligibility((waiting, job(2)))) == {1}
     ticks = FIRST_S
-    assert refusals.standings((waiting, job(2))) == {}
-    most, rule = refusals.lowered(Allowances()).most[1]
+    assert refusals.eligibility((waiting, job(2))) == {}
+    most, rule = refusals.lowered(Headroom()).most[1]
     assert (most, reason in rule) == (THERE.gpus - 1, True)
 
 
@@ -232,11 +232,11 @@ def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: s
     refusals = Refusals(lambda: NOW, lambda: 0.0)
     waiting = job(1, JobState.PENDING, reason=reason)
     refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
-    assert set(refusals.standings((waiting, job(2), job(3, user="bea")))) == meet
+    assert set(refusals.eligibility((waiting, job(2), job(3, user="bea")))) == meet
     own = 3 not in meet
-    assert (refusals.told() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
+    assert (refusals.note() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
     refusals.keep({2, 3})
-    assert set(refusals.standings((job(2), job(3, user="bea")))) == (meet - {1})
+    assert set(refusals.eligibility((job(2), job(3, user="bea")))) == (meet - {1})
 
 
 def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
@@ -245,14 +245,14 @@ def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
     runs = job(1, array=(1, 0))
     waits = [job(n, JobState.PENDING, array=(1, n), reason="JobArrayTaskLimit") for n in (2, 3)]
     refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waits[1], Fail("x"))
-    assert refusals.told() == "", "its user wants it"
-    found = refusals.standings((runs, *waits))
+    assert refusals.note() == "", "its user wants it"
+    found = refusals.eligibility((runs, *waits))
     assert set(found) == {2, 3}
     assert "1 tasks of array 1" in found[2].rule
     ended = replace(runs, state=JobState.COMPLETED)
-    assert set(refusals.standings((ended, *waits))) == {3}, "the next one may start at once"
+    assert set(refusals.eligibility((ended, *waits))) == {3}, "the next one may start at once"
     ticks = FIRST_S
-    assert refusals.standings((runs, *waits)) == {}, "polluxd looks whether the throttle still holds"
+    assert refusals.eligibility((runs, *waits)) == {}, "polluxd looks whether the throttle still holds"
 
 
 def test_status_says_what_slurm_refuses_and_since_when() -> None:
@@ -264,14 +264,14 @@ def test_status_says_what_slurm_refuses_and_since_when() -> None:
         "leading": True,
         "decided_at": NOW,
         "paused": False,
-        "note": refusals.told() + "; paused",
+        "note": refusals.note() + "; paused",
     }
     verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
-    assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.told(), NOW)
+    assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.note(), NOW)
     assert health({**status, "note": "paused"}, (), CycleSettings(), MoveSettings(), NOW + 1).exit_status == 0
 
 
-def place(**demands: object) -> Standing | None:
+def place(**demands: object) -> Eligibility | None:
     """Where a waiting job with these demands may start."""
     nodes = (
         replace(NODES[0], features=frozenset({"ib"}), rack="r1"),
@@ -281,7 +281,7 @@ def place(**demands: object) -> Standing | None:
     )
     shown = job(1, JobState.PENDING, limit=600.0, demands=Demands(**demands))  # type: ignore[arg-type]
     rules = Rules(MAIN, (Reservation("course", NOW - 60, NOW + HOUR, frozenset({"n2"})),))
-    return standings(ClusterState(NOW, nodes, (shown,), rules=rules)).get(1)
+    return eligibility(ClusterState(NOW, nodes, (shown,), rules=rules)).get(1)
 
 
 @pytest.mark.parametrize(
@@ -298,40 +298,40 @@ def place(**demands: object) -> Standing | None:
     ],
 )
 def test_options_of_a_job_leave_nodes_out(demands: dict[str, object], nodes: set[str], rule: str) -> None:
-    standing = place(**demands)
-    assert standing is not None
-    assert standing.nodes == nodes
-    assert rule in standing.rule
+    eligible = place(**demands)
+    assert eligible is not None
+    assert eligible.nodes == nodes
+    assert rule in eligible.rule
 
 
 def test_options_offer_no_node_outside_of_the_partition() -> None:
     shown = job(1, JobState.PENDING, partition="small", demands=Demands(exclude=frozenset({"n2"})))
     rules = Rules({"small": Partition("small", "UP", frozenset({"n1", "n2"}))})
-    standing = standings(ClusterState(NOW, NODES, (shown,), rules=rules))[1]
-    assert standing.nodes == {"n1"}
+    eligible = eligibility(ClusterState(NOW, NODES, (shown,), rules=rules))[1]
+    assert eligible.nodes == {"n1"}
 
 
 def test_a_job_without_a_reservation_stays_out_of_it() -> None:
-    standing = place()
-    assert standing is not None
-    assert standing.nodes == {"n1", "n3", "n4"}
-    assert hash(standing), "snapshots tell standings apart by their hash"
+    eligible = place()
+    assert eligible is not None
+    assert eligible.nodes == {"n1", "n3", "n4"}
+    assert hash(eligible), "snapshots tell eligibility apart by their hash"
 
 
 def test_a_node_must_be_allowed_by_every_rule_that_limits_the_job() -> None:
-    reserved = {1: Standing(frozenset({"n1", "n2"}), "reservation maint begins")}
-    limited = {1: Standing(frozenset({"n2", "n3"}), "--exclude"), 2: Standing(frozenset(), "QOS night")}
-    refused = {2: Standing(frozenset(ALL), "tried again in 5 s")}
+    reserved = {1: Eligibility(frozenset({"n1", "n2"}), "reservation maint begins")}
+    limited = {1: Eligibility(frozenset({"n2", "n3"}), "--exclude"), 2: Eligibility(frozenset(), "QOS night")}
+    refused = {2: Eligibility(frozenset(ALL), "tried again in 5 s")}
 
     assert combined(reserved, limited, refused) == {
-        1: Standing(frozenset({"n2"}), "reservation maint begins; --exclude"),
-        2: Standing(frozenset(), "QOS night; tried again in 5 s"),
+        1: Eligibility(frozenset({"n2"}), "reservation maint begins; --exclude"),
+        2: Eligibility(frozenset(), "QOS night; tried again in 5 s"),
     }
     assert combined() == {}
 
 
 def test_a_rule_repeats_no_more_than_200_characters() -> None:
-    short, long = Standing(frozenset(), "r" * 200), Standing(frozenset(), "r" * 201)
+    short, long = Eligibility(frozenset(), "r" * 200), Eligibility(frozenset(), "r" * 201)
     assert short.rule == "r" * 200
     assert long.rule == "r" * 197 + "..."
     assert len(combined({1: short}, {1: long})[1].rule) == 200

@@ -16,7 +16,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.paths import PathOptions
-from polluxd.apply.startable import Standing
+from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import PolicySettings
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
@@ -202,15 +202,15 @@ def test_a_job_that_could_not_start_where_it_is_stays_and_others_are_offered_wha
     running = slurm_job(1, gpus_per_node_held={"n1": 2})
     waiting = slurm_job(2, JobState.PENDING)
     free = slurm_job(3, JobState.PENDING)
-    only_n2 = Standing(frozenset({"n2"}), "reservation maint begins soon")
-    seen = snapshot(running, waiting, free, reports={1: REPORT}, standings={1: only_n2, 2: only_n2})
+    only_n2 = Eligibility(frozenset({"n2"}), "reservation maint begins soon")
+    seen = snapshot(running, waiting, free, reports={1: REPORT}, eligibility={1: only_n2, 2: only_n2})
     jobs = {job.job_id: job for job in seen.jobs}
     assert jobs[1].pin_reason.startswith("reservation maint begins soon; it could not start again")
     assert not jobs[2].pinned
     offered = {j: {n.name for n in seen.nodes if eligible(partitions_of(jobs[j]), n)} for j in jobs}
     assert offered == {1: {"n1", "n2"}, 2: {"n2"}, 3: {"n1", "n2"}}
-    nowhere = Standing(frozenset(), "partition main is DOWN")
-    closed = snapshot(running, waiting, reports={1: REPORT}, standings={1: nowhere, 2: nowhere})
+    nowhere = Eligibility(frozenset(), "partition main is DOWN")
+    closed = snapshot(running, waiting, reports={1: REPORT}, eligibility={1: nowhere, 2: nowhere})
     assert [job.pinned for job in closed.jobs] == [True, True]
     assert [job.partition for job in closed.jobs] == ["main", "main"]
 

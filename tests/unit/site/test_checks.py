@@ -102,7 +102,7 @@ class HidingSlurm(StubSlurm):
 def test_nodes_that_slurm_hides_are_named(tmp_path):
     faults = found(HidingSlurm(), tmp_path)
     assert list(faults) == ["nodes"]
-    assert "2 nodes of partitions (n2, n3, ...)" in faults["nodes"].said
+    assert "2 nodes of partitions (n2, n3, ...)" in faults["nodes"].result
     assert "PrivateData=cloud" in faults["nodes"].remedy
 
 
@@ -149,7 +149,9 @@ def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
     )
     user = pwd.getpwuid(1).pw_name
     said = {
-        (each.check, each.said) for each in file_checks.configuration_files(config, path, user) if each.remedy
+        (each.check, each.result)
+        for each in file_checks.configuration_files(config, path, user)
+        if each.remedy
     }
     assert ("configuration", f"{user} cannot read {path} (mode 0600, owner 0:0)") in said
     assert any(check == "tls" and "any user could pose as the gateway" in words for check, words in said)
@@ -170,7 +172,7 @@ NodeName=s2 Name=gpu File={tmp_path}/shared
     site.slurm_conf.write_text("Include nodes.conf\nNodeName=s[1-2] NodeHostname=box Port=[7001-7002]\n")
     (tmp_path / "nodes.conf").write_text("NodeName=dgx[01-02] NodeHostname=rack[1-2]\n")
     said = {
-        name: [each.said for each in file_checks.gpu_devices(site, [name]) if each.level is Level.FAULT]
+        name: [each.result for each in file_checks.gpu_devices(site, [name]) if each.level is Level.FAULT]
         for name in ("gpu02", "dgx01", "old", "login", "box", "rack1", "rack2")
     }
     assert said["gpu02"] == said["login"] == said["rack2"] == []

@@ -200,7 +200,7 @@ def test_a_launcher_that_is_killed_is_missed_by_the_others(lost: int) -> None:
     for number, (status, text) in enumerate(results):
         if number != lost:
             assert status == 1, text
-            assert "has gone without a word" in text
+            assert "lost the connection to the launcher of node" in text
 
 
 def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

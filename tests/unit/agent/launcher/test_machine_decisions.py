@@ -172,7 +172,7 @@ def test_the_end_of_a_leaver_is_told_and_that_of_another_is_a_failure() -> None:
     assert actions == [Tell(Alert())]
     lost = state.reports[1]
     assert lost is not None
-    assert "has gone without a word" in lost.why
+    assert "lost the connection to the launcher of node" in lost.why
     state, actions = run(NODE, fresh(NODE), NodeGone(0))
     assert (state.phase, actions) == (Phase.FAILING, [Tell(Alert())])
     outcome = finish(run(NODE, state, WorkerEnded(0, end(143)), WorkerEnded(1, end(143)))[1])

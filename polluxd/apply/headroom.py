@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from polluxd.apply.startable import Standing, time_left
+from polluxd.apply.startable import Eligibility, time_left
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -21,14 +21,14 @@ _USING = (JobState.RUNNING, JobState.SUSPENDED)
 
 
 @dataclass(frozen=True, slots=True)
-class Allowances:
+class Headroom:
     """What Slurm's limits leave to the jobs of Pollux."""
 
     most: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     """Most GPUs of a job, and the rule."""
     groups: tuple[GpuLimit, ...] = ()
     """Most GPUs of several jobs together."""
-    standings: Mapping[int, Standing] = field(default_factory=dict)
+    eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
     """Jobs that Slurm would start on no node."""
 
 
@@ -48,7 +48,7 @@ class _Bounds(NamedTuple):
     job: tuple[tuple[str, JobLimits], ...]
 
 
-def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowances:
+def headroom(state: ClusterState, targets: Mapping[int, Placement]) -> Headroom:
     """Return what Slurm's limits leave to each job of Pollux.
 
     Args:
@@ -59,23 +59,23 @@ def allowances(state: ClusterState, targets: Mapping[int, Placement]) -> Allowan
     ours.sort(key=lambda job: (job.submit_time, job.job_id))
     bounds = _Lookup(state)
     most: dict[int, tuple[int, str]] = {}
-    standings: dict[int, Standing] = {}
+    eligibility: dict[int, Eligibility] = {}
     reach = {partition: _reach(partition, state, nodes) for partition in {job.partition for job in ours}}
     for job in ours:
         cap = _cap(job, bounds.of(job).job, state, reach[job.partition])
         if cap is not None:
             most[job.job_id] = cap
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
-            standings[job.job_id] = Standing(frozenset(), why)
+            eligibility[job.job_id] = Eligibility(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
     groups, full = _groups(state.jobs, ours, bounds, holding, nodes)
-    for job_id, standing in (
+    for job_id, eligible in (
         *full.items(),
         *_array_turns(ours, holding).items(),
         *_unlicensed(ours, holding, state).items(),
     ):
-        standings.setdefault(job_id, standing)
-    return Allowances(most, groups, standings)
+        eligibility.setdefault(job_id, eligible)
+    return Headroom(most, groups, eligibility)
 
 
 def targets(moves: Iterable[Move]) -> dict[int, Placement]:
@@ -217,7 +217,7 @@ def _groups(
     bounds: _Lookup,
     holding: Mapping[int, int],
     nodes: Mapping[str, Node],
-) -> tuple[tuple[GpuLimit, ...], dict[int, Standing]]:
+) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility]]:
     """Limits on GPUs of several jobs, and jobs that no group has room for."""
     limited: dict[str, _Scope] = {}
     use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -235,7 +235,7 @@ def _groups(
                 elif job.state in _USING:
                     use[scope.name][key] += 1 if key == "jobs" else job.tres.get(key, 0)
     groups: list[GpuLimit] = []
-    full: dict[int, Standing] = {}
+    full: dict[int, Eligibility] = {}
     kinds = {node.gpu_type for node in nodes.values() if node.gpus > 0}
     largest = max((node.gpus for node in nodes.values()), default=0)
     order = {job.job_id: number for number, job in enumerate(ours)}
@@ -255,10 +255,10 @@ def _groups(
         rule = f"{key}={most} of {name}"
         if sum(holding[job.job_id] for job in jobs) > left:
             # Lowered below what the jobs hold: Slurm lets them run, and starts none of them again.
-            standing = Standing(
+            eligible = Eligibility(
                 frozenset(), f"Slurm's limit {rule} is exceeded: Slurm would not start it again"
             )
-            full |= {job.job_id: standing for job in jobs}
+            full |= {job.job_id: eligible for job in jobs}
         else:
             groups.append(GpuLimit(rule, tuple(job.job_id for job in jobs), left))
     return tuple(groups), full
@@ -266,29 +266,29 @@ def _groups(
 
 def _by_turns(
     jobs: Iterable[SlurmJob], holding: Mapping[int, int], places: int, rule: str
-) -> dict[int, Standing]:
+) -> dict[int, Eligibility]:
     """Jobs that get no place of a limit on running jobs."""
-    found: dict[int, Standing] = {}
+    found: dict[int, Eligibility] = {}
     jobs = list(jobs)
     places -= sum(1 + len(job.companions) for job in jobs if holding[job.job_id])
-    standing = Standing(frozenset(), f"{rule} is reached")
+    eligible = Eligibility(frozenset(), f"{rule} is reached")
     if places < 0:
-        return {job.job_id: standing for job in jobs}
+        return {job.job_id: eligible for job in jobs}
     for job in jobs:
         if not holding[job.job_id]:
             places -= 1
             if places < 0:
-                found[job.job_id] = standing
+                found[job.job_id] = eligible
     return found
 
 
-def _array_turns(ours: Iterable[SlurmJob], holding: Mapping[int, int]) -> dict[int, Standing]:
+def _array_turns(ours: Iterable[SlurmJob], holding: Mapping[int, int]) -> dict[int, Eligibility]:
     """Tasks of an array that wait for others of it (`--array=0-11%4`)."""
     arrays: dict[tuple[int, int], list[SlurmJob]] = defaultdict(list)
     for job in ours:
         if job.array is not None and job.demands.array_limit is not None:
             arrays[job.array[0], job.demands.array_limit].append(job)
-    found: dict[int, Standing] = {}
+    found: dict[int, Eligibility] = {}
     for (number, limit), jobs in arrays.items():
         jobs.sort(key=lambda job: job.array or (0, 0))
         found |= _by_turns(jobs, holding, limit, f"the limit of {limit} running tasks of array {number}")
@@ -297,16 +297,16 @@ def _array_turns(ours: Iterable[SlurmJob], holding: Mapping[int, int]) -> dict[i
 
 def _unlicensed(
     ours: Iterable[SlurmJob], holding: Mapping[int, int], state: ClusterState
-) -> dict[int, Standing]:
+) -> dict[int, Eligibility]:
     """Waiting jobs whose licenses are in use."""
     free = dict(state.rules.licenses)
-    found: dict[int, Standing] = {}
+    found: dict[int, Eligibility] = {}
     for job in ours:
         if job.state is not JobState.PENDING:
             continue
         short = [name for name, count in job.licenses.items() if count > free.get(name, count)]
         if short and not holding[job.job_id]:
-            found[job.job_id] = Standing(frozenset(), f"license {short[0]} is in use")
+            found[job.job_id] = Eligibility(frozenset(), f"license {short[0]} is in use")
             continue
         for name, count in job.licenses.items():
             free[name] = free.get(name, count) - count

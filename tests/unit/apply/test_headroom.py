@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.allowances import Allowances, allowances
 from polluxd.apply.capacity import capacity
+from polluxd.apply.headroom import Headroom, headroom
 from polluxd.config.settings import PolicySettings
 from polluxd.model import GpuLimit, JobSpec, JobState, Node, Placement, Snapshot, SnapshotJob
 from polluxd.policy import decide
@@ -37,13 +37,13 @@ def waiting(job_id: int, **other: object) -> SlurmJob:
     return job(job_id, JobState.PENDING, submit_time=NOW - HOUR + job_id, **other)
 
 
-def allowed(found: Limits, *jobs: SlurmJob, rules: Rules | None = None) -> Allowances:
-    return allowances(ClusterState(NOW, NODES, jobs, {}, rules or Rules(MAIN), found), {})
+def allowed(found: Limits, *jobs: SlurmJob, rules: Rules | None = None) -> Headroom:
+    return headroom(ClusterState(NOW, NODES, jobs, {}, rules or Rules(MAIN), found), {})
 
 
 def test_without_limits_nothing_is_bounded() -> None:
     found = allowed(limits(), running(1, 4), waiting(2))
-    assert (found.most, found.groups, found.standings) == ({}, (), {})
+    assert (found.most, found.groups, found.eligibility) == ({}, (), {})
 
 
 def test_what_others_hold_of_an_accounts_limit_is_not_left_to_ours() -> None:
@@ -51,7 +51,7 @@ def test_what_others_hold_of_an_accounts_limit_is_not_left_to_ours() -> None:
     elsewhere = running(4, 4, spec=None, account="speech")
     found = allowed(limits(account(tres={"gres/gpu": 6})), running(1, 2), waiting(2), foreign, elsewhere)
     assert found.groups == (GpuLimit("gres/gpu=6 of account vision", (1, 2), 3),)
-    assert not found.standings
+    assert not found.eligibility
 
 
 def test_a_parent_account_limits_its_children_together() -> None:
@@ -79,8 +79,8 @@ def test_a_qos_replaces_the_accounts_limit_and_its_use_still_counts_there() -> N
 def test_jobs_above_a_lowered_limit_stay_and_no_other_starts() -> None:
     found = allowed(limits(account(tres={"gres/gpu": 3})), running(1, 4), waiting(2))
     assert found.groups == ()
-    assert {i: s.nodes for i, s in found.standings.items()} == {1: frozenset(), 2: frozenset()}
-    assert "gres/gpu=3 of account vision is exceeded" in found.standings[1].rule
+    assert {i: s.nodes for i, s in found.eligibility.items()} == {1: frozenset(), 2: frozenset()}
+    assert "gres/gpu=3 of account vision is exceeded" in found.eligibility[1].rule
 
 
 def test_limits_per_job() -> None:
@@ -90,8 +90,8 @@ def test_limits_per_job() -> None:
         limits(own, qos=(qos,)), waiting(1, spec=JobSpec(cpus_per_gpu=2)), waiting(2, limit=3 * HOUR)
     )
     assert found.most[1] == (3, "MaxTRESPerJob=cpu=6 of account vision"), "the QOS's gres/gpu=4 replaces 1"
-    assert "MaxWall=120 min of QOS normal" in found.standings[2].rule
-    assert 1 not in found.standings
+    assert "MaxWall=120 min of QOS normal" in found.eligibility[2].rule
+    assert 1 not in found.eligibility
 
 
 def test_a_limit_of_one_gpu_leaves_one_and_a_limit_of_none_keeps_the_job_out() -> None:
@@ -99,7 +99,7 @@ def test_a_limit_of_one_gpu_leaves_one_and_a_limit_of_none_keeps_the_job_out() -
         qos = Qos("normal", GroupLimits(), JobLimits({"gres/gpu": most}))
         found = allowed(limits(qos=(qos,)), waiting(1))
         assert found.most[1] == (most, f"MaxTRESPerJob=gres/gpu={most} of QOS normal")
-        assert set(found.standings) == kept_out
+        assert set(found.eligibility) == kept_out
 
 
 def test_the_time_limit_of_the_partitions_qos_replaces_the_jobs() -> None:
@@ -109,7 +109,7 @@ def test_the_time_limit_of_the_partitions_qos_replaces_the_jobs() -> None:
         whole = Qos("whole", GroupLimits(), JobLimits({}, wall))
         jobs = (waiting(1, qos="short", limit=2 * HOUR), waiting(2, qos="short", limit=3 * HOUR))
         found = allowed(limits(qos=(short, whole)), *jobs, rules=rules)
-        assert set(found.standings) == kept_out, wall
+        assert set(found.eligibility) == kept_out, wall
 
 
 def test_a_job_without_gpus_uses_none_of_a_limit_on_gpus() -> None:
@@ -126,17 +126,17 @@ def test_a_partitions_node_limit_bounds_the_gpus() -> None:
 def test_running_jobs_are_counted_and_the_oldest_waiting_come_first() -> None:
     own = Association("vision", 1000, "", "", GroupLimits(), JobLimits(), jobs=3)
     found = allowed(limits(own), running(1, 1), waiting(3), waiting(2), running(4, 1, spec=None))
-    assert set(found.standings) == {3}
+    assert set(found.eligibility) == {3}
     assert (
         "the limit of 3 running jobs of user alice in account vision (MaxJobs) is reached"
-        in found.standings[3].rule
+        in found.eligibility[3].rule
     )
 
 
 def test_used_up_time_starts_nothing() -> None:
     found = allowed(limits(account(used_up=("GrpTRESMins=gres/gpu=1000",))), running(1, 1), waiting(2))
-    assert set(found.standings) == {1, 2}
-    assert "GrpTRESMins=gres/gpu=1000 of account vision is used up" in found.standings[1].rule
+    assert set(found.eligibility) == {1, 2}
+    assert "GrpTRESMins=gres/gpu=1000 of account vision is used up" in found.eligibility[1].rule
 
 
 def test_licenses_go_to_the_oldest_waiting_job() -> None:
@@ -145,7 +145,7 @@ def test_licenses_go_to_the_oldest_waiting_job() -> None:
     found = allowed(
         limits(), running(1, 1, licenses=one), waiting(3, licenses=one), waiting(2, licenses=one), rules=rules
     )
-    assert {i: s.rule for i, s in found.standings.items()} == {3: "license matlab is in use"}
+    assert {i: s.rule for i, s in found.eligibility.items()} == {3: "license matlab is in use"}
 
 
 def test_tasks_of_an_array_take_turns() -> None:
@@ -154,8 +154,8 @@ def test_tasks_of_an_array_take_turns() -> None:
     found = allowed(
         limits(), running(1, 1, array=(2, 9), demands=four), *tasks, waiting(9, array=(9, 0), demands=four)
     )
-    assert set(found.standings) == {3, 4}
-    assert found.standings[3].rule == "the limit of 2 running tasks of array 2 is reached"
+    assert set(found.eligibility) == {3, 4}
+    assert found.eligibility[3].rule == "the limit of 2 running tasks of array 2 is reached"
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [(2, True), (3, False)])
