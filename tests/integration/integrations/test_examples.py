@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_image_classification(both: Any, tmp_path: Path) -> None:
     assert min(last(plain, "accuracy"), last(elastic, "accuracy")) > 0.85
     assert again == ""
     assert torch.load(tmp_path / "elastic/best.pt").keys() == torch.load(tmp_path / "plain/best.pt").keys()
+
+
+def test_a_script_for_torchrun(tmp_path: Path) -> None:
+    """The page "From torchrun and DDP to Pollux" shows this pair."""
+    printed = {}
+    for kind in ("plain", "elastic"):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+            + [str(EXAMPLES / kind / "ddp.py"), "8"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        printed[kind] = done.stdout + done.stderr
+    assert min(last(printed["plain"], "accuracy"), last(printed["elastic"], "accuracy")) > 0.85
+    assert "pollux: batch size 32 on 2 GPUs: 16 per GPU" in printed["elastic"]
+    torch.load(tmp_path / "model.pt", weights_only=True)
 
 
 def test_language_model(both: Any, tmp_path: Path) -> None:
