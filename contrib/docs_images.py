@@ -1,6 +1,6 @@
 """Make the pictures of the documentation: `make docs-images`.
 
-It runs the demo (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and takes
+It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and takes
 pictures of pages in Chromium.
 """
 
@@ -27,9 +27,9 @@ def main() -> None:
     options = parser.parse_args()
     demo: Path = options.demo_out or ROOT / "demo-out"
     if options.demo_out is None:
-        subprocess.run([sys.executable, "-m", "contrib.demo", "--out", str(demo)], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "contrib.demo", "--compare", "--out", str(demo)], cwd=ROOT, check=True)
     IMAGES.mkdir(exist_ok=True)
-    for name in ("timeline.png", "history.png"):
+    for name in ("compare.png", "timeline.png", "history.png"):
         shutil.copy(demo / name, IMAGES / name)
     screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
     fairness(IMAGES / "fairness.png")

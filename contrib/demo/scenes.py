@@ -140,6 +140,19 @@ def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
     draw(summary.document()["jobs"], moves, stage.out / name, capacity=stage.work.gpus, title=title)
 
 
+def _draw_side_by_side(stage: Stage, runs: dict[str, Summary]) -> None:
+    from .timeline import draw_side_by_side  # noqa: PLC0415 - as above
+
+    titled = [
+        (
+            f"{name}: mean completion {run.recording.mean_jct_s:.0f} s, {run.idle_gpu_s or 0.0:.0f} GPU-seconds idle",
+            run.document()["jobs"],
+        )
+        for name, run in runs.items()
+    ]
+    draw_side_by_side(titled, stage.out / "compare.png", capacity=stage.work.gpus)
+
+
 def _must_be_complete(summary: Summary) -> None:
     faults = summary.faults()
     if faults:
@@ -271,6 +284,7 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     (stage.out / "compare.json").write_text(json.dumps(runs, indent=1) + "\n")
     _draw(stage, plain, "timeline-plain-slurm.png", "The same trainings under plain Slurm, sizes fixed")
     _draw(stage, mixed, "timeline-mixed.png", f"The same trainings, plain jobs: {', '.join(half)}")
+    _draw_side_by_side(stage, {"plain Slurm": plain, "polluxd": pollux})
     stage.console.print()
     stage.console.print(_comparison(pollux, plain, sizes))
     ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0

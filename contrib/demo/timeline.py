@@ -51,14 +51,19 @@ def _bare(axes: Axes) -> None:
     axes.tick_params(colors=INK, length=0, labelsize=8)
 
 
-def _draw_use(axes: Axes, jobs: Sequence[Job], end: float, capacity: int) -> None:
-    grid = np.arange(0.0, end + 0.25, 0.25)
+def _stack(axes: Axes, jobs: Sequence[Job], grid: np.ndarray) -> np.ndarray:
+    """Draw the jobs' GPUs on top of each other; return their sum at each time of `grid`."""
     bottom = np.zeros_like(grid)
     for job, colour in zip(jobs, COLOURS * len(jobs), strict=False):
         top = bottom + _held(job["gpus"], grid)
-        axes.fill_between(grid, bottom, top, step="post", color=colour, linewidth=0)
+        axes.fill_between(grid, bottom, top, step="post", color=colour, linewidth=0, label=job["name"])
         bottom = top
-    share = float(np.mean(bottom)) / capacity
+    return bottom
+
+
+def _draw_use(axes: Axes, jobs: Sequence[Job], end: float, capacity: int) -> None:
+    grid = np.arange(0.0, end + 0.25, 0.25)
+    share = float(np.mean(_stack(axes, jobs, grid))) / capacity
     axes.axhline(capacity, color=SOFT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_ylim(0, capacity * 1.12)
     axes.set_yticks([0, capacity // 2, capacity])
@@ -161,5 +166,37 @@ def draw(
         "low grey: waiting for GPUs, or between two placements",
         **{"ha": "center", "fontsize": 8, "color": SOFT},
     )
+    figure.savefig(path, bbox_inches="tight", facecolor="white")
+    plt.close(figure)
+
+
+def draw_side_by_side(runs: Sequence[tuple[str, Sequence[Job]]], path: Path, *, capacity: int) -> None:
+    """Draw the same trainings in several runs, one below the other: GPUs by job, idle GPUs hatched.
+
+    Args:
+        runs: a title and the jobs of each run, as in summary.json.
+    """
+    ends = [max([10.0, *(t for job in jobs for t, _ in job["gpus"])]) for _, jobs in runs]
+    figure, panels = plt.subplots(
+        len(runs), 1, figsize=(11, 2.3 * len(runs) + 0.5), dpi=130, sharex=True, squeeze=False
+    )
+    for axes, (title, jobs), end in zip(panels[:, 0], runs, ends, strict=True):
+        grid = np.arange(0.0, end, 0.25)
+        held = _stack(axes, jobs, grid)
+        axes.fill_between(
+            *(grid, held, capacity),
+            **{"step": "post", "facecolor": "none", "edgecolor": SOFT, "hatch": "///", "linewidth": 0},
+        )
+        axes.set_ylim(0, capacity * 1.02)
+        axes.set_yticks([0, capacity // 2, capacity])
+        axes.set_ylabel("GPUs", rotation=0, ha="right", va="center", fontsize=9, color=INK)
+        axes.set_title(title, loc="left", fontsize=13, color=INK)
+        _bare(axes)
+    last = panels[-1, 0]
+    last.set_xlim(0, max(ends) * 1.02)
+    last.set_xlabel("seconds since the first submission; hatched: idle GPUs", fontsize=9, color=INK)
+    handles, names = last.get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=len(names), fontsize=9, frameon=False)
+    figure.subplots_adjust(bottom=0.17, hspace=0.4)
     figure.savefig(path, bbox_inches="tight", facecolor="white")
     plt.close(figure)

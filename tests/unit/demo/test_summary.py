@@ -132,9 +132,11 @@ def test_costs_are_told_by_path():
 
 
 def test_the_picture_is_drawn_for_any_series(summary, tmp_path):
-    from contrib.demo.timeline import draw
+    from contrib.demo.timeline import draw, draw_side_by_side
 
     jobs = summary.document()["jobs"]
     jobs.append(dict(jobs[0], name="never ran", job_id=5, gpus=[], batch_size=[]))
     draw(jobs, [{"job_id": 4, "at": 12.0}], tmp_path / "t.png", capacity=16, title="t")
-    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    draw_side_by_side([("one run", jobs), ("another", jobs[:1])], tmp_path / "s.png", capacity=16)
+    for name in ("t.png", "s.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
