@@ -1,7 +1,7 @@
 """Make the pictures of the documentation: `make docs-images`.
 
-It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and takes
-pictures of pages in Chromium.
+It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and
+takes pictures of pages in Chromium.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main() -> None:
     options = parser.parse_args()
     demo: Path = options.demo_out or ROOT / "demo-out"
     if options.demo_out is None:
-        subprocess.run([sys.executable, "-m", "contrib.demo", "--compare", "--out", str(demo)], cwd=ROOT, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "contrib.demo", "--compare", "--out", str(demo)], cwd=ROOT, check=True
+        )
     IMAGES.mkdir(exist_ok=True)
     for name in ("compare.png", "timeline.png", "history.png"):
         shutil.copy(demo / name, IMAGES / name)

@@ -18,6 +18,8 @@ class Progress:
     samples: int = 0
     """Examples trained on."""
     optimizer_steps: int = 0
+    gpu_seconds: float = 0.0
+    """Seconds of training times the GPUs in use, from the first step of each start."""
     epoch: int = 0
     """The present epoch of the training loop, or the next one between epochs."""
     epoch_from: float = 0.0

@@ -21,7 +21,7 @@ from pollux.errors import RankLost
 from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
-from pollux.loop.notices import in_words, notice
+from pollux.loop.notices import in_words, notice, summary
 from pollux.loop.regroup import come_in, regroup
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
@@ -181,7 +181,9 @@ class Coordinator:
     def after_step(self) -> None:
         """Note an optimizer step; after the first ones compare the ranks."""
         training, times = self.training, self.attempt.times
-        training.last_step_at = time.time()
+        before, training.last_step_at = training.last_step_at, time.time()
+        if before:
+            training.progress.gpu_seconds += max(training.last_step_at - before, 0.0) * training.world.size
         if times.first_step_at is None:
             times.first_step_at = training.last_step_at
             self.checkpointer.after_first_step()
@@ -362,6 +364,8 @@ class Coordinator:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
             return
         progress.finished = True
+        if self._main:
+            notice(summary(self.training))
         self._warn_unless_finite()
         self._end()
         self.endings.close()  # from here on the script has nothing that the agent could save

@@ -46,3 +46,21 @@ def announce(training: Training, last: LastAttempt | None) -> None:
     model = training.models[0]
     rates = ", ".join(f"{rate:.4g}" for rate in model.rates.rates())
     notice(f"{in_words(choice, gpus)}{before}; {bounds}; learning rate {rates} by rule {name_of(model.rule)}")
+
+
+def summary(training: Training) -> str:
+    """Return what a finished training took, in one line."""
+    progress, noise = training.progress, training.noise_scale
+    hours = progress.gpu_seconds / 3600
+    parts = [f"finished: {progress.optimizer_steps} optimizer steps, {progress.samples} examples"]
+    if progress.optimizer_steps:
+        parts.append(
+            f"{progress.samples / progress.optimizer_steps:.4g} in a batch on average (M0 = {progress.initial})"
+        )
+    if progress.gpu_seconds:
+        parts.append(
+            f"{hours:.3g} GPU hours, goodput {progress.examples / progress.gpu_seconds:.4g} examples/s per GPU"
+        )
+    if noise is not None and noise.sqr > 0:
+        parts.append(f"noise scale {progress.initial * noise.var / noise.sqr:.3g} examples")
+    return "; ".join(parts)

@@ -68,10 +68,10 @@ def test_image_classification(both: Any, tmp_path: Path) -> None:
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     """The page "From torchrun and DDP to Pollux" shows this pair."""
     printed = {}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     for kind in ("plain", "elastic"):
         done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-            + [str(EXAMPLES / kind / "ddp.py"), "8"],
+            [*torchrun, str(EXAMPLES / kind / "ddp.py"), "8"],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 import warnings
@@ -363,6 +364,12 @@ def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capf
         job.close()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
     start = "pollux: batch size 32 on 1 GPU: 32 per GPU; M0 = 32, fixed; learning rate 0.05 by rule auto"
+    end = lines.pop(1)
+    assert re.fullmatch(
+        r"pollux: finished: 7 optimizer steps, 203 examples; 29 in a batch on average \(M0 = 32\); "
+        r"[0-9.e-]+ GPU hours, goodput [0-9.e+]+ examples/s per GPU(; noise scale .*)?",
+        end,
+    ), end
     assert lines == [
         start,
         f"pollux: restored the checkpoint in {tmp_path}: epoch 1, optimizer step 7",

@@ -1,4 +1,4 @@
-"""The script in README.md trains as it stands there."""
+"""The script in README.md trains as it stands there, and adapts its batch size."""
 
 from __future__ import annotations
 
@@ -29,5 +29,8 @@ def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     losses = [float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
-    assert len(losses) == 10
+    sizes = [int(re.search(r"batch size ([0-9]+)", line)[1]) for line in lines]  # type: ignore[index]
+    assert len(losses) == 20
+    assert max(sizes) > 8, "the batch size grows on one process"
+    assert "pollux: finished: " in done.stderr
     assert losses[-1] < 0.5 * losses[0]
