@@ -5,6 +5,8 @@ A library's own training loop receives these orders from outside.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,3 +59,19 @@ class Orders:
             job.coordinator.inbox.put(DrainOrder(7))
             if self.killed:
                 job.coordinator.drains.wait_for_end = stop
+
+
+def each_once(notes: Sequence[Mapping[str, Any]], passes: int | None, *, by: str) -> None:
+    """Assert that each of 101 samples is part of one step in each whole pass.
+
+    Args:
+        notes: of each step and rank. Steps after the newest copy in memory are taken twice: the later one counts.
+        passes: as many as there are whole ones, if None.
+        by: the key that tells ranks apart.
+    """
+    last = {(note[by], note["step"]): note["samples"] for note in notes}
+    counts = Counter(tuple(sample) for samples in last.values() for sample in samples)
+    passes = max(number for number, _ in counts) if passes is None else passes
+    assert passes >= 2
+    assert max(counts.values()) == 1
+    assert all(counts[(number, index)] == 1 for number in range(passes) for index in range(101))
