@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import pwd
 import subprocess
 import tempfile
@@ -13,22 +15,26 @@ from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.site import USERS, Site
 from contrib.devcluster import DevCluster
 
+_USED = Path("/run/lock/pollux-attack")
+
 
 @contextmanager
 def users() -> Iterator[None]:
-    """Create the three users; remove those that did not exist before."""
-    made = []
-    try:
+    """Create the users that do not exist; the last of several runs on this machine removes them."""
+    with _USED.open("a") as used:
+        fcntl.flock(used, fcntl.LOCK_SH)
         for name in USERS:
             try:
                 pwd.getpwnam(name)
             except KeyError:
                 subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/sh", name], check=True)
-                made.append(name)
-        yield
-    finally:
-        for name in made:
-            subprocess.run(["userdel", name], check=False, capture_output=True)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for name in USERS:
+                    subprocess.run(["userdel", name], check=False, capture_output=True)
 
 
 @contextmanager

@@ -65,12 +65,12 @@ def without(*changes: tuple[str, str]) -> str:
     They must be there.
     """
     return f"""
-from polluxd.store import gateway, sqlfiles
+from polluxd.store import gateway_statements, sqlfiles
 made = dict(sqlfiles.queries())
 for old, new in {changes!r}:
     assert any(old in text for text in made.values()), old
     made = {{name: text.replace(old, new) for name, text in made.items()}}
-gateway.queries = lambda: made
+gateway_statements.queries = lambda: made
 """
 
 
