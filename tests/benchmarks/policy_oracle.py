@@ -13,6 +13,7 @@ import pytest
 
 from polluxd.policy import counts, integer, price
 from tests.unit.policy import count_instances, every_plan
+from tests.unit.policy.programs import by_prices
 
 Row = dict[str, Any]
 SAME = 1e-9
@@ -77,8 +78,7 @@ def of_prices(quick: bool) -> Iterator[Row]:
             lost.append(_relative(found.total, best))
             below += found.bound < best - 1e-6 * abs(best)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(price, "EXACT_WORK", 0)
-                patch.setattr(price, "CORE_JOBS", 4)
+                by_prices(patch)
                 alone.append(_relative(price.solve(gpus, value, start, capacity).total, best))
         yield {
             "kind": "prices",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from polluxd.model import JobSpec
-from polluxd.policy import assignment, decide, patterns
+from polluxd.policy import assignment, decide
 from polluxd.policy.choice import choose
 from polluxd.policy.domains import split
 from polluxd.policy.integer import EQUAL
@@ -20,14 +20,15 @@ from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
+from tests.unit.policy.programs import limit_assignment, without_patterns
 from tests.unit.policy.scenarios import options_of, random_snapshot, seating_of
 
 
 def without(snap, most_parts=0):
     """Decide without patterns, and with `most_parts` variables at most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assignment, "MOST_PARTS", most_parts)
-        patch.setattr(patterns, "MOST_OPTIONS", 0)
+        limit_assignment(patch, most_parts)
+        without_patterns(patch)
         return decide(snap)
 
 

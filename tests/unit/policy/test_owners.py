@@ -12,6 +12,7 @@ from polluxd.model import JobSpec
 from polluxd.policy import decide, fairness
 from polluxd.policy.owners import divided, with_shares, within_owner
 from tests.build import job, nodes, report, snapshot
+from tests.unit.policy.programs import by_prices
 
 FIVE_AND_THREE = [job(n, report=report(), user="mallory" if n <= 5 else "ann") for n in range(1, 9)]
 
@@ -55,7 +56,7 @@ def test_a_share_without_use_is_lent_to_others():
 def test_a_job_that_no_share_can_start_keeps_nobody_from_gpus(objective, exact, monkeypatch):
     """Half of the GPUs are ann's share, and her one job asks for all of them."""
     if not exact:
-        monkeypatch.setattr("polluxd.policy.price.EXACT_WORK", 0)
+        by_prices(monkeypatch)
     jobs = [job(n, report=report(), user="mallory") for n in range(1, 9)]
     jobs.append(job(9, report=report(), user="ann", spec=JobSpec(min_gpus=16)))
     plan = decide(snapshot(nodes(4), jobs, fairness_per="user", objective=objective))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import pytest
 
 from polluxd.model import JobSpec
-from polluxd.policy import assignment, decide, decision, patterns
+from polluxd.policy import decide, decision, patterns
 from tests.build import THETAS, job, node, nodes, report, running, snapshot
 from tests.unit.policy.every_plan import compared, outside_the_gap, small
 from tests.unit.policy.invariants import check
+from tests.unit.policy.programs import limit_assignment, without_patterns
 from tests.unit.policy.scenarios import random_snapshot, seating_of
 
 
@@ -25,7 +26,7 @@ def test_every_way_to_cut_a_node():
 @pytest.fixture
 def alone(monkeypatch):
     """Use patterns wherever a plan is not plainly the best."""
-    monkeypatch.setattr(assignment, "MOST_PARTS", 0)
+    limit_assignment(monkeypatch, 0)
     monkeypatch.setattr(decision, "CLOSE", 0.0)
 
 
@@ -48,7 +49,7 @@ def test_three_gpus_of_four_leave_one_that_nobody_can_use(monkeypatch):
     plan = decide(snap)
     assert sum(bool(a.placement) for a in plan.allocations) == 64
     assert plan.gap < 1e-6
-    monkeypatch.setattr(patterns, "MOST_OPTIONS", 0)
+    without_patterns(monkeypatch)
     counted = decide(snap)
     assert counted.allocations == plan.allocations
     assert counted.gap > 0.3
@@ -61,7 +62,7 @@ def test_pinned_jobs_and_ceilings_are_part_of_it(monkeypatch):
     plan = decide(snap)
     assert sum(bool(a.placement) for a in plan.allocations) == 1 + 33
     assert plan.gap < 0.02
-    monkeypatch.setattr(patterns, "MOST_OPTIONS", 0)
+    without_patterns(monkeypatch)
     assert decide(snap).upper_bound >= plan.upper_bound
 
 
@@ -69,7 +70,7 @@ def test_pinned_jobs_and_ceilings_are_part_of_it(monkeypatch):
 def test_plans_are_never_worse_and_bounds_never_looser(monkeypatch):
     snaps = [random_snapshot(seed, jobs=14, count=6, power=(-1.0, 0.0, 1.0)[seed % 3]) for seed in range(40)]
     with_it = [decide(snap) for snap in snaps]
-    monkeypatch.setattr(patterns, "MOST_OPTIONS", 0)
+    without_patterns(monkeypatch)
     without = [decide(snap) for snap in snaps]
     for snap, a, b in zip(snaps, with_it, without, strict=True):
         check(snap, a)

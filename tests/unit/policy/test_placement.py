@@ -10,6 +10,7 @@ from polluxd.policy import assignment, choice, objective
 from polluxd.policy.layout import NOWHERE
 from polluxd.policy.packing import Packing
 from tests.build import job, node, nodes, report, running
+from tests.unit.policy.programs import limit_assignment
 from tests.unit.policy.scenarios import options_of, seating_of
 
 
@@ -86,7 +87,7 @@ def test_a_program_of_exactly_the_most_variables_is_solved_where_jobs_span_nodes
     seating, _ = seating_of(nodes(2), jobs)
     bounds = []
     for most in (3, 4):
-        monkeypatch.setattr(assignment, "MOST_PARTS", most)
+        limit_assignment(monkeypatch, most)
         bounds.append(assignment.limit(seating))
     assert np.isinf(bounds[0])
     assert np.isfinite(bounds[1])

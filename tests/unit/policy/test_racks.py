@@ -11,9 +11,10 @@ import pytest
 from pollux.goodput import Goodput
 from polluxd.model import JobSpec, Placement
 from polluxd.model.snapshot_json import decode_snapshot, encode
-from polluxd.policy import Cache, choice, decide
+from polluxd.policy import Cache, decide
 from tests.build import THETAS, job, node, report, running, snapshot
 from tests.unit.policy.invariants import check
+from tests.unit.policy.programs import without_racks
 from tests.unit.policy.scenarios import applied, random_snapshot
 
 
@@ -175,7 +176,7 @@ def test_beyond_its_size_the_program_gives_way_to_prices_and_the_plan_stays_soun
         racked(4, 4, 4), [job(n, JobSpec(max_gpus=16), report=afar(alpha=0.5)) for n in range(1, 8)]
     )
     exact = decide(snap)
-    monkeypatch.setattr(choice, "MOST_VARIABLES", 0)
+    without_racks(monkeypatch)
     plan = decide(snap)
     check(snap, plan)
     assert exact.solver == "integer program"
@@ -210,7 +211,7 @@ def test_many_jobs_over_many_racks_end_near_a_certified_bound(seed, monkeypatch)
     assert plan.gap < 0.01
     assert any(len(a.placement.nodes) > 1 for a in plan.allocations)
     # Counts that know no racks promise too much: nobody is left without for that.
-    monkeypatch.setattr(choice, "MOST_VARIABLES", 0)
+    without_racks(monkeypatch)
     priced = decide(snap)
     check(snap, priced)
     assert all(a.placement for a in priced.allocations)

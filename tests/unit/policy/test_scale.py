@@ -12,6 +12,7 @@ from polluxd.policy import counts, decide, price
 from polluxd.policy.shapes import spaced
 from tests.build import nodes, report, running, snapshot
 from tests.unit.policy.count_instances import integer_optimum, rough
+from tests.unit.policy.programs import by_prices
 
 
 @pytest.mark.parametrize("jobs", [50, 75, 120])
@@ -31,9 +32,7 @@ def test_prices_end_within_a_percent_of_the_integer_optimum(jobs, share):
 
 
 def test_prices_alone_end_within_a_percent_as_well(monkeypatch):
-    # What the exact programs settle at the margin is taken away down to very few jobs.
-    monkeypatch.setattr(price, "EXACT_WORK", 0)
-    monkeypatch.setattr(price, "CORE_JOBS", 4)
+    by_prices(monkeypatch)
     for jobs in (50, 100):
         gpus, value, start = rough(jobs, jobs + 1)
         best = integer_optimum(gpus, value, start, 2 * jobs)

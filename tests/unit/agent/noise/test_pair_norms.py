@@ -57,6 +57,11 @@ def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Te
     return out
 
 
+def in_chunks(patch: pytest.MonkeyPatch, chunk: int) -> None:
+    patch.setattr(pair_norms, "CHUNK", chunk)
+    patch.setattr(pair_norms, "KEPT", 2 * chunk)
+
+
 def total(found: Squares, norms: GradientNorms) -> torch.Tensor:
     """Return the sums for each parameter group."""
     return summed([found], norms.groups, torch.device("cpu"))[0]
@@ -71,8 +76,7 @@ def test_both_measurements(
     params, norms = trained(kind, split, **options)
     wanted = expected(norms, params)
     # Runs of a few parameters, of one, and parameters that are cut: 11 x 5 goes in rows.
-    monkeypatch.setattr(pair_norms, "CHUNK", chunk)
-    monkeypatch.setattr(pair_norms, "KEPT", 2 * chunk)
+    in_chunks(monkeypatch, chunk)
     pair = PairNorms(norms, params)
     assert torch.allclose(total(pair.first(), norms), wanted, rtol=1e-5)
     for p in params:
@@ -88,7 +92,7 @@ def test_the_ranks_shares_add_up(
 ) -> None:
     params, norms = trained(kind, True, **options)
     wanted = expected(norms, params)
-    monkeypatch.setattr(pair_norms, "CHUNK", chunk)
+    in_chunks(monkeypatch, chunk)
     pairs = [PairNorms(norms, params, rank=rank, ranks=ranks) for rank in range(ranks)]
     for pair in pairs:
         assert torch.allclose(total(pair.first(), norms), wanted, rtol=1e-5), "its own gradient, whole"

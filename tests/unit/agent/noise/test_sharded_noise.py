@@ -167,23 +167,26 @@ def test_a_model_that_is_sharded_in_part_or_over_some_ranks_is_refused(ranks: An
 
 
 def planted(
-    groups: int, copies: int, monkeypatch: pytest.MonkeyPatch
+    groups: int, copies: int, monkeypatch: pytest.MonkeyPatch, chunk: int | None = None
 ) -> tuple[ReduceScatterEstimator, _Unit, torch.Tensor]:
     """Return an estimator, and a unit with the buffer of its gradient.
 
     The buffer has a row for each of two shards: two columns of one parameter and one of another.
     """
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    if chunk is not None:
+        monkeypatch.setattr(sharded_noise, "CHUNK", chunk)
     model = torch.nn.ParameterList([torch.zeros(2), torch.zeros(1)])
     params = list(model)
     split: Any = [{"params": [p]} for p in params]
     norms = GradientNorms(torch.optim.SGD(split if groups == 2 else params))
     estimator = ReduceScatterEstimator(norms, model, 2 * copies)
     torch_unit: Any = SimpleNamespace(params=params, columns=[2, 1], divisor=None)
-    estimator._units.append(_Unit(torch_unit))
+    unit = _Unit(torch_unit)
+    estimator._units.append(unit)
     estimator._copies = copies
     params[0].grad, params[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([2.0])
-    return estimator, estimator._units[0], torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    return estimator, unit, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 
 @pytest.mark.parametrize("chunk", [1 << 21, 4, 1])
@@ -200,8 +203,7 @@ def test_a_rank_s_parts_of_both_norms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its gradient counts as one of K; each of the copies holds its shards."""
-    estimator, unit, gradient = planted(groups, copies, monkeypatch)
-    monkeypatch.setattr(sharded_noise, "CHUNK", chunk)
+    estimator, unit, gradient = planted(groups, copies, monkeypatch, chunk)
     group: Any = None
     estimator.begin(measuring=True)
     estimator.see(unit, gradient, group, dist.ReduceOp.AVG)
@@ -214,16 +216,15 @@ def test_a_rank_s_parts_of_both_norms(
 
 
 def test_a_shard_is_measured_in_pieces_that_hold_a_chunk_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    estimator, unit, gradient = planted(2, 1, monkeypatch)
     sizes: list[int] = []
-    of_flat = estimator._norms.of_flat
+    of_flat = GradientNorms.of_flat
 
-    def counted(param: torch.Tensor, piece: torch.Tensor, start: int) -> torch.Tensor:
+    def counted(norms: GradientNorms, param: torch.Tensor, piece: torch.Tensor, start: int) -> torch.Tensor:
         sizes.append(piece.numel())
-        return of_flat(param, piece, start)
+        return of_flat(norms, param, piece, start)
 
-    monkeypatch.setattr(estimator._norms, "of_flat", counted)
-    monkeypatch.setattr(sharded_noise, "CHUNK", 2)
+    monkeypatch.setattr(GradientNorms, "of_flat", counted)
+    estimator, unit, gradient = planted(2, 1, monkeypatch, 2)
     group: Any = None
     estimator.begin(measuring=True)
     estimator.see(unit, gradient, group, dist.ReduceOp.AVG)

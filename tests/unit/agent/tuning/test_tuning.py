@@ -28,6 +28,10 @@ NOISY = NoiseScale(sqr=1.0, var=20.0)
 CALM = NoiseScale(sqr=20.0, var=1.0)
 
 
+def refit_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batch_choice, "FIRST_REFIT", 0.001)
+
+
 def test_the_initial_choice_is_m0_rounded_up() -> None:
     assert initial_choice(LIMITS, 1, 1, adaptive=True) == BatchChoice(32, 0)
     assert initial_choice(LIMITS, 1, 4, adaptive=True) == BatchChoice(8, 0)
@@ -101,7 +105,7 @@ def test_the_advisor_fits_what_was_measured_and_proposes() -> None:
 def test_the_scheduler_hears_at_once_of_a_fit_on_more_gpus_and_of_the_first_noise_scale(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_choice, "FIRST_REFIT", 0.001)
+    refit_at_once(monkeypatch)
     profile, heard = StepProfile(), queue.SimpleQueue[tuple[int, bool]]()
     noise: list[NoiseScale | None] = [None]
 
@@ -156,7 +160,7 @@ def test_a_size_that_was_measured_during_a_fit_is_told_with_the_next_fit(
 
 
 def test_after_a_move_refits_come_as_often_as_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_choice, "FIRST_REFIT", 0.001)
+    refit_at_once(monkeypatch)
     profile, fitted = StepProfile(), queue.SimpleQueue[int]()
     advisor = Advisor(profile, LIMITS, 1, 1, lambda: (None, BatchChoice(32, 0)), adaptive=False)
     monkeypatch.setattr(advisor, "advise", lambda: fitted.put(advisor._gpus))
