@@ -63,11 +63,11 @@ test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, 
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
 	@contrib/devcluster/torch_versions.sh
 
-doctor-test: setup ## `polluxctl doctor` on a private cluster: 32 planted faults, each with its remedy (4 minutes)
+doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults, each with its remedy (6 minutes)
 	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
 
-sites: setup ## what a real site does: limits, reservations, options, preemption, on a private Slurm (root; under 20 minutes); sites-out/
-	@$(PYTHON) -m contrib.sites
+sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/
+	@$(PYTHON) -m contrib.sites $(if $(SEED),--seeds $(SEED))
 
 attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack

@@ -377,6 +377,9 @@ local GUARDED = {
   { "Features", function(j) return given(j.features) end },
   { "OverSubscribe", function(j) return given(j.shared) end },
   { "Partition", function(j) return j.partition ~= nil end },
+  -- Else a user could have Slurm refuse a start in the name of another QOS or account.
+  { "QOS", function(j) return given(j.qos) end },
+  { "Account", function(j) return given(j.account) end },
   { "Reservation", function(j) return j.reservation ~= nil end },
   { "Licenses", function(j) return j.licenses ~= nil end },
   { "MinTmpDiskNode", function(j) return given(j.pn_min_tmp_disk) end },

@@ -326,6 +326,8 @@ class DevCluster:
         if slurm_version() >= (23,):
             (layout.etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         (layout.etc / "gres.conf").write_text(gres_conf(layout))
+        for name, text in layout.site.files.items():
+            (layout.etc / name).write_text(text)
         self.hooks.write()
 
     def _start_munged(self) -> None:

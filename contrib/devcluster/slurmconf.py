@@ -26,11 +26,13 @@ class SiteLines:
     lines: tuple[str, ...] = ()
     """Whole lines, such as `Licenses=matlab:2`."""
     gpu_types: Mapping[str, str] = field(default_factory=dict)
-    """The type of a node's GPUs; other nodes have the cluster's."""
+    """The type of a node's GPUs, or two that share them (`a100+t4`); other nodes have the cluster's."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Further words of a node's line, such as `Feature=nvlink`."""
     partitions: Mapping[str, str] = field(default_factory=dict)
     """Further partitions: the rest of the line, such as `Nodes=n1 PriorityTier=5`."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further files beside slurm.conf, such as topology.conf."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ def _gpu_type(layout: Layout, node: str) -> str:
 
 
 def _gres(layout: Layout, node: str) -> str:
-    return ":".join(filter(None, ("gpu", _gpu_type(layout, node), str(layout.gpus_per_node))))
+    types = _gpu_type(layout, node).split("+")
+    each = layout.gpus_per_node // len(types)
+    return ",".join(":".join(filter(None, ("gpu", kind, str(each)))) for kind in types)
 
 
 def _accounting_lines(layout: Layout, accounting: Accounting | None) -> list[str]:
@@ -173,13 +177,14 @@ def slurmdbd_conf(layout: Layout, accounting: Accounting) -> str:
 
 
 def gres_conf(layout: Layout) -> str:
-    last = layout.gpus_per_node - 1
-    files = f"{layout.devices}/gpu[0-{last}]" if last else f"{layout.devices}/gpu0"
     by_type: dict[str, list[str]] = {}
     for node in layout.nodes:
         by_type.setdefault(_gpu_type(layout, node), []).append(node)
-    lines = [
-        f"NodeName={','.join(nodes)} Name=gpu {f'Type={kind} ' if kind else ''}File={files}"
-        for kind, nodes in by_type.items()
-    ]
+    lines = []
+    for named, nodes in by_type.items():
+        types = named.split("+")
+        each = layout.gpus_per_node // len(types)
+        for number, kind in enumerate(types):
+            files = ",".join(f"{layout.devices}/gpu{i}" for i in range(number * each, (number + 1) * each))
+            lines.append(f"NodeName={','.join(nodes)} Name=gpu {f'Type={kind} ' if kind else ''}File={files}")
     return "\n".join(["AutoDetect=off", *lines]) + "\n"

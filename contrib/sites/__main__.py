@@ -3,7 +3,9 @@
 The exit status is 1 if a case fails. slurmctld is disturbed in the middle of each case: reconfigured, restarted, or a
 node that nobody uses drained and resumed, in turn.
 
-python -m contrib.sites [--only WORD ...] [--out FOLDER]
+Then ten sites that seeds draw (`generated`), each played without polluxd and beside it (`control`).
+
+python -m contrib.sites [--only WORD ...] [--seeds FIRST-LAST] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -15,15 +17,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contrib.devcluster import DevClusterError
 from contrib.sites.cases import CASES, Case
+from contrib.sites.control import play
 from contrib.sites.place import Place, place
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.printable import printable
 
+SEEDS = "1-10"
 _DISTURBED_AFTER_S = 6.0
 _LONGEST_IDLE_S = 20.0
 """A cycle of 5 s, slurmctld's restart, and the start of a job."""
@@ -84,7 +88,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     row: dict[str, object] = {
         "case": case.name,
         "result": result,
-        "idle_gpu_s": round(idle.gpu_s, 1),
+        "idle_gpu_s_beside_waiting": round(idle.gpu_s, 1),
         "longest_idle_s": round(idle.longest_s, 1),
         "moves": len(moves),
         "what_the_user_saw": printable(told),
@@ -92,27 +96,50 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     return row | {"disturbed_by": disturb.__name__, "seconds": round(time.time() - started, 1)}
 
 
+def play_cases(cases: Sequence[Case], done: Callable[[dict[str, object]], None]) -> None:
+    """Play the cases on one site."""
+    failed = False
+    with place() as site:
+        site.start()
+        site.idle.start()
+        for number, case in enumerate(cases):
+            row = row_of(case, site, DISTURBANCES[number % len(DISTURBANCES)])
+            failed |= row["result"] != "ok"
+            done(row | {"folder": str(site.folder.parent)})
+    if not failed:
+        shutil.rmtree(site.folder.parent)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contrib.sites", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="cases with one of these words in their name")
+    parser.add_argument("--seeds", help="generated sites alone: one seed, or FIRST-LAST")
     parser.add_argument("--out", type=Path, default=Path("sites-out"))
     arguments = parser.parse_args()
     arguments.out.mkdir(exist_ok=True)
     rows: list[dict[str, object]] = []
+
+    def done(row: dict[str, object]) -> None:
+        rows.append(row)
+        print(f"{row['result']:7}{row['case']} ({row['seconds']} s)", flush=True)
+        (arguments.out / "sites.json").write_text(json.dumps(rows, indent=2) + "\n")
+
     chosen = [case for case in CASES if any(word in case.name for word in arguments.only)]
     if not chosen:
         print(f"sites: no case has any of {arguments.only} in its name", file=sys.stderr)
         return 1
-    with place() as site:
-        for number, case in enumerate(chosen):
-            rows.append(row_of(case, site, DISTURBANCES[number % len(DISTURBANCES)]))
-            print(f"{rows[-1]['result']:7}{case.name} ({rows[-1]['seconds']} s)", flush=True)
-            (arguments.out / "sites.json").write_text(json.dumps(rows, indent=2) + "\n")
-    if not all(row["result"] == "ok" for row in rows):
-        print(f"sites: logs are in {site.folder.parent}", file=sys.stderr)
-        return 1
-    shutil.rmtree(site.folder.parent)
-    return 0
+    if arguments.seeds is None:
+        play_cases(chosen, done)
+    if arguments.seeds is not None or arguments.only == [""]:
+        first, _, last = (arguments.seeds or SEEDS).partition("-")
+        for seed in range(int(first), int(last or first) + 1):
+            done(play(seed))
+    failed = [str(row["case"]) for row in rows if row["result"] != "ok"]
+    if failed:
+        print(
+            f"sites: {', '.join(failed)} failed; folder of logs: {arguments.out}/sites.json", file=sys.stderr
+        )
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -47,13 +47,17 @@ class Seen:
 
 
 @dataclass(slots=True)
-class IdleGpus:
+class Measured:
     """The measurement of one case."""
 
     wishes: dict[int, Wish] = field(default_factory=dict)
     gpu_s: float = 0.0
     longest_s: float = 0.0
     """The longest time without a break in which some GPU was idle."""
+    idle_s: dict[int, float] = field(default_factory=dict)
+    """By job: seconds in which it waited beside GPUs that it could use."""
+    first_runs: dict[int, float] = field(default_factory=dict)
+    """When each job was first seen to run, by a clock that does not step [s]."""
     _most: dict[int, int] = field(default_factory=dict)
     """The most GPUs that a job has held."""
     _idle_s: float = 0.0
@@ -63,13 +67,17 @@ class IdleGpus:
 
         Returns the GPUs that idle.
         """
-        idle = self._idle(list(seen), Counter(free))
+        seen = list(seen)
+        for one in seen:
+            if one.state not in ("PENDING", "CANCELLED"):
+                self.first_runs.setdefault(one.job_id, time.monotonic())
+        idle = self._idle(seen, Counter(free), seconds)
         self.gpu_s += idle * seconds
         self._idle_s = self._idle_s + seconds if idle else 0.0
         self.longest_s = max(self.longest_s, self._idle_s)
         return idle
 
-    def _idle(self, seen: list[Seen], free: Counter[str]) -> int:
+    def _idle(self, seen: list[Seen], free: Counter[str], seconds: float) -> int:
         held: Counter[int] = Counter()
         for one in seen:
             if one.state == "RUNNING":
@@ -79,8 +87,9 @@ class IdleGpus:
         idle = 0
         for job_id, wish in self.wishes.items():
             for _ in range(min(waiting[job_id], max(wish.at_once - running[job_id], 0))):
-                if not wish.barred:
-                    idle += _taken(wish, free)
+                if not wish.barred and (taken := _taken(wish, free)):
+                    idle += taken
+                    self.idle_s[job_id] = self.idle_s.get(job_id, 0.0) + seconds
             if wish.at_once == 1:  # what an array holds falls with its last tasks
                 lost = self._most.get(job_id, 0) - held[job_id]
                 if lost > 0 and (running[job_id] or (waiting[job_id] and wish.barred)):
@@ -136,9 +145,8 @@ def read_nodes(text: str) -> dict[str, int]:
     free = {}
     for line in text.splitlines():
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        has, used = _GPUS.search(words.get("Gres", "")), _GPUS.search(words.get("GresUsed", ""))
-        usable = has is not None and not _CLOSED.search(words.get("State", "UNKNOWN"))
-        free[words["NodeName"]] = int(has[1]) - (int(used[1]) if used else 0) if usable and has else 0
+        has, used = (sum(map(int, _GPUS.findall(words.get(key, "")))) for key in ("Gres", "GresUsed"))
+        free[words["NodeName"]] = 0 if _CLOSED.search(words.get("State", "UNKNOWN")) else has - used
     return free
 
 
@@ -146,7 +154,7 @@ class Sampler:
     """Samples all the time; `measured` is the case's measurement."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self.measured = IdleGpus()
+        self.measured = Measured()
         self._env = env
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -163,7 +171,7 @@ class Sampler:
     def restart(self) -> None:
         """Begin the measurement of a case."""
         with self._lock:
-            self.measured = IdleGpus()
+            self.measured = Measured()
 
     def wish(self, job_id: int, wish: Wish) -> None:
         with self._lock:

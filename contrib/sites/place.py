@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from contrib.devcluster import DevCluster, Polluxd, SiteLines
 from contrib.sites.idle import Sampler, Wish
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Move
+from polluxd.site.files import apply, differences
+from polluxd.site.hooks import Role, unwanted
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -25,6 +28,7 @@ BIN = Path(sys.executable).parent
 USER = "nobody"
 WATCH_S = 6.0
 """How long a state must last: longer than a decision and a move's first steps."""
+_ALIVE = {"PENDING", "RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "REQUEUED"}
 
 _SITE = SiteLines(
     lines=(
@@ -68,7 +72,7 @@ _ACCOUNTS = (
 class Place:
     """The cluster, its polluxd and the user's commands."""
 
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
+    def __init__(self, cluster: DevCluster, folder: Path, lease_s: int = 60) -> None:
         self.cluster = cluster
         self.folder = folder
         self.command = cluster.command
@@ -78,14 +82,29 @@ class Place:
         self.jobs_of_case: set[int] = set()
         """Jobs whose moves count for the case."""
         self.idle = Sampler(cluster.client_environment)
-        self.daemon = Polluxd(cluster, folder)
+        self.daemon = Polluxd(cluster, folder, slurm={"lease_s": lease_s})
         self.polluxd = self.daemon.command
 
     def start(self) -> None:
-        """Start polluxd as the cluster's unprivileged `daemon_user`."""
+        """Start polluxd as the cluster's unprivileged `daemon_user`, and wait for its first cycle."""
         self.daemon.migrate()
         self.daemon.start()
-        self.idle.start()
+        self.until(self.cluster.hooks.heartbeat_file.exists, "polluxd's first cycle")
+
+    def remove(self) -> None:
+        """Take polluxd and its hooks away, as the installation page says."""
+        self.daemon.stop()
+        states, _ = unwanted(self.cluster.hooks.site(), (Role.CONTROLLER, Role.NODE, Role.LOGIN))
+        apply(differences([state for state in states if state.path.suffix == ".lua"]))
+        # slurmctld looks at whole seconds.
+        script = self.cluster.slurm_conf.with_name("job_submit.lua")
+        at = script.stat().st_mtime + 2
+        os.utime(script, (at, at))
+
+    def install(self) -> None:
+        """Bring the hooks and polluxd back."""
+        self.cluster.hooks.write()
+        self.daemon.start()
 
     def stop(self) -> None:
         self.idle.stop()
@@ -94,22 +113,28 @@ class Place:
 
     # --- the user's hands ---------------------------------------------------------------------------------
 
-    def sbatch(self, name: str, body: str, *lines: str, gpus: int = 1, wish: Wish | None = None) -> int:
+    def sbatch(
+        self, name: str, body: str, *lines: str, gpus: int = 1, head: str = "", wish: Wish | None = None
+    ) -> int:
         """Submit a script.
 
         Args:
             lines: of #SBATCH and #POLLUX, without their hash signs.
+            head: of #SBATCH, asks for the nodes and GPUs, if not for `gpus` GPUs on one node.
             wish: the placements that the job can use, if not `gpus` GPUs on any one node.
+
+        Raises:
+            RuntimeError: sbatch refused it.
         """
         script = self.folder / f"{name}.sbatch"
-        head = [f"SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"]
-        head += [f"SBATCH --output={self.folder}/{name}.log"]
+        asked = head or f"SBATCH --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1"
+        head_lines = [f"SBATCH --job-name={name} --output={self.folder}/{name}.log", asked]
         run = [
             f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={self.folder}/checkpoints-{name}",
             f"cd {ROOT}",
         ]
         script.write_text(
-            "\n".join(["#!/bin/bash", *(f"#{line}" for line in (*head, *lines)), *run, body]) + "\n"
+            "\n".join(["#!/bin/bash", *(f"#{line}" for line in (*head_lines, *lines)), *run, body]) + "\n"
         )
         who = pwd.getpwnam(USER)
         done = subprocess.run(
@@ -157,6 +182,22 @@ class Place:
 
     def runs(self, job_id: int) -> bool:
         return self.job(job_id).state is JobState.RUNNING
+
+    def states(self) -> dict[int, set[str]]:
+        """Return the states of all jobs; of an array's tasks, by the array."""
+        found: dict[int, set[str]] = {}
+        for job in self.slurm.observe().jobs:
+            if job.companion is None:
+                found.setdefault(job.array[0] if job.array else job.job_id, set()).add(job.raw_state)
+        return found
+
+    def ended(self, job_ids: Iterable[int]) -> bool:
+        """Whether Slurm answers, and has ended all these jobs."""
+        try:
+            states = self.states()
+        except SlurmError:
+            return False
+        return not any(states.get(job_id, set()) & _ALIVE for job_id in job_ids)
 
     def explain(self, job_id: int) -> str:
         """What polluxctl tells of the job, on one line."""
@@ -216,8 +257,19 @@ class Place:
 
 
 @contextmanager
-def place() -> Iterator[Place]:
-    """Bring the site up, and take it down."""
+def place(
+    site: SiteLines = _SITE,
+    accounts: Sequence[Sequence[str]] = _ACCOUNTS,
+    *,
+    nodes: int = 4,
+    gpus_per_node: int = 4,
+    lease_s: int = 60,
+) -> Iterator[Place]:
+    """Bring a site up, without polluxd, and take it down.
+
+    Args:
+        accounts: commands of sacctmgr.
+    """
     base = Path(tempfile.mkdtemp(prefix="pollux-sites-", dir="/tmp"))
     base.chmod(0o755)
     folder = base / "jobs"
@@ -225,19 +277,19 @@ def place() -> Iterator[Place]:
     folder.chmod(0o1777)
     with DevCluster(
         base / "cluster",
-        nodes=4,
-        gpus_per_node=4,
-        lease_s=60,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        lease_s=lease_s,
+        heartbeat_stale_s=30.0,
         publish_interval_s=1.0,
         accounting=True,
         daemon_user="pollux",
-        site=_SITE,
+        site=site,
     ) as cluster:
-        for words in _ACCOUNTS:
+        for words in accounts:
             cluster.command("sacctmgr", "-i", *words)
-        made = Place(cluster, folder)
+        made = Place(cluster, folder, lease_s)
         try:
-            made.start()
             yield made
         finally:
             made.stop()

@@ -380,7 +380,7 @@ class Reconciler:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
                 self._fail(move, now, f"Slurm refused the new size: {error}", keep_back=True)
-                self.refusals.of_job(move.job_id, str(error))
+                self.refusals.of_job(job, str(error))
                 return
         self._reach(move, Step.CONFIGURED)
 

@@ -37,3 +37,8 @@ def refused_group(reason: str) -> str | None:
     None: the reason is no refusal.
     """
     return next((name for pattern, name in _GROUPS if pattern.match(reason)), None)
+
+
+def shown_by_slurm(reason: str) -> bool:
+    """Tell whether polluxd reads the cause from Slurm at each look, and so sees its end at once."""
+    return reason in ("PartitionDown", "PartitionInactive")

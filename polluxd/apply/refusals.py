@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from polluxd.apply.actions import Action, Fail, Reach
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.refusal_reasons import refused, refused_group
+from polluxd.apply.refusal_reasons import refused, refused_group, shown_by_slurm
 from polluxd.apply.startable import Eligibility
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
@@ -20,8 +20,10 @@ FIRST_S = 60.0
 LONGEST_S = 1800.0
 """The first refusal of a group of jobs holds the group's moves for 60 s; each following refusal doubles the time."""
 
-_OWN = ("job", "user")
-"""Refusals that one user's jobs alone meet. They are no trouble of the cluster: `explain` of those jobs names them."""
+_OWN = ("job", "user", "size")
+"""Refusals that one user's jobs alone meet, whatever other users' jobs do."""
+_Key = tuple[str, str, str]
+"""Kind and name of what refused jobs have in common, and the user who met the refusal; no user: all of them."""
 
 STUCK = "stuck since "
 """What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
@@ -48,7 +50,7 @@ class Refusals:
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._known: dict[tuple[str, str], _Refusal] = {}
+        self._known: dict[_Key, _Refusal] = {}
         self._throttled: dict[int, tuple[int | None, float]] = {}
         """By array: how many of its tasks Slurm lets run (None: still to be counted), and until when polluxd believes
         that."""
@@ -66,21 +68,30 @@ class Refusals:
                 self._known.pop(key, None)
 
     def _saw(self, move: Move, job: SlurmJob) -> None:
-        name = refused_group(job.reason)
-        if name == "array":
+        kind = refused_group(job.reason)
+        if kind is None or shown_by_slurm(job.reason):
+            return
+        if kind == "array":
             # Its user chose this limit, and the cluster has no problem: `note` does not name it.
             if job.array is not None:
                 self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
             return
-        if name == "size":
+        if kind == "size":
             self._too_large[job.job_id] = move.target.gpus, self._monotonic() + LONGEST_S, job.reason
-        self._note(next(key for key in _keys(job) if key[0] == name), job.reason)
+        name = _names(job)[kind]
+        self._note((kind, name, job.user), job.reason)
+        users = {
+            user for known_kind, known_name, user in self._known if (known_kind, known_name) == (kind, name)
+        }
+        if kind not in _OWN and len(users - {""}) > 1:
+            # The refusal is none of one user's own association, threshold or licence.
+            self._note((kind, name, ""), job.reason)
 
-    def of_job(self, job_id: int, reason: str) -> None:
+    def of_job(self, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm took no geometry for the job, whatever its reason."""
-        self._note(("job", str(job_id)), reason)
+        self._note(("job", str(job.job_id), job.user), reason)
 
-    def _note(self, key: tuple[str, str], reason: str) -> None:
+    def _note(self, key: _Key, reason: str) -> None:
         known, now = self._known.get(key), self._monotonic()
         if known is None:
             self._known[key] = _Refusal(reason, self._clock(), now + FIRST_S)
@@ -152,9 +163,9 @@ class Refusals:
     def groups(self) -> list[str]:
         """What each group of refused jobs has in common: a field's name.
 
-        Refusals that one user's jobs alone meet are left out.
+        Refusals that one user's jobs alone have met are left out, except sizes.
         """
-        return [kind for kind, _ in self._known if kind not in _OWN]
+        return [kind for kind, _, user in self._known if kind == "size" or not user]
 
     def note(self) -> str:
         """Return the text for `polluxctl status`; empty without refusals."""
@@ -162,19 +173,23 @@ class Refusals:
             f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
             + (f" of the size of job {name}" if kind == "size" else f" of {kind} {name}")
             + f" ({r.reason})"
-            for (kind, name), r in sorted(self._known.items())
-            if kind not in _OWN
+            for (kind, name, user), r in sorted(self._known.items())
+            if kind == "size" or not user
         )
 
 
-def _keys(job: SlurmJob) -> list[tuple[str, str]]:
-    licenses = ",".join(sorted(job.licenses))
-    return [
-        ("partition", job.partition),
-        ("account", job.account),
-        ("qos", job.qos),
-        ("licenses", licenses),
-        ("user", f"{job.user} in account {job.account} and QOS {job.qos}"),
-        ("size", str(job.job_id)),
-        ("job", str(job.job_id)),
-    ]
+def _names(job: SlurmJob) -> dict[str, str]:
+    """What the job may have in common with others that are refused, by kind."""
+    return {
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "licenses": ",".join(sorted(job.licenses)),
+        "user": f"{job.user} in account {job.account} and QOS {job.qos}",
+        "size": str(job.job_id),
+        "job": str(job.job_id),
+    }
+
+
+def _keys(job: SlurmJob) -> list[_Key]:
+    return [(kind, name, user) for kind, name in _names(job).items() for user in (job.user, "")]

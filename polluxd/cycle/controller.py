@@ -20,6 +20,7 @@ from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
 from polluxd.apply.lost_marks import LostMarks
+from polluxd.apply.move_outcomes import MoveOutcomes
 from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.paths import choose
 from polluxd.apply.reconciler import Reconciler
@@ -92,6 +93,7 @@ class Controller:
         self._waiting = WaitingTimes()
         self._boots = Boots()
         self._marks = LostMarks()
+        self._outcomes = MoveOutcomes()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
@@ -111,6 +113,7 @@ class Controller:
         open_moves = self._reconciler.tick(seen, records) if acting else 0
         self._trusted.observe(records.reports, _places(state, self._reconciler.moving), _rigid(state))
         self._idle.observe(state)
+        self._outcomes.observe(state.jobs, records.reports, self._reconciler.moving)
         due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
         if due:
             begun, idle = self._decide(seen, started)
@@ -139,11 +142,13 @@ class Controller:
         begun: list[Move] = []
         if leads:
             begun = self._reconciler.begin(_intents(plan, snapshot, state, records, rules), records)
+            self._outcomes.begun(begun, records.reports)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
         notes = (
             _note(self._reconciler.refusals.note(), records.settings.paused, state.unreadable),
             self._marks.note(),
             _doubted(doubts),
+            self._outcomes.note(),
             idle_note(idle),
         )
         cycle = self._record(
@@ -200,6 +205,7 @@ class Controller:
             | of_plan(plan, snapshot)
             | of_moves(moves, stuck, refused)
             | of_idle(idle)
+            | {"polluxd_jobs_worse_off": {"": float(len(self._outcomes.worse_off))}}
         )
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:
@@ -236,7 +242,7 @@ class Controller:
 
     def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> int:
         """Write the cycle and its plan, log it, and return its id."""
-        self._metrics.decided(durations)
+        self._metrics.decided(durations, self._config.cycle.interval_s)
         cycle = self._store.record_cycle(
             plan,
             mode=self._config.mode,

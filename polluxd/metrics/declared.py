@@ -94,6 +94,10 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "reason",
         ("explained", "unexplained"),
     ),
+    "polluxd_jobs_worse_off": ClusterGauge(
+        "Pollux jobs whose agents measure at most 0.9 times the goodput of before a move that gave them more GPUs or "
+        "others."
+    ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(
         "Value of the objective in the newest plan.", "objective", ("fair-share", "completion-time")
@@ -173,6 +177,11 @@ class Metrics:
             buckets=_CYCLE_S,
             registry=self.registry,
         )
+        self.late_decisions = Counter(
+            "polluxd_late_decisions",
+            "Decisions that took longer than cycle.interval_s.",
+            registry=self.registry,
+        )
         self.phase_duration = Histogram(
             "polluxd_cycle_phase_duration_seconds",
             "Duration of each phase of cycles that decided.",
@@ -227,11 +236,13 @@ class Metrics:
         if not leads:
             self.cluster.clear()
 
-    def decided(self, durations: Mapping[str, float]) -> None:
-        """Observe the phases of a cycle that decided [s]."""
+    def decided(self, durations: Mapping[str, float], interval_s: float) -> None:
+        """Observe the phases of a cycle that decided [s]; `interval_s` lies between two decisions."""
         for phase in PHASES:
             self.phase_duration.labels(phase).observe(durations[f"{phase}_s"])
-        self.cycle_duration.observe(sum(durations[f"{phase}_s"] for phase in PHASES))
+        took = sum(durations[f"{phase}_s"] for phase in PHASES)
+        self.cycle_duration.observe(took)
+        self.late_decisions.inc(took > interval_s)
 
     def move_over(self, path: str, result: str, seconds: float) -> None:
         """Count a move that ended; `seconds` since it was planned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,9 @@ from polluxd.store.migrations import ROLES
 
 from .findings import Finding, fault, ok, warning
 from .slurm_checks import SKEW_S
+
+_FULL = re.compile("too many clients|connection slots|too many connections")
+"""What PostgreSQL says when max_connections, or a limit of the role, is reached."""
 
 
 def as_daemon(config: Config) -> Iterator[Finding]:
@@ -36,11 +40,17 @@ def as_daemon(config: Config) -> Iterator[Finding]:
             yield from _schema(config)
             yield from _leader(connection, config)
     except psycopg2.Error as error:
-        yield fault(
-            "database",
-            str(translated(error, connector.place)),
-            "start PostgreSQL, or correct [database] url and passfile of polluxd.toml, or pg_hba.conf",
+        said = str(translated(error, connector.place))
+        yield fault("database", said, _remedy(said))
+
+
+def _remedy(said: str) -> str:
+    if _FULL.search(said):
+        return (
+            "raise max_connections in postgresql.conf, or end sessions that are not needed "
+            "(SELECT usename, count(*) FROM pg_stat_activity GROUP BY 1), and restart PostgreSQL"
         )
+    return "start PostgreSQL, or correct [database] url and passfile of polluxd.toml, or pg_hba.conf"
 
 
 def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -94,7 +104,8 @@ def _schema(config: Config) -> Iterator[Finding]:
     try:
         store.check_schema()
     except StoreError as error:
-        yield fault("schema", str(error), "polluxd migrate")
+        said = str(error)
+        yield fault("schema", said, _remedy(said) if _FULL.search(said) else "polluxd migrate")
     else:
         yield ok("schema", f"the schema is that of polluxd {__version__}")
     finally:

@@ -8,7 +8,7 @@ from pathlib import Path
 from polluxd.config.config_file import Config, load_config
 from polluxd.errors import ConfigError, SlurmError
 
-from . import database_checks, file_checks, slurm_checks
+from . import database_checks, file_checks, pace_checks, slurm_checks, trials
 from .findings import Finding, fault, ok
 from .hooks import Role, Site
 from .slurm_checks import Slurm
@@ -26,9 +26,15 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
         yield from file_checks.gpu_devices(site)
     slurm = Slurm(site.slurm_conf if site.slurm_conf.exists() else None)
     try:
-        yield from slurm_checks.munge(slurm, slurm.settings())
+        settings = slurm.settings()
     except SlurmError:
         yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
+    else:
+        yield from slurm_checks.munge(slurm, settings)
+        if Role.CONTROLLER in roles:
+            yield from pace_checks.pace(settings, config)
+            yield from trials.heartbeat(settings.get("SlurmUser", "").partition("(")[0], config)
+            yield from trials.canary(slurm, site, config)
     yield from slurm_checks.cluster(slurm, site, config, roles)
     yield from slurm_checks.gateway(slurm, config)
     if config is not None:

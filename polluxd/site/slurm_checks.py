@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config.config_file import Config
@@ -41,6 +43,14 @@ class Slurm:
 
     def ask(self, *argv: str, given: str = "") -> str:
         """Return what a command prints. Raises SlurmError."""
+        return self.run(*argv, given=given).stdout
+
+    def run(self, *argv: str, given: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command, as `user` where root asks for that. Raises SlurmError."""
+        who: dict[str, Any] = {}
+        if user and os.geteuid() == 0:
+            account = pwd.getpwnam(user)
+            who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": "/"}
         try:
             done = subprocess.run(
                 argv,
@@ -51,6 +61,7 @@ class Slurm:
                 check=False,
                 encoding="utf-8",
                 errors="replace",
+                **who,
             )
         except subprocess.TimeoutExpired:
             raise SlurmUnavailable(f"{argv[0]}: no answer within {self._timeout_s:g} s") from None
@@ -58,7 +69,7 @@ class Slurm:
             raise SlurmUnavailable(f"{argv[0]} cannot be run ({error.strerror})") from None
         if done.returncode:
             raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
-        return done.stdout
+        return done
 
     def settings(self) -> dict[str, str]:
         """Return slurm.conf as slurmctld has it in force. Raises SlurmError.
@@ -104,7 +115,6 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
     if Role.CONTROLLER in roles:
         yield from _rights(slurm, settings, site)
         yield from _requeue(settings)
-        yield from _heartbeat(config)
         for question in (_nodes, _partitions, _reservations):
             try:
                 yield from question(slurm)
@@ -298,22 +308,6 @@ def _requeue(settings: Mapping[str, str]) -> Iterator[Finding]:
             "requeue",
             f"cred_expire is {delay} s: a job that polluxd could not place again waits so long",
             "lower cred_expire in AuthInfo (default: 120)",
-        )
-
-
-def _heartbeat(config: Config | None) -> Iterator[Finding]:
-    path = config.slurm.heartbeat_file if config is not None else None
-    if path is None:
-        return
-    try:
-        age = time.time() - float(path.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return  # no polluxd in mode enforce has run yet: `leader` says so
-    if age > 180:
-        yield warning(
-            "heartbeat",
-            f"{path} is {age:.0f} s old: the submission hook takes polluxd for dead",
-            "systemctl status polluxd",
         )
 
 

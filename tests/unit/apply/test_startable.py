@@ -171,15 +171,19 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     ticks = 0.0
     refusals = Refusals(lambda: NOW, lambda: ticks)
     waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
-    others = (job(2), job(3, account="language"), job(4, spec=None))
+    of_bea = job(5, JobState.PENDING, reason="AssocGrpGRES", user="bea")
+    others = (job(2), job(3, account="language"), job(4, spec=None), job(6, user="bea"))
     refusal, started = Fail("x"), Reach(Step.STARTED)
     configured = move("start", Placement(), THERE, Step.CONFIGURED)
     assert refusals.note() == ""
     refusals.look(configured, waiting, refusal)
     found = refusals.eligibility((waiting, *others))
-    assert set(found) == {1, 2}, "of its account"
+    assert set(found) == {1, 2}, "of its account and user"
     assert not found[2].nodes
     assert "AssocGrpGRES" in found[2].rule
+    assert refusals.note() == "", "one user may have met a limit of her own"
+    refusals.look(configured, of_bea, refusal)
+    assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}
     assert refusals.note() == (
         "stuck since 2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision (AssocGrpGRES)"
     )
@@ -187,7 +191,7 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     assert refusals.eligibility((waiting, *others)) == {}
     refusals.look(configured, waiting, refusal)
     ticks += FIRST_S
-    assert set(refusals.eligibility((waiting, *others))) == {1, 2}, "twice as long"
+    assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}, "twice as long"
     ticks += FIRST_S
     refusals.look(configured, job(2), started)
     assert refusals.note() == ""
@@ -222,21 +226,37 @@ def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so
         ("AssocMaxWallDurationPerJobLimit", {1}),
         ("PartitionNodeLimit", {1}),
         ("PartitionTimeLimit", {1}),
-        ("PartitionDown", {1, 2, 3}),
+        ("PartitionConfig", {1, 2, 3}),
         ("QOSGrpGRES", {1, 2, 3}),
         ("AssocGrpGRES", {1, 2, 3}),
         ("MaxGRESPerAccount", {1, 2, 3}),
+        ("Licenses", {1, 2, 3}),
     ],
 )
 def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: set[int]) -> None:
     refusals = Refusals(lambda: NOW, lambda: 0.0)
-    waiting = job(1, JobState.PENDING, reason=reason)
-    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    waiting, of_cem = (
+        job(n, JobState.PENDING, reason=reason, user=user) for n, user in ((1, "alice"), (4, "cem"))
+    )
+    configured = move("start", Placement(), THERE, Step.CONFIGURED)
+    refusals.look(configured, waiting, Fail("x"))
+    assert set(refusals.eligibility((waiting, job(2), job(3, user="bea")))) == meet - {3}
+    assert refusals.note() == "", "the cluster is not stuck for that"
+    refusals.look(configured, of_cem, Fail("x"))
     assert set(refusals.eligibility((waiting, job(2), job(3, user="bea")))) == meet
     own = 3 not in meet
     assert (refusals.note() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
     refusals.keep({2, 3})
     assert set(refusals.eligibility((job(2), job(3, user="bea")))) == (meet - {1})
+
+
+@pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive"])
+def test_a_partition_that_comes_back_takes_jobs_at_once(reason: str) -> None:
+    refusals = Refusals(lambda: NOW, lambda: 0.0)
+    for number, user in ((1, "alice"), (2, "bea")):
+        waiting = job(number, JobState.PENDING, reason=reason, user=user)
+        refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    assert refusals.eligibility((job(1), job(2, user="bea"))) == {}, "each look at Slurm shows its state"
 
 
 def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
@@ -257,8 +277,9 @@ def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
 
 def test_status_says_what_slurm_refuses_and_since_when() -> None:
     refusals = Refusals(lambda: NOW, lambda: 0.0)
-    waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
-    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    for number, user in ((1, "alice"), (2, "bea")):
+        waiting = job(number, JobState.PENDING, reason="AssocGrpGRES", user=user)
+        refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
     status = {
         "leader": "host",
         "leading": True,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 from polluxd.config.config_file import parse_config
 from polluxd.errors import SlurmRefused
-from polluxd.site import file_checks, slurm_checks
+from polluxd.site import file_checks, pace_checks, slurm_checks, trials
 from polluxd.site.findings import Level
 from polluxd.site.hooks import Role, Site
 
@@ -180,3 +182,56 @@ NodeName=s2 Name=gpu File={tmp_path}/shared
     assert said["rack1"] == said["dgx01"]
     assert f"names {tmp_path}/card: no such" in said["old"][0]
     assert f"names {tmp_path}/shared: no such" in said["box"][0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "remedy"),
+    [
+        ({"MinJobAge": "2 sec"}, "memory", "MinJobAge=300"),
+        ({"SchedulerParameters": "defer,sched_min_interval=40000000"}, "scheduler", "start_timeout_s = 120"),
+        ({"SchedulerParameters": "batch_sched_delay=60"}, "scheduler", "start_timeout_s = 180"),
+        ({"AccountingStorageTRES": "cpu,mem,gres/gpu:a100"}, "accounting", "gres/gpu"),
+        ({"PrologEpilogTimeout": "900", "Epilog": "/site/epilog"}, "scripts", "training_timeout_s = 960"),
+        ({"PrologEpilogTimeout": "3", "Prolog": "/site/prolog"}, "scripts", "PrologEpilogTimeout=60"),
+        ({"SchedulerParameters": "defer,requeue_delay=1"}, "requeue", "requeue_delay=30"),
+    ],
+)
+def test_a_pace_that_polluxd_cannot_keep(settings, check, remedy):
+    sound = {
+        **{key: value for key, value in SETTINGS.items() if key != "TaskProlog"},
+        "AccountingStorageTRES": "cpu,mem,gres/gpu",
+        "MinJobAge": "300 sec",
+        "SchedulerParameters": "defer,sched_min_interval=2000000",
+        "PrologEpilogTimeout": "65534",
+    }
+    assert list(pace_checks.pace(sound, None)) == []
+    (found,) = pace_checks.pace(sound | settings, None)
+    assert (found.check, remedy in found.remedy) == (check, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="reads as another user")
+def test_a_heartbeat_that_slurm_s_user_cannot_read(scratch_folder):
+    folder = scratch_folder / "run"
+    folder.mkdir()
+    config = parse_config(
+        {
+            "slurm": {"cluster": "c", "heartbeat_file": str(folder / "heartbeat")},
+            "database": {"url": "postgresql://d@127.0.0.1:1/pollux"},
+        },
+        "test",
+    )
+    assert list(trials.heartbeat("nobody", config)) == [], "no polluxd has run yet"
+    (folder / "heartbeat").write_text(f"{time.time():.0f}\n")
+    folder.chmod(0o755)
+    assert list(trials.heartbeat("nobody", config)) == []
+    folder.chmod(0o700)
+    (found,) = trials.heartbeat("nobody", config)
+    assert (found.check, found.level) == ("heartbeat", Level.FAULT)
+    assert f"chmod 755 {folder}" in found.remedy
+
+
+@pytest.fixture
+def scratch_folder():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)

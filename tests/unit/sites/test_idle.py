@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contrib.sites.idle import IdleGpus, Seen, Wish, read_jobs, read_nodes
+from contrib.sites.idle import Measured, Seen, Wish, read_jobs, read_nodes
 
 FREE = {"n1": 4, "n2": 2}
 
 
 def idle(wish: Wish, *seen: Seen, free: dict[str, int] | None = None) -> int:
-    return IdleGpus({7: wish}).note(seen, FREE if free is None else free, 1.0)
+    return Measured({7: wish}).note(seen, FREE if free is None else free, 1.0)
 
 
 def test_a_waiting_job_that_fits_counts() -> None:
@@ -29,7 +29,7 @@ def test_tasks_of_an_array_count_up_to_its_limit() -> None:
 
 
 def test_gpus_taken_from_a_job_count_even_where_it_may_not_start_again() -> None:
-    measured = IdleGpus({7: Wish(1, barred=True)})
+    measured = Measured({7: Wish(1, barred=True)})
     assert measured.note([Seen(7, "RUNNING", 6)], {"n1": 0}, 1.0) == 0
     assert measured.note([Seen(7, "RUNNING", 2)], {"n1": 3}, 2.0) == 3, "it shrank, and nobody took all"
     assert measured.note([Seen(7, "PENDING", 1)], {"n1": 4, "n2": 4}, 1.0) == 6

@@ -32,6 +32,8 @@ pytestmark = NEEDS_LUA
         ("TimeMin", {"time_min": 5}),
         ("Deadline", {"deadline": 1_800_000_000}),
         ("JobName", {"name": "new"}),
+        ("QOS", {"qos": "urgent"}),
+        ("Account", {"account": "lab"}),
     ],
 )
 def test_a_user_cannot_change_the_geometry_or_the_lease(name: str, update: dict[str, object]) -> None:

@@ -1,0 +1,226 @@
+"""Play a drawn site twice: without polluxd, and beside it.
+
+Both runs are measured by squeue and scontrol alone. No job may be lost beside polluxd, and none may wait longer than
+without it, unless polluxd says why.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from contrib.devcluster import DevClusterError
+from contrib.sites.generated import STREAM_S, Act, DrawnSite, draw
+from contrib.sites.idle import Measured
+from contrib.sites.place import Place, place
+from polluxd.apply.idle_watch import PREFIX as IDLE
+from polluxd.printable import printable
+
+LEASE_S = 20
+TOLERANCE_S = 25.0
+"""A cycle of 5 s, a lease, a slow scheduler, and the same on a busy machine."""
+_END_S = 240.0
+_NO_CAUSE = re.compile(r"do not form such a placement|worth more elsewhere|takes no part|^$")
+"""Reasons that explain no wait beside idle GPUs."""
+_EXPLAINED_AFTER_S = 8.0
+"""A wait so long is worth asking polluxd for its reason."""
+
+
+@dataclass
+class Run:
+    """What one run of a stream came to."""
+
+    idle: Measured
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds from the submission to the first start, by job."""
+    ends: dict[str, str] = field(default_factory=dict)
+    idle_s: dict[str, float] = field(default_factory=dict)
+    """Seconds in which the job waited beside GPUs that it could use."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """polluxd's reason while the job waited beside idle GPUs, or at last."""
+
+
+def play(seed: int) -> dict[str, object]:
+    """Play the site of a seed; return the row of the results."""
+    drawn, started = draw(seed), time.time()
+    with place(
+        drawn.site, drawn.accounts, nodes=drawn.nodes, gpus_per_node=drawn.gpus_per_node, lease_s=LEASE_S
+    ) as site:
+        site.idle.start()
+        without = _run(site, drawn, beside=False)
+        site.start()
+        beside_since = time.time()
+        beside = _run(site, drawn, beside=True)
+        wrong = compare(drawn, without, beside)
+        notes = [c.note for c in site.store.cycles_between(beside_since, time.time()) if IDLE in c.note]
+        wrong += [f"polluxd's own watch: {notes[-1]}"] if notes else []
+        log = (site.folder / "polluxd.log").read_text()
+        wrong += ["polluxd had a fault of its own"] if "Traceback" in log else []
+        longer = [w - without.waits.get(name, w) for name, w in beside.waits.items()]
+        return {
+            "case": f"generated site {seed}",
+            "result": "failed" if wrong else "ok",
+            "idle_gpu_s_beside_waiting": round(beside.idle.gpu_s, 1),
+            "idle_gpu_s_in_control": round(without.idle.gpu_s, 1),
+            "longest_extra_wait_s": round(max(longer, default=0.0), 1),
+            "jobs": len(drawn.jobs),
+            "site": drawn.words,
+            "what_the_user_saw": printable("; ".join(wrong) or "no job waited longer or was lost"),
+            "seconds": round(time.time() - started, 1),
+            "folder": str(site.folder.parent) if wrong else "",
+        }
+
+
+def compare(drawn: DrawnSite, without: Run, beside: Run) -> list[str]:
+    """Return what polluxd made worse, in words."""
+    wrong = []
+    for job in drawn.jobs:
+        name = job.name
+        if beside.ends.get(name) != without.ends.get(name) and without.ends.get(name) in (
+            "COMPLETED",
+            "refused",
+        ):
+            wrong.append(
+                f"{name} ({_words(job.lines)}): {beside.ends.get(name)}, without polluxd {without.ends[name]}"
+            )
+            continue
+        extra = beside.waits.get(name, 0.0) - without.waits.get(name, 0.0)
+        if name not in without.waits or extra <= TOLERANCE_S:
+            continue
+        idle = beside.idle_s.get(name, 0.0) - without.idle_s.get(name, 0.0)
+        reason = beside.reasons.get(name, "")
+        if idle > TOLERANCE_S:
+            unexplained = _NO_CAUSE.search(reason)
+        else:  # others had the GPUs; polluxd has no reason for plain jobs
+            unexplained = not reason and (job.pollux or extra > 2 * TOLERANCE_S)
+        if unexplained:
+            wrong.append(
+                f"{name} ({_words(job.lines)}) waited {extra:.0f} s longer, {idle:.0f} s of them beside idle GPUs; "
+                f"polluxd's reason: {reason!r}"
+            )
+    return wrong
+
+
+def _words(lines: tuple[str, ...]) -> str:
+    return ", ".join(lines)
+
+
+def _run(site: Place, drawn: DrawnSite, *, beside: bool) -> Run:
+    """Submit the stream, act, and wait for all jobs to end."""
+    site.idle.restart()
+    began, ids, submitted = time.monotonic(), dict[str, int](), dict[str, float]()
+    run = Run(site.idle.measured)
+    todo: list[tuple[float, Callable[[], object]]] = []
+
+    def submit(job: Any) -> None:
+        submitted[job.name] = time.monotonic()
+        try:
+            ids[job.name] = site.sbatch(
+                job.name, f"sleep {job.seconds}", *job.lines, head=job.head, wish=job.wish
+            )
+        except RuntimeError:
+            run.ends[job.name] = "refused"
+
+    todo += [(job.at, lambda job=job: submit(job)) for job in drawn.jobs]
+    acts = Acts(site, ids, beside=beside)
+    for act in drawn.acts:
+        todo += [
+            (act.at, lambda act=act: acts.do(act)),
+            (act.at + act.seconds, lambda act=act: acts.undo(act)),
+        ]
+    for at, do in sorted(todo, key=lambda one: one[0]):
+        time.sleep(max(0.0, began + at - time.monotonic()))
+        do()
+        _ask(site, run, ids, submitted, beside=beside)
+    deadline = began + STREAM_S + _END_S
+    while time.monotonic() < deadline and not site.ended(ids.values()):
+        time.sleep(1.0)
+        _ask(site, run, ids, submitted, beside=beside)
+    states, first = site.states(), site.idle.measured.first_runs
+    for name, job_id in ids.items():
+        if job_id in first:
+            run.waits[name] = first[job_id] - submitted[name]
+        run.ends[name] = "; ".join(sorted(states.get(job_id, {"unknown"})))
+        run.idle_s[name] = run.idle.idle_s.get(job_id, 0.0)
+    site.idle.restart()
+    site.clear()
+    return run
+
+
+def _ask(site: Place, run: Run, ids: dict[str, int], submitted: dict[str, float], *, beside: bool) -> None:
+    """Ask polluxd why each job waits that has waited for long; a reason that explains nothing is kept."""
+    first = site.idle.measured.first_runs
+    for name, job_id in ids.items() if beside else ():
+        if job_id in first or time.monotonic() - submitted[name] < _EXPLAINED_AFTER_S:
+            continue
+        found = site.store.explain(job_id)
+        reason = found.allocation.reason if found is not None and found.allocation is not None else ""
+        if reason and not _NO_CAUSE.search(run.reasons.get(name, "-")):
+            run.reasons[name] = reason
+
+
+class Acts:
+    """An administrator's hands."""
+
+    def __init__(self, site: Place, ids: dict[str, int], *, beside: bool) -> None:
+        self._site, self._ids, self._beside = site, ids, beside
+
+    def do(self, act: Act) -> None:
+        self._act(act, begin=True)
+
+    def undo(self, act: Act) -> None:
+        self._act(act, begin=False)
+
+    def _act(self, act: Act, *, begin: bool) -> None:
+        if command := self._command(act, begin=begin):
+            with suppress(DevClusterError):  # a job that has ended cannot be held
+                self._site.command("scontrol", *command)
+        elif act.kind == "restart" and begin:
+            self._site.cluster.restart_slurmctld()
+        elif self._beside and act.kind in POLLUXD:
+            POLLUXD[act.kind][not begin](self._site)
+
+    def _command(self, act: Act, *, begin: bool) -> tuple[str, ...]:
+        job = str(self._ids.get(act.target, 0))
+        minutes = f"{act.seconds / 60 + 1:.0f}"
+        where = (
+            "StartTime=now",
+            f"Duration={minutes}",
+            f"Nodes={act.target}",
+            "Users=root",
+            "Flags=ignore_jobs",
+        )
+        commands: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+            "drain": (
+                ("update", f"NodeName={act.target}", "State=DRAIN", "Reason=sites"),
+                ("update", f"NodeName={act.target}", "State=RESUME"),
+            ),
+            "reconfigure": (("reconfigure",), ()),
+            "hold": (("hold", job), ("release", job)),
+            "comment": (("update", f"JobId={job}", "AdminComment=ticket 12"), ()),
+            "reservation": (
+                ("create", "reservation", "ReservationName=r", *where),
+                ("delete", "ReservationName=r"),
+            ),
+            "partition": (
+                ("update", "PartitionName=main", "State=DOWN"),
+                ("update", "PartitionName=main", "State=UP"),
+            ),
+        }
+        return commands.get(act.kind, ((), ()))[not begin]
+
+
+POLLUXD: dict[str, tuple[Callable[[Place], object], Callable[[Place], object]]] = {
+    "pause": (
+        lambda site: site.polluxd("polluxctl", "pause"),
+        lambda site: site.polluxd("polluxctl", "resume"),
+    ),
+    "polluxd killed": (lambda site: site.daemon.stop(signal.SIGKILL), lambda site: site.daemon.start()),
+    "hooks removed": (Place.remove, Place.install),
+}
+"""What is done to polluxd alone: begin and end."""

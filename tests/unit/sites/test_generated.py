@@ -1,0 +1,59 @@
+"""Sites drawn from seeds, and the comparison of a run beside polluxd with one without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from contrib.sites.control import TOLERANCE_S, Run, compare
+from contrib.sites.generated import DrawnJob, draw
+from contrib.sites.idle import Measured, Seen, Wish
+
+NO_CAUSE = "waits for GPUs; it needs at least 1 GPU, but every GPU is worth more elsewhere"
+
+
+def test_a_seed_draws_one_site_and_many_seeds_many_kinds() -> None:
+    drawn = [draw(seed) for seed in range(60)]
+    assert drawn == [draw(seed) for seed in range(60)]
+    lines = {line for site in drawn for line in site.site.lines}
+    assert {"PreemptType=preempt/qos", "TopologyPlugin=topology/tree", "DefMemPerGPU=500"} <= lines
+    assert {"a100+t4", "t4"} <= {kind for site in drawn for kind in site.site.gpu_types.values()}
+    options = " ".join(line for site in drawn for job in site.jobs for line in (job.head, *job.lines))
+    for option in ("--exclusive", "--qos=urgent", "--array", "--nodes=2", "--partition=extra", "POLLUX"):
+        assert option in options
+    assert len({act.kind for site in drawn for act in site.acts}) == 10
+
+
+def runs(wait: float, **more: object) -> Run:
+    known = {"waits": {"j0": wait}, "ends": {"j0": "COMPLETED"}, **more}
+    return Run(Measured(), **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("beside", "wrong"),
+    [
+        (runs(3.0), ""),
+        (runs(TOLERANCE_S), ""),
+        (runs(90.0), "waited 88 s longer"),
+        (runs(90.0, reasons={"j0": "partition main is DOWN"}, idle_s={"j0": 80.0}), ""),
+        (runs(90.0, reasons={"j0": NO_CAUSE}), ""),
+        (runs(90.0, reasons={"j0": NO_CAUSE}, idle_s={"j0": 80.0}), "80 s of them beside idle GPUs"),
+        (runs(3.0, ends={"j0": "CANCELLED"}), "CANCELLED, without polluxd COMPLETED"),
+        (runs(3.0, ends={}), "None, without polluxd COMPLETED"),
+    ],
+)
+def test_a_job_that_is_lost_or_waits_longer_without_a_reason_is_found(beside: Run, wrong: str) -> None:
+    job = DrawnJob("j0", 0.0, "SBATCH --gres=gpu:1", ("POLLUX min-gpus=1",), 5, Wish(1))
+    found = compare(replace(draw(1), jobs=(job,)), runs(2.0), beside)
+    assert (wrong in found[0]) if wrong else found == []
+
+
+def test_idle_seconds_and_first_starts_are_those_of_the_job() -> None:
+    measured = Measured({7: Wish(2), 8: Wish(4)})
+    measured.note([Seen(7, "PENDING", 2), Seen(8, "PENDING", 4)], {"n1": 3}, 2.0)
+    assert measured.idle_s == {7: 2.0}
+    assert measured.first_runs == {}
+    measured.note([Seen(7, "RUNNING", 2), Seen(8, "PENDING", 4)], {"n1": 1}, 2.0)
+    assert set(measured.first_runs) == {7}
+    assert measured.idle_s == {7: 2.0}
