@@ -27,7 +27,7 @@ STRANGERS_STAY = """
 import types
 from polluxd.gateway import server, visitors
 server.math = types.SimpleNamespace(ceil=lambda seconds: 0)
-visitors.Bounds.__init__.__defaults__ = (3600.0, 75.0, 8192, 10**9, 300, 10**9, 10**9)
+visitors.Bounds.__init__.__defaults__ = (3600.0, 75.0, 65536, 10**9, 300, 10**9, 10**9)
 def arrive(self, visitor):
     if len(self) >= 300:
         visitor.hang_up()
@@ -57,7 +57,7 @@ ANY_LENGTH = """
 from dataclasses import replace
 from polluxd.gateway import app, visitors
 defaults = visitors.Bounds.__init__.__defaults__
-visitors.Bounds.__init__.__defaults__ = (3600.0, *defaults[1:])
+visitors.Bounds.__init__.__defaults__ = (3600.0, defaults[1], 1 << 40, *defaults[3:])
 app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
 """
 
@@ -160,7 +160,7 @@ def long_messages(site: Site, defended: bool) -> Outcome:
     with nullcontext() if defended else site.gateway.patched(ANY_LENGTH):
         before = site.gateway.memory_mb()
         outcomes = [beside(site, {what: 6}, token) for what in ("headers", "nested", "bodies")]
-        grown, runs = site.gateway.memory_mb() - before, site.gateway.runs
+        grown, runs = site.gateway.memory_mb() - before, site.gateway.running
     return Outcome(
         any(each.succeeded for each in outcomes) or grown > MOST_GROWN_MB or not runs,
         f"{grown} MB more; " + " | ".join(each.evidence for each in outcomes),
