@@ -25,7 +25,7 @@ from polluxd.cycle.controller import Controller, StepResult
 from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
 from polluxd.metrics import Metrics
 from polluxd.metrics.endpoint import Endpoint
-from polluxd.metrics.timed_slurm import TimedSlurm
+from polluxd.metrics.timed_slurm import timed_slurm
 from polluxd.model import DaemonMode
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
@@ -66,7 +66,7 @@ class Daemon:
         self._config = config
         logs.use(config.log.format)
         client = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
-        slurm = TimedSlurm(client, self.metrics)
+        slurm = timed_slurm(client, self.metrics)
         self.store = open_store(config)
         self.store.watch_failures(self.metrics.database_failed)
         self._schema_known = False

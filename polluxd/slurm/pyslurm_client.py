@@ -2,9 +2,8 @@
 
 pyslurm can be used where it is installed and its version is the cluster's.
 
-With pyslurm, a poll needs two commands fewer, since pyslurm reads nodes and jobs. pyslurm also runs
-failed jobs again. All other changes to jobs go through scontrol, for two reasons. pyslurm's update leaves out the
-number of nodes. Its requeue would run a job again that ended a moment ago.
+With pyslurm, a poll needs two commands fewer, since pyslurm reads nodes and jobs. All changes to jobs go through
+scontrol: pyslurm's update leaves out the number of nodes, its requeue would run a job again that has just ended.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
+from polluxd.errors import SlurmError, SlurmGarbled, SlurmUnavailable
 from polluxd.model import Node
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_process import PyslurmProcess, RequestRefused, WorkerFailed, WorkerHung
@@ -56,9 +55,8 @@ class PyslurmClient(ScontrolClient):
     """A SlurmClient that asks a worker process with pyslurm first.
 
     A call takes at most `timeout`, as with scontrol. The call that starts a worker takes longer. When a worker leaves
-    a call unanswered, the client raises SlurmUnavailable and does not repeat the call through scontrol: it may have
-    been carried out. When Slurm refuses a reading, or the worker answers it with garbage or dies of it, the client
-    reads again through scontrol at once.
+    a call unanswered, or slurmctld does not answer, the client raises SlurmUnavailable. When Slurm refuses a reading,
+    or the worker answers it with garbage or dies of it, the client reads again through scontrol at once.
     """
 
     def __init__(
@@ -75,11 +73,6 @@ class PyslurmClient(ScontrolClient):
         self._pause = FIRST_PAUSE_S
         self.paused_until = float("-inf")
         self._logged = ""
-
-    def run_again(self, job_id: int) -> None:
-        self._must_be_ours([job_id])
-        if not self._ordered("run_again", job=job_id):
-            super().run_again(job_id)
 
     def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
         # If the worker cannot read a record, everything is read through squeue, which loses only that record.
@@ -98,44 +91,22 @@ class PyslurmClient(ScontrolClient):
         if worker is None:
             return otherwise()
         try:
-            found = understood(self._ask(worker, do, **arguments))
-        except (WorkerFailed, SlurmGarbled, SlurmRefused) as error:
+            found = understood(worker.ask(do, self.timeout, **arguments))
+        except WorkerHung as error:
+            self._give_up(f"{do}: {error}")
+            raise SlurmUnavailable(f"pyslurm, {do}: {error}") from None
+        except RequestRefused as error:
+            refusal = failure(("pyslurm", do), 1, str(error))
+            self._give_up(str(refusal))
+            if isinstance(refusal, SlurmUnavailable):
+                raise refusal from None
+            return otherwise()
+        except (WorkerFailed, SlurmGarbled) as error:
             self._give_up(str(error))
             return otherwise()
         self._pause = FIRST_PAUSE_S
         self._log_once(logging.INFO, f"Slurm is read through pyslurm {worker.version}")
         return found
-
-    def _ordered(self, do: str, **arguments: object) -> bool:
-        """Let a worker that already runs carry out a request.
-
-        Returns False where no worker runs; the request was then not made. Starts no worker.
-        """
-        if self.worker is None or not self.worker.alive:
-            return False
-        try:
-            self._ask(self.worker, do, **arguments)
-        except WorkerFailed as error:
-            self._give_up(str(error))
-            raise SlurmUnavailable(
-                f"pyslurm, {do} {arguments}: {error}; it may have been applied all the same"
-            ) from None
-        return True
-
-    def _ask(self, worker: PyslurmProcess, do: str, **arguments: object) -> object:
-        try:
-            return worker.ask(do, self.timeout, **arguments)
-        except RequestRefused as error:
-            refusal = failure(("pyslurm", do, *map(str, arguments.values())), 1, str(error))
-            if isinstance(refusal, SlurmUnavailable):
-                # slurmctld may have moved since the worker read slurm.conf.
-                self._give_up(str(refusal))
-            raise refusal from None
-        except WorkerHung as error:
-            self._give_up(f"{do}: {error}")
-            raise SlurmUnavailable(
-                f"pyslurm, {do} {arguments}: {error}; it may have been applied all the same"
-            ) from None
 
     def _ready_worker(self) -> PyslurmProcess | None:
         """Return a worker of the cluster's version; start one if needed.

@@ -54,10 +54,6 @@ class Requests:
         self._counts_gpus = self._counts_gpus or any("gres/gpu" in _tres(job) for job in loaded)
         return [self._job(job) for job in loaded if only is None or job.id == only]
 
-    def run_again(self, job: int) -> None:
-        # `requeue` proper passes over a job that has just ended, and this does not: hence not here.
-        self._pyslurm.Job(job).requeue()
-
     def _load_nodes(self) -> list[Any]:
         nodes = list(self._pyslurm.Nodes.load().values())
         self._threads = {node.name: node.threads_per_core or 1 for node in nodes}

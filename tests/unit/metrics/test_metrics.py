@@ -24,7 +24,7 @@ from polluxd.metrics.declared import (
     PHASES,
     SLURM_CALLS,
 )
-from polluxd.metrics.timed_slurm import TimedSlurm
+from polluxd.metrics.timed_slurm import timed_slurm
 from polluxd.model import JobSpec, JobState, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.store import Store
@@ -53,7 +53,7 @@ class Cluster:
         self.rows = FakeRows(self.slurm.clock)
         self.store = FakeStore(self.rows)
         self.metrics = Metrics("1.2.3")
-        timed = TimedSlurm(self.slurm, self.metrics)
+        timed = timed_slurm(self.slurm, self.metrics)
         store: Any = self.store
         reconciler = Reconciler(
             timed,
@@ -202,7 +202,7 @@ def test_a_request_to_slurm_that_fails_is_measured_too(error: type[Exception], r
     seconds = iter((1.0, 3.5))
     client: Any = Failing()
     with pytest.raises(error):
-        TimedSlurm(client, metrics, clock=lambda: next(seconds)).requeue(7)
+        timed_slurm(client, metrics, clock=lambda: next(seconds)).requeue(7)
     shown = samples(metrics)["polluxd_slurm_call_duration_seconds_sum"]
     assert shown.pop(("requeue", result)) == 2.5
     assert set(shown.values()) == {0}
@@ -213,7 +213,10 @@ def test_a_timed_client_has_every_request_of_the_protocol() -> None:
 
     public = {name for name in vars(SlurmClient) if not name.startswith("_")}
     assert public == {*SLURM_CALLS, "can_shrink"}
-    assert public == {name for name in vars(TimedSlurm) if not name.startswith("_")}
+    slurm = FakeSlurm([])
+    timed = timed_slurm(slurm, Metrics())
+    assert timed.can_shrink == slurm.can_shrink
+    assert all(getattr(timed, name) != getattr(slurm, name) for name in SLURM_CALLS)
 
 
 def test_a_database_that_does_not_answer_is_counted() -> None:

@@ -68,9 +68,6 @@ class Job(Thing):
     def __init__(self, job_id=None, **values):
         super().__init__(id=job_id, **values)
     def get_resource_layout_per_node(self): return self.layout
-    def requeue(self):
-        say("requeue", self.id)
-        misbehave("requeue")
     @property
     def name(self):
         return b"\\xffx".decode() if self.id == 9 else "by-pyslurm"
