@@ -93,10 +93,6 @@ def test_settings_and_pause_are_kept_and_audited(config, store):
     assert changes[-1]["who"].startswith("grace@")
 
 
-def test_the_option_names_the_configuration_too(config):
-    assert polluxctl("jobs", "--config", str(config)).returncode == 0
-
-
 def one_line(done, status):
     assert done.returncode == status
     assert "Traceback" not in done.stderr
@@ -105,30 +101,12 @@ def one_line(done, status):
     return done.stderr
 
 
-def test_a_database_that_is_down_is_one_line(config, dev_postgres):
-    config.write_text(config.read_text().replace(f":{dev_postgres.port}/", ":1/"))
-    assert "127.0.0.1" in one_line(polluxctl("jobs", config=config), 1)
-
-
 def test_a_wrong_password_is_one_line_without_the_password(config, dev_postgres):
     text = config.read_text()
     secret = text.split("pollux_daemon:")[1].split("@")[0]
     config.write_text(text.replace(secret, "not-the-password"))
     told = one_line(polluxctl("jobs", config=config), 1)
     assert "not-the-password" not in told
-
-
-def test_a_database_without_the_schema_is_one_line(config, dev_postgres):
-    dev_postgres.execute("CREATE DATABASE bare")
-    config.write_text(
-        config.read_text().replace(f":{dev_postgres.port}/pollux", f":{dev_postgres.port}/bare")
-    )
-    assert "migrate" in one_line(polluxctl("jobs", config=config), 1)
-
-
-def test_a_faulty_configuration_names_the_key(config):
-    config.write_text(config.read_text() + "url_of_database = 1\n")
-    assert "url_of_database" in one_line(polluxctl("jobs", config=config), 2)
 
 
 def test_a_reader_that_goes_away_is_no_error(config):

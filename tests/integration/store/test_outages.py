@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 import threading
@@ -195,22 +194,6 @@ def test_reports_survive_a_stop_and_start(publisher, access, store, server, trai
     assert access.grant.token not in caplog.text
 
 
-def test_a_drain_is_heard_and_acknowledged(publisher, store, training):
-    eventually(lambda: store.lead() is not None)
-    eventually(lambda: 7 in store.reports())
-    move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
-    store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
-    publisher.wake()
-    assert training.drained.wait(80)
-    assert publisher.acknowledge(move.id, {"last_step_at": time.time(), "checkpoint_s": 0.5, "step": 3})
-    store.take_in()
-    (now,) = store.open_moves()
-    assert now.step is Step.CHECKPOINTED
-    assert training.drains == [move.id]
-    assert publisher.acknowledge(10**9, {}) is False
-    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
-
-
 def test_an_acknowledgement_is_retried_through_an_outage(publisher, store, server):
     eventually(lambda: store.lead() is not None)
     eventually(lambda: 7 in store.reports())
@@ -239,56 +222,6 @@ def test_a_frozen_database_bounds_an_acknowledgement(publisher, store, server):
         freeze(server, signal.SIGCONT)
 
 
-def test_a_report_that_is_refused_does_not_deafen_the_job(publisher, store, training, caplog):
-    eventually(lambda: store.lead() is not None)
-    training.body["goodput"] = -1.0
-    eventually(lambda: "goodput: Input should be" in caplog.text)
-    training.body["goodput"] = float("nan")
-    eventually(lambda: "no report could be made" in caplog.text)
-    move = store.plan_move(7, 0, "requeue", N1, N1, "x", store.epoch)
-    store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
-    assert training.drained.wait(80)
-    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
-
-
-def test_an_attempt_that_is_over_ends_its_reports_and_says_so_once(store, access_to, training, seen, caplog):
-    access = access_to(9, interval=0.02)
-    publisher = Publisher(access, training.collect, training.deliver)
-    publisher.start()
-    eventually(lambda: 9 in store.reports())
-    store.lead()
-    eventually(lambda: store.lead() is not None)
-    store.sync_jobs([seen(7), seen(9, restart_count=1)])
-    eventually(lambda: publisher.ended)
-    assert caplog.text.count("no more reports to Pollux") == 1
-    assert access.grant.token not in caplog.text
-    assert publisher.acknowledge(1, {}) is False
-    publisher.wake()
-    publisher.close()
-
-
-def test_two_gateways_stand_for_each_other(server, store, access_to, training):
-    """A publisher with two addresses goes on while one gateway is away."""
-    records = GatewayStore(server.gateway_url, "c")
-    with serving(records, cluster="c") as stays:
-        with serving(records, cluster="c") as goes:
-            first = access_to(11, interval=0.1)
-            access = GatewayAccess((goes, stays), "", 11, 0, first.grant)
-            publisher = Publisher(access, training.collect, training.deliver)
-            publisher.start()
-            eventually(lambda: 11 in store.reports())
-        training.body["batch_size"] = 512
-        eventually(lambda: store.reports()[11].batch_size == 512)
-        eventually(lambda: store.lead() is not None)
-        move = store.plan_move(11, 0, "requeue", N1, N1, "x", store.epoch)
-        store.advance(move.id, Step.DRAINING, time.time(), epoch=store.epoch)
-        assert training.drained.wait(80)
-        assert publisher.acknowledge(move.id, {"step": 1}, timeout_s=80)
-        publisher.close()
-    assert training.drains == [move.id]
-    store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
-
-
 def test_the_gateway_says_that_the_database_is_away_and_recovers(server, url, access):
     job = Caller(url, access.grant.token)
     assert job.ask("POST", "/v1/report", payload())[0] == 204
@@ -306,13 +239,3 @@ def test_the_gateway_says_that_the_database_is_away_and_recovers(server, url, ac
     )
     assert job.ask("GET", "/v1/orders")[0] == 200
     eventually(lambda: job.ask("GET", "/v1/health")[1]["database"] is True)
-
-
-def test_closing_publishes_the_last_state(access, store, training):
-    publisher = Publisher(access, training.collect, training.deliver, interval_s=3600)
-    publisher.start()
-    eventually(lambda: 7 in store.reports())
-    training.body["progress"] = 499.0
-    publisher.close(timeout_s=80)
-    assert store.reports()[7].progress == 499.0
-    assert json.loads(json.dumps(training.drains)) == []

@@ -301,21 +301,13 @@ def test_the_view_shows_the_newest_move(store, seen):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("power", -2.5),
         ("power", -math.inf),
         ("account_weights", {"physics": 2.0}),
-        ("user_weights", {"bob": 0.5}),
-        ("qos_weights", {"high": 4.0}),
         ("job_weights", {"17": 2.0}),
         ("paused", True),
-        ("partial_nodes", True),
         ("account_ceilings", {"physics": 16}),
-        ("user_guarantees", {"bob": 0}),
         ("gpu_counts", "1,2,4,8"),
-        ("gpu_counts", "powers-of-two"),
         ("starvation_bound", 3600.0),
-        ("remaining_work_power", -0.25),
-        ("hysteresis", 0.1),
     ],
 )
 def test_settings_come_back_and_are_audited(store, name, value):

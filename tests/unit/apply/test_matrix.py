@@ -1,8 +1,7 @@
 """polluxd dies at each of its calls while something else goes wrong.
 
 It dies before or after a call to Slurm or to the database. The next polluxd finishes every move. Slurm and the
-database are the fakes, held to the real ones by their contract tests;
-`tests/integration/apply/test_crashes.py` has the same with a real Postgres.
+database are the fakes, held to the real ones by their contract tests.
 """
 
 from __future__ import annotations
