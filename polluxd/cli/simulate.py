@@ -18,7 +18,7 @@ from polluxd.errors import ConfigError
 from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import Heard, applications_of, compare
-from polluxd.sim.generator import generate
+from polluxd.sim.generator import generate, stiffened
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.scenario_file import read_scenario
 from polluxd.sim.workload import Submission, read_workload
@@ -161,6 +161,7 @@ def _jobs(
             sweep=trace.sweep,
             length=trace.length,
         )
+        made = stiffened(made, applications, trace, scenario.seed)
         return made, f"{generated} jobs generated over {trace.hours:g} h"
     if kind is None:
         found = read_workload(workload, applications, cluster_gpus=gpus)[: trace.most_jobs]
@@ -173,7 +174,7 @@ def _jobs(
             gpus_per_node=scenario.gpus_per_node,
             most_jobs=trace.most_jobs,
         )
-    return found, workload.name
+    return stiffened(found, applications, trace, scenario.seed), workload.name
 
 
 def _row(name: str, result: dict[str, Any]) -> Row:

@@ -12,6 +12,9 @@ how much cheaper those GPUs become as jobs end: the price falls from lambda now 
 share of all h that is still unfinished then. f_j = sqrt(u_j) is the geometric mean of both. With f_j = u_j, as if all
 was bought at the end, long jobs leave too much of their work for later: under new arrivals later is not that cheap.
 
+A job that needs several GPUs at least cannot begin with one of them and buy the others later: it has them or waits. Its
+least size has no discount, so such a job is never priced out by what the GPUs will cost later.
+
 At the price that clears the market, the jobs' demands, argmax over a of mu_j g_j(a) - lambda |a|, add up to the
 capacity. Related: heSRPT (Berg, Vesilo and Harchol-Balter, 2020), the special case of equal power-law speedups.
 """
@@ -37,6 +40,9 @@ TAIL_WIDTH = 0.5
 """tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
 UNKNOWN = 1200.0
 """Seconds that a job is expected to take where no job has said how long it trains."""
+WIDEST = 4.0
+"""A job's least size has no discount up to this part of the GPUs: two jobs of half the cluster would leave none to the
+others for as long as they run."""
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
 _INDIFFERENCE = 0.1
@@ -157,6 +163,17 @@ def _unfinished(seconds: Floats, cost: Floats) -> Floats:
     return np.minimum((after + 0.5 * of_end)[number.ravel()] / total + 0.5 * cost / total, 1.0)
 
 
+def _least(offers: MarketOptions) -> Floats:
+    """Return the GPUs [J] that a job has to buy at once, at today's price.
+
+    None where it also runs on one GPU.
+    """
+    least = np.minimum.reduceat(
+        np.where(offers.gpus > 0, offers.gpus, np.iinfo(np.int64).max), offers.start[:-1]
+    )
+    return np.where(least > 1, np.minimum(least, offers.capacity.sum() / WIDEST), 0.0)
+
+
 class _OneType:
     """Demand for GPUs of one kind: steps up each job's concave hull."""
 
@@ -177,6 +194,7 @@ class _OneType:
         self._slope = np.diff(offers.goodput[points], prepend=0.0)[step] / self._run
         self._held = float(offers.gpus[points[self._first]].sum())
         self._groups = [(np.array(g.members, dtype=np.int64), g.ceiling) for g in offers.groups]
+        self._least = _least(offers)
         self._inside = np.zeros(jobs)
         """[J]: the price within the ceilings that the job is under, where these are full."""
 
@@ -189,7 +207,7 @@ class _OneType:
     def clear(self, cost: Floats, discount: Floats, _: float) -> tuple[Floats, Floats]:
         """The market's price, and every job's goodput [J] at what it buys."""
         owner, run = self._owner, self._run
-        own = self._goodput[owner] / self._slope[:, None] - discount[owner, None] * self._gpus[owner]
+        own = self._goodput[owner] / self._slope[:, None] - self._dear(discount)[owner]
         with np.errstate(divide="ignore"):
             # The price up to which the job takes the step: where mu times the step's slope is the price.
             limit = cost[owner] / np.maximum(own.max(axis=1, initial=0.0), 0.0)
@@ -208,10 +226,14 @@ class _OneType:
         vertex = np.minimum(vertex, self._gpus.shape[1] - 1)
         return np.array([price]), self._goodput[np.arange(cost.size), vertex]
 
+    def _dear(self, discount: Floats) -> Floats:
+        """[J, vertices]: GPUs, at a discount those that can be bought later."""
+        least = np.minimum(self._least[:, None], self._gpus)
+        return least + discount[:, None] * (self._gpus - least)
+
     def worth(self, cost: Floats, discount: Floats, price: Floats) -> Floats:
         """[J]: mu."""
-        each = np.maximum(price[0], self._inside) * discount
-        spent = cost[:, None] + each[:, None] * self._gpus
+        spent = cost[:, None] + np.maximum(price[0], self._inside)[:, None] * self._dear(discount)
         with np.errstate(divide="ignore"):
             least = np.where(self._goodput > 0, spent / self._goodput, np.inf).min(axis=1)
         return np.where(np.isfinite(least), least, 0.0)
@@ -224,6 +246,8 @@ class _Types:
         self._offers = offers
         self._owner = owners(offers.start)
         self._kind = np.where(offers.gpus > 0, offers.kind, -1)
+        self._now = np.minimum(_least(offers)[self._owner] / np.maximum(offers.gpus, 1), 1.0)
+        """[O]: part of the option's GPUs that is bought at today's price."""
         self._inverse = np.where(offers.goodput > 0, 1.0 / np.maximum(offers.goodput, 1e-300), np.inf)
 
     def _paid(self, price: Floats) -> Floats:
@@ -233,7 +257,8 @@ class _Types:
 
     def worth(self, cost: Floats, discount: Floats, price: Floats) -> Floats:
         """[J]: mu."""
-        spent = (cost[self._owner] + discount[self._owner] * self._paid(price)) * self._inverse
+        later = discount[self._owner] * (1.0 - self._now) + self._now
+        spent = (cost[self._owner] + later * self._paid(price)) * self._inverse
         least = np.minimum.reduceat(spent, self._offers.start[:-1])
         return np.where(np.isfinite(least), least, 0.0)
 

@@ -11,13 +11,15 @@ arrival in ten is a hyper-parameter search of `sweep` like jobs of one GPU at on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
+from polluxd.config.settings import Share
 from polluxd.sim.applications import Application, most_gpus
 from polluxd.sim.workload import Submission
 
@@ -42,6 +44,10 @@ class Trace:
     """Jobs of each hyper-parameter search; one arrival in ten is a search."""
     length: Annotated[FiniteFloat, Field(gt=0)] = 1.0
     """Factor on the lengths of generated trainings."""
+    rigid_share: Share = 0.0
+    """Share of the jobs that run on `rigid_gpus` and on no other number."""
+    rigid_gpus: PositiveInt = 16
+    """GPUs of each rigid job."""
     most_jobs: PositiveInt | None = None
     """Jobs that are read of a file, the first ones."""
 
@@ -79,6 +85,23 @@ def generate(
             work = length * float(np.exp(random.normal(0.0, 0.5)))
             found.append(Submission(f"{name}-{len(found)}", time, name, gpus, batch, work))
     return tuple(found)
+
+
+def stiffened(
+    jobs: Sequence[Submission], applications: Mapping[str, Application], trace: Trace, seed: int
+) -> tuple[Submission, ...]:
+    """Return the jobs, some of them rigid as the trace says.
+
+    Those whose application cannot use so many GPUs stay elastic.
+    """
+    random = np.random.default_rng([seed, 0x516])
+    gpus = trace.rigid_gpus
+    return tuple(
+        replace(job, gpus=gpus, rigid=True)
+        if rigid and gpus <= most_gpus(applications[job.application])
+        else job
+        for job, rigid in zip(jobs, (random.random(len(jobs)) < trace.rigid_share).tolist(), strict=True)
+    )
 
 
 def _arrivals(random: np.random.Generator, jobs: int, hours: float) -> list[float]:

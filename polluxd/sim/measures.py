@@ -50,6 +50,7 @@ def measure(run: SimulationResult, scenario: Scenario) -> dict[str, Any]:
         "decision_ms": {"median": float(np.median(decisions)), "max": float(decisions.max())},
         "decisions": len(run.decision_seconds),
         "idle_s": run.idle_seconds,
+        "classes": classes(jobs, jct, rho, scenario),
         "jobs": {job.submission.name: float(t) for job, t in zip(jobs, jct, strict=True)},
         "details": [
             {
@@ -66,6 +67,31 @@ def measure(run: SimulationResult, scenario: Scenario) -> dict[str, Any]:
         ],
         "timeline": [[m.time, m.jobs, m.gpus, round(m.efficiency, 4)] for m in run.moments],
     }
+
+
+def classes(
+    jobs: Sequence[SimulatedJob], jct: Floats, rho: Floats, scenario: Scenario
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the figures of each class of jobs, so that no mean hides who waits.
+
+    By kind of class, then by class: number of jobs, mean completion time [s], worst fairness.
+    """
+    kinds = {
+        "gpus": [str(job.submission.gpus) for job in jobs],
+        "size": ["rigid" if job.submission.rigid else "elastic" for job in jobs],
+        "application": [job.app.name for job in jobs],
+        "user": [f"user-{job.number % scenario.users + 1}" for job in jobs],
+    }
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, names in kinds.items():
+        for name in sorted(set(names)):
+            mine = np.array([other == name for other in names])
+            found.setdefault(kind, {})[name] = {
+                "jobs": int(mine.sum()),
+                "avg_jct_s": float(jct[mine].mean()),
+                "fairness_worst": float(rho[mine].max()),
+            }
+    return found
 
 
 def fairness(jobs: Sequence[SimulatedJob], scenario: Scenario) -> Floats:

@@ -17,8 +17,8 @@ from typing import Any
 
 from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import simulate
-from polluxd.sim.generator import generate
+from polluxd.sim.comparison import played
+from polluxd.sim.generator import Trace, generate, stiffened
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
@@ -28,6 +28,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = (
     "polluxd/policy",
     "polluxd/sim",
+    "polluxd/cycle",
+    "polluxd/apply",
+    "polluxd/slurm/fake.py",
+    "polluxd/slurm/fake_job.py",
+    "polluxd/store/fake.py",
     "polluxd/model",
     "agent/pollux/goodput.py",
     "agent/pollux/fit.py",
@@ -38,8 +43,15 @@ OURS = ("market.py", "pollux.py")
 """Modules that only policy `pollux` uses: other policies' runs stay good where these change."""
 
 
-GENERATED = {"generated": (120, 12.0), "short": (50, 5.0)}
-"""Jobs and hours of the traces that are generated."""
+GENERATED = {
+    "generated": (120, Trace(12.0)),
+    "short": (50, Trace(5.0)),
+    "rigid8": (100, Trace(8.0, rigid_share=0.17, rigid_gpus=8)),
+    "rigid16": (100, Trace(10.0, rigid_share=0.11, rigid_gpus=16)),
+    "rigid16-overload": (130, Trace(8.0, rigid_share=0.08, rigid_gpus=16)),
+    "rigid32": (100, Trace(9.0, rigid_share=0.05, rigid_gpus=32)),
+}
+"""Jobs of the traces that are generated, and which."""
 
 
 Result = dict[str, Any]
@@ -66,8 +78,9 @@ def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], An
     """Return a trace's jobs and their applications."""
     kind, number = workload.rsplit("-", 1)
     if kind in GENERATED:
-        jobs, hours = GENERATED[kind]
-        return generate(BUILT_IN, jobs, hours, cluster_gpus=gpus, seed=int(number)), BUILT_IN
+        jobs, trace = GENERATED[kind]
+        made = generate(BUILT_IN, jobs, trace.hours, cluster_gpus=gpus, seed=int(number))
+        return stiffened(made, BUILT_IN, trace, int(number)), BUILT_IN
     apps = _profiles(data / "profiles")
     return read_workload(data / "workloads" / f"{workload}.csv", apps, cluster_gpus=gpus), apps
 
@@ -76,7 +89,7 @@ def run(task: Task, data: Path) -> Result:
     """The figures of one run, and the CPU seconds that it took."""
     jobs, apps = load(task.workload, data, task.scenario.gpus)
     began = time.process_time()
-    found = measure(simulate(jobs, apps, POLICIES[task.policy](task.scenario), task.scenario), task.scenario)
+    found = measure(played(jobs, apps, POLICIES[task.policy](task.scenario), task.scenario), task.scenario)
     for bulky in ("jobs", "details", "timeline"):
         found.pop(bulky)
     return {**found, "cpu_s": time.process_time() - began}

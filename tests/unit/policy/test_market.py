@@ -29,7 +29,7 @@ def offers(seed, jobs=12, types=1, capacity=16, groups=()):
         gpus.append(0), goodput.append(0.0), kind.append(-1)
         exponent = rng.uniform(0.2, 0.95)
         speed = rng.uniform(0.5, 20, types)
-        for count in sorted(rng.choice(np.arange(1, 9), rng.integers(1, 7), replace=False)):
+        for count in (1, *sorted(rng.choice(np.arange(2, 9), rng.integers(0, 6), replace=False))):
             for k in range(types):
                 gpus.append(int(count)), kind.append(k)
                 goodput.append(float(speed[k] * count**exponent * rng.uniform(0.9, 1.1)))
@@ -87,6 +87,30 @@ def test_each_gpu_type_has_a_price_at_which_demand_is_near_its_capacity(types):
         best = a + int(np.argmax(found.worth[j] * offered.goodput[a:b] - paid))
         wanted[offered.kind[best]] += offered.gpus[best]
     assert wanted == pytest.approx(offered.capacity, rel=0.1)
+
+
+@pytest.mark.parametrize("types", [1, 2])
+def test_a_job_that_cannot_begin_with_one_gpu_is_not_priced_out(types):
+    """It is alike to the elastic jobs, except that it runs on 4 GPUs or not at all."""
+    counts = [(0, 1, 2, 3, 4)] * 30 + [(0, 4)]
+    gpus, goodput, kind, start = [], [], [], [0]
+    for each in counts:
+        for count in each:
+            for k in range(types if count else 1):
+                gpus.append(count), goodput.append(count**0.8), kind.append(k if count else -1)
+        start.append(len(gpus))
+    capacity = np.array([16 // types] * types)
+    arrays = (np.array(gpus), np.array(goodput), np.array(kind), np.array(start))
+    offered = market.MarketOptions(*arrays, capacity)
+    own = slice(offered.start[30], offered.start[31])
+    work = np.array([5000.0] * 30 + [5e6])  # it ends last, when GPUs are cheap
+    wide = offered._replace(gpus=np.where(np.arange(len(gpus)) < own.start, offered.gpus, 2 * offered.gpus))
+    most = []
+    for each in (offered, wide):
+        found = market.clear(each, np.ones(31), work, np.zeros(31), 0.0)
+        most.append((found.worth[30] * each.goodput[own] - found.price.max() * each.gpus[own]).max())
+    # Half of the cluster is more than a quarter: the price counts for the rest of it.
+    assert most[0] > 0 >= most[1]
 
 
 def test_no_price_where_there_are_gpus_for_everybody():

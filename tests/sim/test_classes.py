@@ -1,0 +1,28 @@
+"""Figures by class of jobs, and rigid jobs of a trace."""
+
+from __future__ import annotations
+
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.engine import simulate
+from polluxd.sim.generator import Trace, generate, stiffened
+from polluxd.sim.measures import measure
+from polluxd.sim.policies.pollux import Pollux
+
+
+def test_rigid_jobs_are_a_class_and_classes_add_up_to_the_whole(apps):
+    jobs = generate(apps, 24, 1.0, cluster_gpus=16, seed=2)
+    mixed = stiffened(jobs, apps, Trace(rigid_share=0.25, rigid_gpus=8), 2)
+    rigid = [job for job in mixed if job.rigid]
+    assert 2 <= len(rigid) <= 10
+    assert {job.gpus for job in rigid} == {8}
+    assert stiffened(jobs, apps, Trace(), 2) == jobs
+    scenario = Scenario(nodes=4, users=3)
+    found = measure(simulate(mixed, apps, Pollux(), scenario), scenario)
+    size = found["classes"]["size"]
+    assert size["rigid"]["jobs"] == len(rigid)
+    worst = found["finish_time_fairness"]["worst"]
+    assert max(one["fairness_worst"] for one in size.values()) == worst
+    for kind in found["classes"].values():
+        assert sum(one["jobs"] for one in kind.values()) == len(jobs)
+        mean = sum(one["jobs"] * one["avg_jct_s"] for one in kind.values()) / len(jobs)
+        assert abs(mean - found["avg_jct_s"]) < 1e-6
