@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from polluxd.apply.actions import Fail
+from polluxd.apply.refusals import Refusals
 from polluxd.cycle.waiting import WaitingTimes
+from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 from polluxd.slurm.priority import MOST, priority_weights
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import JobTimes
@@ -71,3 +75,18 @@ def waited_on_hold(site: Site, defended: bool) -> Outcome:
     return Outcome(
         released > 5.0, f"counted as waiting: {on_hold:.1f} s on hold, {released:.1f} s once released"
     )
+
+
+@attack("mallory", "further: one refusal of his own closes a whole account to alice")
+def closed_account(site: Site, defended: bool) -> Outcome:
+    """Slurm may refuse him by his own association and speak of the account."""
+    his, hers = (_later(site, user, "--begin=now+600", "--account=lab") for user in ("mallory", "alice"))
+    jobs = site.slurm.jobs([his, hers])
+    met = [jobs[his]] if defended else [jobs[his], replace(jobs[his], user="any other")]
+    refusals = Refusals(time.time, time.monotonic)
+    start = Move(1, his, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "", Step.CONFIGURED, {})
+    for job in met:
+        refusals.look(start, replace(job, reason="AssocGrpGRES"), Fail("refused"))
+    closed = refusals.eligibility(jobs.values())
+    said = closed[hers].rule if hers in closed else "she may start"
+    return Outcome(hers in closed, f"his job: {closed[his].rule}; alice's: {said}")

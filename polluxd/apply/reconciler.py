@@ -89,7 +89,7 @@ class Reconciler:
         self._store = store
         self._ended = ended
         self._limits = limits
-        self._authorize = authorize
+        self.authorize = authorize
         self._clock = clock
         self._monotonic = monotonic
         self._stopwatch = Stopwatch(clock, monotonic)
@@ -120,7 +120,7 @@ class Reconciler:
         The limits are the number of moves at one time and the numbers of restarts per hour. A job whose move ended in
         the last tick waits for the next plan: this plan was made from its placement before that end.
         """
-        epoch = self._authorize()
+        epoch = self.authorize()
         budget = RestartBudget(self._limits, records.restarts)
         busy = self._acted_on.keys() | {move.job_id for move in records.moves}
         room = (self._limits.max_concurrent or math.inf) - len(records.moves)
@@ -346,7 +346,7 @@ class Reconciler:
         Returns True while the move stays open. A refusal by Slurm concerns this job alone.
         """
         self._resizer.dismiss(job.companions if job else ())
-        self._authorize()
+        self.authorize()
         self._stopwatch.try_now(move)
         try:
             self._slurm.requeue(move.job_id)
@@ -360,7 +360,7 @@ class Reconciler:
 
     def _run_again(self, move: Move, job: SlurmJob | None) -> None:
         """Put the job back into the queue; the next plan starts it."""
-        self._authorize()
+        self.authorize()
         reason = "Slurm ended the job at its start (a revoked credential?): queued again"
         try:
             self._slurm.run_again(move.job_id)
@@ -369,7 +369,7 @@ class Reconciler:
         self._fail(move, job, reason, keep_back=True)
 
     def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> None:
-        self._authorize()
+        self.authorize()
         room.take(move.target, move.job_id)
         self._sizes.changed(move.job_id)
         try:
@@ -392,14 +392,14 @@ class Reconciler:
         left = time_left(move, job)
         if left is None:
             return
-        self._authorize()
+        self.authorize()
         try:
             self._slurm.limit_time(job.job_id, left)
         except SlurmRefused as error:
             log.warning("job %d: it has its whole time limit again: %s", job.job_id, error)
 
     def _reach(self, move: Move, step: Step, detail: str = "", *, ends_at: float | None = None) -> None:
-        epoch = self._authorize()
+        epoch = self.authorize()
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
@@ -409,7 +409,7 @@ class Reconciler:
     def _fail(
         self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool, rest: bool = True
     ) -> None:
-        epoch = self._authorize()
+        epoch = self.authorize()
         if keep_back:
             if job is not None:
                 self._limit_time(move, job)
@@ -423,7 +423,7 @@ class Reconciler:
         self._ended(move, "failed", self._since_planned(move))
 
     def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
-        epoch = self._authorize()
+        epoch = self.authorize()
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
         if rest:

@@ -27,6 +27,7 @@ from polluxd.config.settings import (
     MetricsSettings,
     MoveSettings,
     PolicySettings,
+    ScopeSettings,
     SlurmSettings,
 )
 from polluxd.errors import ConfigError
@@ -53,6 +54,7 @@ class Config(BaseModel):
     cycle: CycleSettings = CycleSettings()
     policy: PolicySettings = PolicySettings()
     moves: MoveSettings = MoveSettings()
+    scope: ScopeSettings = ScopeSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     gateway: GatewaySettings = GatewaySettings()

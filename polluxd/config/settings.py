@@ -33,30 +33,8 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from polluxd.config.annotations import example, expected, run_time_only, unit
 from polluxd.config.gpu_counts import RULES, is_rule
-
-
-def unit(name: str) -> Any:
-    """Return the annotation of a number that names its unit."""
-    return Field(json_schema_extra={"unit": name})
-
-
-def expected(text: str, metavar: str) -> Any:
-    """Return the annotation that says what a value must be; `metavar` stands for it in help."""
-    return Field(json_schema_extra={"expected": text, "metavar": metavar})
-
-
-def example(value: Any) -> Any:
-    """Return the annotation with what the example file shows, where the default shows too little."""
-    return Field(examples=[value])
-
-
-def run_time_only(command: str, **names: str) -> Any:
-    """Return the annotation of a setting that `command` changes, never polluxd.toml.
-
-    `names`: of a table, what its names are (`expected_name`), and what stands for one in help (`name_metavar`).
-    """
-    return Field(json_schema_extra={"run_time_only": command, **names})
 
 
 def _power(value: object) -> object:
@@ -145,6 +123,11 @@ ClusterName = Annotated[
     str,
     StringConstraints(pattern=r"^[^:\s]{1,40}$"),
     expected("a name of up to 40 characters without spaces and colons", "NAME"),
+]
+Names = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"^[^,\s]{1,250}$")], ...],
+    Field(strict=False),
+    expected("a list of names, each without spaces and commas", "NAMES"),
 ]
 NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
 FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
@@ -365,6 +348,17 @@ class MoveSettings(_Section):
     """Longest wait for Slurm to take back the nodes of a job that shrank in place."""
 
 
+class ScopeSettings(_Section):
+    """The Pollux jobs that polluxd acts on in mode enforce. Without any name: every one. Other jobs are plain ones."""
+
+    partitions: Annotated[Names, example(["gpu-test"])] = ()
+    """Partitions whose jobs polluxd manages. A job with several has to be in these alone."""
+    accounts: Annotated[Names, example(["vision"])] = ()
+    """Accounts whose jobs polluxd manages, whatever their partition."""
+    users: Annotated[Names, example(["alice"])] = ()
+    """Users whose jobs polluxd manages, whatever their partition and account."""
+
+
 class LogSettings(_Section):
     """Lines that polluxd writes to standard error, for the journal."""
 
@@ -422,6 +416,7 @@ SECTIONS: Mapping[str, Any] = {
     "cycle": CycleSettings,
     "policy": PolicySettings,
     "moves": MoveSettings,
+    "scope": ScopeSettings,
     "log": LogSettings,
     "metrics": MetricsSettings,
     "gateway": GatewaySettings,

@@ -24,6 +24,7 @@ from polluxd.apply.move_outcomes import MoveOutcomes
 from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.paths import choose
 from polluxd.apply.reconciler import Reconciler
+from polluxd.apply.scope import Scope
 from polluxd.apply.stuck import stuck_moves
 from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config.config_file import Config
@@ -93,6 +94,7 @@ class Controller:
         self._waiting = WaitingTimes()
         self._boots = Boots()
         self._marks = LostMarks()
+        self._scope = Scope(config.scope, slurm, reconciler.authorize)
         self._outcomes = MoveOutcomes()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
@@ -104,12 +106,14 @@ class Controller:
         self._confirm_lead()
         self._name_unreadable(observed.unreadable)
         self._marks.observe(observed.jobs)
+        acting = self._config.mode is DaemonMode.ENFORCE
+        observed, outside = self._scope.divide(observed) if acting else (observed, ())
+        self._scope.release(outside, observed.taken_at)
         seen = self._reconciler.gather(observed)
         state = seen.state
-        self._store.sync_jobs([*state.jobs, *self._marks.lost])
+        self._store.sync_jobs([*state.jobs, *self._marks.lost, *outside])
         self._store.take_in()
         records = self._store.records(self._config.policy)
-        acting = self._config.mode is DaemonMode.ENFORCE
         open_moves = self._reconciler.tick(seen, records) if acting else 0
         self._trusted.observe(records.reports, _places(state, self._reconciler.moving), _rigid(state))
         self._idle.observe(state)

@@ -12,7 +12,7 @@ import pytest
 
 from polluxd.cycle.controller import StepResult
 from polluxd.logs import JsonFormatter
-from polluxd.model import JobSpec
+from polluxd.model import JobSpec, JobState
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
@@ -141,3 +141,17 @@ def test_a_job_whose_mark_is_overwritten_has_not_ended_and_is_named(
     cycle.slurm.finish(job)
     cycle.step()
     assert job not in cycle.rows.jobs, "it has ended"
+
+
+@pytest.mark.parametrize(("mode", "managed"), [("enforce", {"bea"}), ("observe", {"alice", "bea"})])
+def test_jobs_outside_of_the_scope_are_left_to_slurm_in_mode_enforce(mode: str, managed: set[str]) -> None:
+    cycle = Cycle(mode, users=("bea",))
+    jobs = {user: cycle.slurm.submit(JobSpec(max_gpus=2), user=user, lease=1e6) for user in ("alice", "bea")}
+    snapshot, _ = cycle.step()
+    assert {one.user for one in snapshot.jobs} == managed
+    assert set(cycle.rows.jobs) == set(jobs.values()), "the store knows all of them"
+    assert {call for call in cycle.slurm.calls if call[1] == jobs["alice"]} == (
+        {("renew", jobs["alice"])} if mode == "enforce" else set()
+    )
+    cycle.slurm.advance(5.0)
+    assert (cycle.slurm.truth(jobs["alice"]).state is JobState.RUNNING) is (mode == "enforce")

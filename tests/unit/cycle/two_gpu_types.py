@@ -27,7 +27,7 @@ NODES = {
 class Cycle:
     """polluxd's cycle over a cluster of two GPU types in memory."""
 
-    def __init__(self, mode: str = "observe", **slurm: object) -> None:
+    def __init__(self, mode: str = "observe", users: tuple[str, ...] = (), **slurm: object) -> None:
         self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
         self.rows = FakeRows(self.slurm.clock)
         self.store = store = FakeStore(self.rows)
@@ -36,6 +36,7 @@ class Cycle:
             {
                 "mode": mode,
                 "slurm": {"cluster": "c", **slurm},
+                "scope": {"users": users},
                 "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
             },
             "test",

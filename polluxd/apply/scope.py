@@ -1,0 +1,92 @@
+"""Leave Pollux jobs outside of section [scope] to Slurm, as plain jobs.
+
+A site begins with one partition, account or user, and widens the scope later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from polluxd.config.settings import ScopeSettings
+from polluxd.errors import SlurmRefused
+from polluxd.model import JobState
+from polluxd.slurm.demands import Demands
+from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
+
+log = logging.getLogger(__name__)
+
+
+class Scope:
+    """The jobs that polluxd acts on.
+
+    Args:
+        authorize: called before each call to Slurm.
+    """
+
+    def __init__(self, settings: ScopeSettings, slurm: SlurmClient, authorize: Callable[[], int]) -> None:
+        self._settings = settings
+        self._slurm = slurm
+        self._authorize = authorize
+        self._released: frozenset[int] = frozenset()
+
+    def covers(self, job: SlurmJob) -> bool:
+        """Tell whether polluxd acts on the job."""
+        named = self._settings
+        if not (named.partitions or named.accounts or named.users):
+            return True
+        partitions = job.partition.split(",")
+        return (
+            set(partitions) <= set(named.partitions)
+            or job.account in named.accounts
+            or job.user in named.users
+        )
+
+    def divide(self, state: ClusterState) -> tuple[ClusterState, Sequence[SlurmJob]]:
+        """Return the cluster with the jobs outside of the scope as plain ones, and these jobs as they are."""
+        outside = [job for job in state.jobs if job.spec is not None and not self.covers(job)]
+        if not outside:
+            return state, ()
+        apart = {job.job_id for job in outside}
+        gpus, cpus, memory = Counter[str](), Counter[str](), Counter[str]()
+        for job in outside:
+            gpus.update(job.gpus_per_node_held)
+            cpus.update(job.cpus_per_node_held)
+            memory.update({name: n * job.mem_per_gpu_mb for name, n in job.gpus_per_node_held.items()})
+        nodes = tuple(
+            replace(
+                node,
+                foreign_gpus=node.foreign_gpus + gpus[node.name],
+                foreign_cpus=node.foreign_cpus + cpus[node.name],
+                foreign_memory_mb=node.foreign_memory_mb + memory[node.name],
+            )
+            for node in state.nodes
+        )
+        jobs = tuple(
+            replace(job, spec=None, companion=None, demands=Demands(gpu_types=job.demands.gpu_types))
+            if job.job_id in apart
+            else job
+            for job in state.jobs
+        )
+        return replace(state, nodes=nodes, jobs=jobs), outside
+
+    def release(self, outside: Sequence[SlurmJob], now: float) -> None:
+        """End the leases that the submission hook has given to jobs outside of the scope, once for each."""
+        waiting = [job for job in outside if job.state is JobState.PENDING and not job.held_by_user]
+        leased = [
+            job.job_id
+            for job in waiting
+            if (job.eligible_time or 0.0) > now >= (job.begin_time or 0.0)
+            and job.job_id not in self._released
+        ]
+        self._released &= frozenset(job.job_id for job in waiting)
+        if not leased:
+            return
+        self._authorize()
+        try:
+            self._slurm.renew(leased, now)
+        except SlurmRefused as error:
+            log.warning("leases of jobs outside of [scope] could not be ended: %s", error)
+        self._released |= frozenset(leased)
