@@ -73,6 +73,7 @@ until_true() { # until_true SECONDS WHAT command...
 }
 
 gives_token() {
+  inside rm -f /tmp/token.log
   local end=$((SECONDS + 90))
   inside sh -c 'id -u eve >/dev/null 2>&1 || useradd -m eve'
   cp "$repository/contrib/packaging/token_job.py" "$root/srv/token_job.py"
@@ -147,6 +148,7 @@ AccountingStorageHost=localhost
 SelectType=select/cons_tres
 GresTypes=gpu
 SlurmdParameters=config_overrides
+DefMemPerCPU=100
 ReturnToService=2
 NodeName=one CPUs=4 RealMemory=1000 Gres=gpu:4
 PartitionName=all Nodes=one Default=YES MaxTime=1-0

@@ -1,6 +1,6 @@
 #!/bin/bash
-# From packages of an earlier commit to those of this one, with a job whose agent writes all through; then removal and purge.
-# Under a real systemd. As root.
+# From packages of an earlier commit, with the agent and the database logins of 0.1.0, to those of this one: its running job
+# trains on, and is shown as what it is. Then removal and purge. Under a real systemd. As root.
 #
 #   contrib/packaging/upgrade_test.sh PREVIOUS_PACKAGES PREVIOUS_INSTALL_PAGE [FOLDER OF PACKAGES]      (dist)
 #
@@ -16,7 +16,8 @@ newer=$(cd "${3:-$here/../../dist}" && pwd)
 version() { inside dpkg-query -W -f '${Version}' polluxd; }
 accepted() { inside sh -c 'grep -c accepted /tmp/agent.log 2>/dev/null || true'; }
 more_accepted() { local now; now=$(accepted); [ "${now:-0}" -gt "$1" ]; }
-kept() { inside sha256sum /etc/pollux/polluxd.toml /etc/pollux/pgpass /etc/pollux/ticket.secret /etc/pollux/hooks.json; }
+kept() { inside sha256sum /etc/pollux/polluxd.toml /etc/pollux/pgpass; }
+drained() { inside sinfo -h -o '%T %E' | grep -E 'drain|down'; }
 
 site_machine
 follow "$page"
@@ -42,16 +43,25 @@ inside sh -c 'cd /packages && apt-get install -y ./*.deb' >>"$log" 2>&1 || fail 
 [ "$(version)" != "$previous" ] || fail "the version is the same"
 reports=$(accepted)
 until_true 60 "the agent does not report between the packages and the schema" more_accepted "$reports"
+upgrade_began=$SECONDS
 follow "$repository/docs/administrator-guide/upgrade.md" Upgrade
-reports=$(accepted)
-until_true 60 "the agent does not report after the upgrade" more_accepted $((reports + 3))
+say "upgraded from $previous to $(version); $count commands, $((SECONDS - upgrade_began)) s"
 until_true 120 "polluxd does not decide after the upgrade" inside polluxctl status
 inside polluxctl db check >>"$log" 2>&1 || fail "polluxctl db check"
-as_written polluxd
+as_written polluxd polluxd-gateway
+until_true 60 "the gateway does not answer" inside sh -c 'polluxctl doctor | grep "^ok *gateway"'
 [ "$(kept)" = "$files" ] || fail "the upgrade changed a file of the site"
+for file in ticket.secret hooks.json hooks/ticket; do
+  ! inside test -e "/etc/pollux/$file" || fail "the upgrade left /etc/pollux/$file"
+done
+! inside grep -iE '^ *(Prolog|Epilog|TaskProlog) *=.*pollux' /etc/slurm/slurm.conf || fail "slurm.conf still calls a script of 0.1.0"
+until_true 120 "polluxctl does not show an agent of 0.1.0 as such" inside sh -c "polluxctl explain $job | grep -q 'its agent reports to polluxd 0.1'"
 [ "$(restarts)" = "$was" ] || fail "the job was restarted by the upgrade"
-away=$(inside grep -c away: /tmp/agent.log || true)
-say "upgraded from $previous to $(version): the agent went on, $(accepted) reports accepted, $away not answered"
+gives_token
+inside scancel -u eve
+[ "$(restarts)" = "$was" ] || fail "the job of 0.1.0 was restarted after the upgrade"
+! drained || fail "the upgrade drained the node"
+say "the job of 0.1.0 runs on, and is shown as such"
 
 # What a job used, as the page on sharing has it.
 inside sacct --duplicates --noconvert -nPX -j "$job" -o JobID,State,Start,ElapsedRaw,AllocTRES >"$log.sacct" 2>>"$log" || fail "sacct"
@@ -60,11 +70,16 @@ rm "$log.sacct"
 
 # Removal, as the install page has it.
 follow "$repository/docs/administrator-guide/install.md" Removal
-! inside sh -c "systemctl is-active -q polluxd || systemctl is-active -q polluxd-answers" || fail "polluxd runs after its removal"
+! inside sh -c "systemctl is-active -q polluxd || systemctl is-active -q polluxd-gateway" || fail "polluxd runs after its removal"
 [ "$(kept)" = "$files" ] || fail "the removal took a file of the site"
 inside scancel "$job"
 inside sh -c "printf '#!/bin/bash\n#POLLUX max-gpus=1\nsleep 60\n' | sbatch --gres=gpu:1 --output=/tmp/plain.log" >>"$log" 2>&1 || fail "sbatch without Pollux"
 until_true 60 "a job with a #POLLUX line does not start without Pollux" inside sh -c 'squeue -h -o %T | grep -qx RUNNING'
+# Also without the folder of the hooks: nothing calls them.
+inside rm -r /etc/pollux/hooks
+inside systemctl restart slurmctld slurmd
+inside sh -c "printf '#!/bin/bash\n#POLLUX max-gpus=1\nsrun true\n' | sbatch --wait --gres=gpu:1 --output=/tmp/bare.log" >>"$log" 2>&1 || fail "a job without the hooks"
+! drained || fail "the removal drained the node"
 # The other packages have no file that a removal leaves.
 inside apt-get purge -y polluxd >>"$log" 2>&1 || fail "apt-get purge"
 [ -z "$(inside sh -c 'dpkg-query -W -f "\${Package}\n" "pollux*" 2>/dev/null')" ] || fail "dpkg still knows a package"
