@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 WORKLOAD = """
-limit_s = {limit}
+limit_s = 240.0
 [cluster]
 nodes = 1
 gpus_per_node = 2
@@ -63,9 +63,9 @@ def demo(tmp_path):
     """Start the demo on a small workload, and kill its processes at the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(script="contrib/examples/digits_mlp.py", limit=240.0):
+    def start(script="contrib/examples/digits_mlp.py"):
         workload = tmp_path / "workload.toml"
-        workload.write_text(WORKLOAD.format(script=script, limit=limit))
+        workload.write_text(WORKLOAD.format(script=script))
         command = [
             sys.executable,
             "-m",
@@ -145,15 +145,6 @@ def test_a_job_that_fails_ends_the_demo_with_its_log(demo, tmp_path):
     assert re.search(r"(small \(job 1\)|late \(job 2\)) ended in state FAILED", text)
     assert "the data is not there" in text
     assert "end of polluxd.log" in text
-    assert_nothing_left(text)
-
-
-def test_a_job_that_is_late_ends_the_demo(demo, tmp_path):
-    script = tmp_path / "endless.py"
-    script.write_text("import time\ntime.sleep(1000)\n")
-    text, _ = (process := demo(script=str(script), limit=12.0)).communicate(timeout=300)
-    assert process.returncode == 1
-    assert "not finished after 12 s: small" in text
     assert_nothing_left(text)
 
 

@@ -119,23 +119,14 @@ def test_usr1_reaches_the_script_s_own_handlers_and_ends_no_launcher(
     assert sorted(re.findall(r"^usr1 (\d)$", text, re.MULTILINE)) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "pollux run",
-        # Launchers that srun starts share no secret by themselves: this is no Pollux job.
-        "POLLUX_LAUNCH_KEY=$(head -c 32 /dev/urandom | sha256sum) srun --ntasks-per-node=1 pollux run",
-    ],
-    ids=["pollux run", "srun pollux run"],
-)
-def test_the_first_failure_ends_the_step_with_its_status(
-    dev_cluster: DevCluster, folder: Path, how: str
-) -> None:
+def test_the_first_failure_ends_the_step_with_its_status(dev_cluster: DevCluster, folder: Path) -> None:
+    # Launchers that srun starts share no secret by themselves: this is no Pollux job.
+    key = "POLLUX_LAUNCH_KEY=$(head -c 32 /dev/urandom | sha256sum)"
     submit(
         dev_cluster,
         folder,
         "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1",
-        f"{how} train.py fail 3 80",
+        f"{key} srun --ntasks-per-node=1 pollux run train.py fail 3 80",
     )
     text = until(folder, lambda text: "script status" in text, timeout_s=100)
     assert "script status 7" in text
