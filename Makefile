@@ -12,8 +12,14 @@ export OMP_NUM_THREADS := 1
 # Every target that `make help` lists.
 .PHONY: $(shell awk -F: '/^[a-z-]+:.*\#\# /{print $$1}' $(MAKEFILE_LIST))
 
-help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets by their use, and the benchmarks by name; `make help-bench` says what each measures
+	@awk -F':.*## ' '/^#: /{print "\n" substr($$0, 4)} /^bench-/{names = names " " substr($$1, 7); next} \
+		/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2} END{print " " names}' $(MAKEFILE_LIST)
+
+help-bench: ## list the benchmarks
+	@awk -F':.*## ' '/^bench-.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+#: Every day
 
 setup: ## install what is missing: Debian packages (root) and the virtual environment
 	@contrib/devcluster/install.sh
@@ -52,16 +58,40 @@ test-rest:
 test-static:
 	$(call part,make --no-print-directory --keep-going lint types docs)
 
-# The demo's time limit is for quick machines; there Slurm is what is tested.
-test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE
-	@contrib/devcluster/newer.sh
-	@contrib/devcluster/newer.sh demo --limit $(or $(LIMIT),900)
+# The static checks beside the tests, shown after them. Status 5 of pytest: nothing was left to run.
+check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, the unit tests of changed rooms
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
+	$(MAKE) --no-print-directory --keep-going lint types >"$$log" 2>&1 & static=$$!; \
+	tests=$$($(PYTHON) contrib/checks/changed.py --since $(or $(SINCE),main)); \
+	[ -z "$$tests" ] || $(PYTHON) -m pytest -q -m "not slow" $$tests || { status=$$?; [ $$status != 5 ] || status=0; }; \
+	wait $$static || status=$$?; \
+	cat "$$log"; exit $$status
 
-test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
-	@contrib/devcluster/postgres_versions.sh
+unit: setup ## the pure tests only (minutes)
+	@$(PYTHON) -m pytest -q tests/unit
 
-test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
-	@contrib/devcluster/torch_versions.sh
+lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose and of structure's limits
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/lint-imports
+	@$(PYTHON) contrib/checks/prose.py
+	@$(PYTHON) contrib/checks/structure.py --check
+
+types: setup ## mypy --strict
+	@$(VENV)/bin/mypy
+
+structure: setup ## cycles, rooms, lines, arguments, private accesses of tests; bench-out/structure.json
+	@$(PYTHON) contrib/checks/structure.py --list
+
+# Warnings are errors: a broken link, a page in no table of contents, a reference to nothing.
+docs: setup ## the documentation site; docs/_build/html/index.html
+	@$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+clean: ## remove what the targets made, the virtual environment excepted
+	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+#: Suites on private clusters, each with a page or a folder of results
 
 doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults, each with its remedy (6 minutes)
 	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
@@ -83,46 +113,55 @@ soak: setup ## hours: kills at every point of a save, real faults by path, 100,0
 fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's bytes (half an hour); tests/benchmarks/fuzz.md
 	@TMPDIR=$(firstword $(wildcard /dev/shm) /tmp) POLLUX_FUZZ_INPUTS=$(or $(INPUTS),100000) $(PYTHON) -m pytest -q --timeout 36000 $(or $(TARGETS),tests/fuzz)
 
-unit: setup ## the pure tests only (minutes)
-	@$(PYTHON) -m pytest -q tests/unit
+#: Other versions of Slurm, PostgreSQL and torch
 
-integration: setup ## the tests on a private real Slurm and Postgres only
-	@$(PYTHON) -m pytest -q tests/integration
+# The demo's time limit is for quick machines; there Slurm is what is tested.
+test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE
+	@contrib/devcluster/newer.sh
+	@contrib/devcluster/newer.sh demo --limit $(or $(LIMIT),900)
 
-# The static checks beside the tests, shown after them. Status 5 of pytest: nothing was left to run.
-check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, the unit tests of changed rooms
-	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
-	$(MAKE) --no-print-directory --keep-going lint types >"$$log" 2>&1 & static=$$!; \
-	tests=$$($(PYTHON) contrib/checks/changed.py --since $(or $(SINCE),main)); \
-	[ -z "$$tests" ] || $(PYTHON) -m pytest -q -m "not slow" $$tests || { status=$$?; [ $$status != 5 ] || status=0; }; \
-	wait $$static || status=$$?; \
-	cat "$$log"; exit $$status
+test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
+	@contrib/devcluster/postgres_versions.sh
 
-structure: setup ## cycles, rooms, lines, arguments, private accesses of tests; bench-out/structure.json
-	@$(PYTHON) contrib/checks/structure.py --list
+test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
+	@contrib/devcluster/torch_versions.sh
 
-lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose and of structure's limits
-	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/ruff check .
-	@$(VENV)/bin/lint-imports
-	@$(PYTHON) contrib/checks/prose.py
-	@$(PYTHON) contrib/checks/structure.py --check
+#: What is generated and committed
 
 .PHONY: reference
 reference: setup ## what is generated from polluxd/config/settings.py: example configuration, polluxd.toml(5), docs/reference
 	@$(PYTHON) -m polluxd.config.settings_reference
 
-# Warnings are errors: a broken link, a page in no table of contents, a reference to nothing.
-docs: setup ## the documentation site; docs/_build/html/index.html
-	@$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+schema: ## after a new migration, which sql/schema.sql must equal: write its checksum
+	cd sql/migrations && sha256sum *.sql > SHA256SUMS
 
 docs-images: ## pictures of the documentation: demo, simulator, pages in Chromium (10 minutes; Debian package chromium); docs/images
 	@contrib/devcluster/install.sh chromium fonts-dejavu-core
 	@$(PYTHON) -m pytest -q tests/browser
 	@$(PYTHON) -m contrib.docs_images $(if $(DEMO_OUT),--demo-out $(DEMO_OUT))
 
-types: setup ## mypy --strict
-	@$(VENV)/bin/mypy
+#: Packages
+
+deb: setup ## Debian packages for this release of Debian, or for SUITE (trixie); dist/ (2 minutes; needs debhelper, libslurm-dev)
+	@contrib/packaging/build_deb.sh
+
+rpm: setup ## the same packages as RPMs, for the machine that it runs on; dist/ (2 minutes; needs rpmbuild)
+	@contrib/packaging/build_rpm.sh
+
+dist: setup ## the Python packages: wheel and sdist; dist/
+	@contrib/packaging/build_python.sh
+
+install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
+	@contrib/packaging/install_test.sh
+
+ansible-test: setup ## `make deb` first: the same root by contrib/ansible with `--connection=local`; a second run changes nothing (root; minutes)
+	@contrib/packaging/ansible_test.sh
+
+upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to these, an agent writing all through; removal, purge (root; minutes)
+	@contrib/packaging/previous.sh $(PREVIOUS)
+	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md
+
+#: Benchmarks: `make bench-NAME` writes tests/benchmarks/NAME.md and bench-out/NAME.json, or what stands beside it
 
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(PYTHON) tests/benchmarks/policy.py
@@ -144,9 +183,6 @@ bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (6
 
 bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.slurmctld_load --page tests/benchmarks/slurmctld_load.md
-
-schema: ## after a new migration, which sql/schema.sql must equal: write its checksum
-	cd sql/migrations && sha256sum *.sql > SHA256SUMS
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
@@ -192,26 +228,3 @@ bench-sim-cpu: setup ## CPU seconds of one `polluxctl simulate` of 160 jobs (hal
 
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
-
-deb: setup ## Debian packages for this release of Debian, or for SUITE (trixie); dist/ (2 minutes; needs debhelper, libslurm-dev)
-	@contrib/packaging/build_deb.sh
-
-rpm: setup ## the same packages as RPMs, for the machine that it runs on; dist/ (2 minutes; needs rpmbuild)
-	@contrib/packaging/build_rpm.sh
-
-dist: setup ## the Python packages: wheel and sdist; dist/
-	@contrib/packaging/build_python.sh
-
-install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
-	@contrib/packaging/install_test.sh
-
-ansible-test: setup ## `make deb` first: the same root by contrib/ansible with `--connection=local`; a second run changes nothing (root; minutes)
-	@contrib/packaging/ansible_test.sh
-
-upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to these, an agent writing all through; removal, purge (root; minutes)
-	@contrib/packaging/previous.sh $(PREVIOUS)
-	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md
-
-clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
