@@ -84,6 +84,26 @@ class Capacity:
         for n, gpus in self._of(target, job_id):
             self.leaving[n] -= gpus - held.get(n, 0)
 
+    def ring(self, moves: Iterable[Move]) -> list[Move]:
+        """Return the planned moves that wait for each other's GPUs: they fit once all their jobs free theirs.
+
+        Only moves of running jobs count. Where no move of the ring can begin by itself, one job has to give up its GPUs
+        before the GPUs of its target are free.
+        """
+        ring = [m for m in moves if m.step is Step.PLANNED and m.source and m.target]
+        while ring:
+            left = self.free.copy()
+            left.update(self.leaving)  # a Counter's update adds
+            for move in ring:
+                left.update(dict.fromkeys(move.source.nodes, move.source.gpus_per_node))
+                left.subtract(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
+            short = {name for name, gpus in left.items() if gpus < 0} | self.closed
+            blocked = [m for m in ring if short.intersection(m.target.nodes)]
+            if not blocked:
+                return ring
+            ring.remove(max(blocked, key=lambda m: m.target.gpus - m.source.gpus))
+        return []
+
     def count_limits(self, limits: Iterable[GpuLimit]) -> None:
         """Count what Slurm's limits leave, before any GPU is taken."""
         for limit in limits:

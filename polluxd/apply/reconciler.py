@@ -35,16 +35,14 @@ from polluxd.apply.intents import Intent
 from polluxd.apply.leases import Leases, kept_back
 from polluxd.apply.machine import next_action
 from polluxd.apply.move_ids import MoveIds
-from polluxd.apply.move_rules import MoveRules
+from polluxd.apply.move_rules import MoveRules, RestartBudget
 from polluxd.apply.paths import PathOptions, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
-from polluxd.apply.restart_budget import RestartBudget
 from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
 from polluxd.apply.stopwatch import Stopwatch
 from polluxd.apply.submitted_sizes import SubmittedSizes
 from polluxd.apply.undrained import Undrained
-from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
@@ -288,7 +286,7 @@ class Reconciler:
 
         The job of the move with the smallest growth gives up its GPUs first.
         """
-        for move in wait_cycle(waiting, room)[:1]:
+        for move in room.ring(waiting)[:1]:
             with self.ids.about(move):
                 log.info(
                     "job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id

@@ -8,12 +8,15 @@ on from there by the monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Step
 
 Stage = tuple[int, Step]
 """A move, by its id, at one of its steps."""
+PATIENCE = 2
+"""A move that stays in one step for so many times the longest timeout of [moves] is stuck."""
 
 
 class Stopwatch:
@@ -58,3 +61,16 @@ class Stopwatch:
         for times in (self._since, self._tried):
             for stage in [stage for stage in times if stage[0] not in known]:
                 del times[stage]
+
+
+def stuck_moves(moves: Sequence[Move], limits: MoveSettings, now: float) -> list[Move]:
+    """Return the moves that stay in their step for too long, oldest first."""
+    longest = max(value for name, value in limits if name.endswith("_timeout_s"))
+    return sorted(
+        (move for move in moves if now - in_step_since(move) > PATIENCE * longest), key=in_step_since
+    )
+
+
+def in_step_since(move: Move) -> float:
+    """Return when the move entered its present step (POSIX time)."""
+    return move.times.get(move.step, move.times.get(Step.PLANNED, 0.0))

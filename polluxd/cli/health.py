@@ -10,7 +10,7 @@ from typing import Any
 
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.apply.refusals import STUCK
-from polluxd.apply.stuck import in_step_since, stuck_moves
+from polluxd.apply.stopwatch import in_step_since, stuck_moves
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import Move
 

@@ -25,7 +25,7 @@ from polluxd.apply.move_rules import MoveRules
 from polluxd.apply.paths import choose
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.scope import Scope
-from polluxd.apply.stuck import stuck_moves
+from polluxd.apply.stopwatch import stuck_moves
 from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config.config_file import Config
 from polluxd.cycle.progress_rates import TrainedOn

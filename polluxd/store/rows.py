@@ -92,39 +92,22 @@ def report(row: Row) -> Report:
         limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
     except ValueError as error:
         raise ReportError(f"job {row['job_id']}: {error}") from None
-    params = _params(row)
     first_step_at = row["times"].get("first_step_at")
-    return Report(
-        attempt=row["attempt"],
+    refused = row.get("resize_refused") or {}
+    given = {field.name: row[field.name] for field in fields(Report) if row.get(field.name) is not None}
+    converted = {
         # When it arrived, by the database's clock: nothing is decided by an agent's.
-        at=row["received_at"].timestamp(),
-        limits=limits,
-        params=params,
-        noise=None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
-        explored_gpus=row["explored_gpus"],
-        explored_nodes=row["explored_nodes"],
-        gpus=row["gpus"],
-        nodes=row["nodes"],
-        batch_size=row["batch_size"],
-        goodput=row["goodput"],
-        throughput=row["throughput"],
-        progress=row["progress"],
-        target=row["target"],
-        epoch=row["epoch"],
-        lr_factor=row["lr_factor"],
-        checkpointed=row["checkpointed"],
-        first_step_at=None if first_step_at is None else float(first_step_at),
-        restart_cost=row["restart_cost"],
-        gpu_type=row.get("gpu_type") or "",
-        prior_gpus=min(row["prior_gpus"], row.get("known_gpus", row["prior_gpus"])),
-        prior_nodes=min(row["prior_nodes"], row.get("known_nodes", row["prior_nodes"])),
-        data_wait=row.get("data_wait"),
-        resize=row.get("resize") or "requeue",
-        resized=row.get("resized") or 0,
-        refused=int((row.get("resize_refused") or {}).get("id", 0)),
-        refused_why=str((row.get("resize_refused") or {}).get("why", "")),
-        resize_cost=row.get("resize_cost"),
-    )
+        "at": row["received_at"].timestamp(),
+        "limits": limits,
+        "params": _params(row),
+        "noise": None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
+        "first_step_at": None if first_step_at is None else float(first_step_at),
+        "prior_gpus": min(row["prior_gpus"], row.get("known_gpus", row["prior_gpus"])),
+        "prior_nodes": min(row["prior_nodes"], row.get("known_nodes", row["prior_nodes"])),
+        "refused": int(refused.get("id", 0)),
+        "refused_why": str(refused.get("why", "")),
+    }
+    return Report(**given | converted)
 
 
 def _params(row: Row) -> ThroughputParams | None:

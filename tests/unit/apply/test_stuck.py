@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polluxd.apply.cooldowns import Cooldowns
-from polluxd.apply.stuck import PATIENCE, in_step_since, stuck_moves
+from polluxd.apply.stopwatch import PATIENCE, in_step_since, stuck_moves
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Placement, Step
 from tests.build import move as build_move

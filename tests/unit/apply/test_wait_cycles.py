@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from polluxd.apply.capacity import Capacity
-from polluxd.apply.wait_cycles import wait_cycle
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from tests.build import move as build_move
 
@@ -21,7 +20,7 @@ def test_two_jobs_that_swap_nodes_are_a_knot():
     room = Capacity(free=Counter({"n3": 0, "n4": 3}))
     assert not room.fits_soon(small.target, small.source, small.job_id)
     assert not room.fits_soon(large.target, large.source, large.job_id)
-    assert wait_cycle([small, large], room) == [small, large]
+    assert room.ring([small, large]) == [small, large]
 
 
 def test_a_ring_of_three_on_full_nodes():
@@ -30,7 +29,7 @@ def test_a_ring_of_three_on_full_nodes():
         move(i, Placement((a,), 4), Placement((b,), 4))
         for i, (a, b) in enumerate(zip(nodes, nodes[1:] + nodes[:1], strict=True), 1)
     ]
-    assert wait_cycle(ring, Capacity()) == ring
+    assert Capacity().ring(ring) == ring
 
 
 def test_a_move_that_nothing_makes_room_for_is_left_out():
@@ -39,15 +38,15 @@ def test_a_move_that_nothing_makes_room_for_is_left_out():
         move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
     ]
     hopeless = move(3, Placement(("n3",), 4), Placement(("n3", "n4"), 4))
-    assert wait_cycle([*swap, hopeless], Capacity(free=Counter({"n4": 3}))) == swap
-    assert wait_cycle([hopeless], Capacity(free=Counter({"n4": 3}))) == []
+    assert Capacity(free=Counter({"n4": 3})).ring([*swap, hopeless]) == swap
+    assert Capacity(free=Counter({"n4": 3})).ring([hopeless]) == []
 
 
 def test_jobs_that_hold_nothing_and_moves_under_way_tie_no_knot():
     start = move(1, NO_PLACEMENT, Placement(("n1",), 4))
     draining = move(2, Placement(("n1",), 4), Placement(("n2",), 4), Step.DRAINING)
-    assert wait_cycle([start, draining], Capacity()) == []
-    assert wait_cycle([start, draining], Capacity(free=Counter({"n1": 4, "n2": 4}))) == []
+    assert Capacity().ring([start, draining]) == []
+    assert Capacity(free=Counter({"n1": 4, "n2": 4})).ring([start, draining]) == []
 
 
 def test_of_moves_that_compete_the_one_that_takes_most_is_left_out() -> None:
@@ -56,4 +55,4 @@ def test_of_moves_that_compete_the_one_that_takes_most_is_left_out() -> None:
         move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
     ]
     greedy = move(3, Placement(("n3",), 1), Placement(("n1",), 4))
-    assert wait_cycle([*swap, greedy], Capacity()) == swap
+    assert Capacity().ring([*swap, greedy]) == swap
