@@ -30,10 +30,7 @@ class Channel:
             self.open = False
 
     def receive(self, timeout: float) -> Message | None:
-        """Wait for the next message.
-
-        None where the connection has ended or nothing came.
-        """
+        """Wait for the next message. None where the connection has ended or nothing came."""
         deadline = time.monotonic() + timeout
         while self.open:
             try:
@@ -58,10 +55,7 @@ class Channel:
 
 
 def signal_arrivals(link: Link) -> None:
-    """Have the kernel send this process SIGIO when something comes.
-
-    See fcntl(2): F_SETOWN, O_ASYNC.
-    """
+    """Have the kernel send this process SIGIO when something comes. See fcntl(2): F_SETOWN, O_ASYNC."""
     fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(link, fcntl.F_GETFL)
     fcntl.fcntl(link, fcntl.F_SETFL, flags | os.O_ASYNC)

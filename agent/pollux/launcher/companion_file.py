@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import LaunchError
-from pollux.launcher.channel import signal_arrivals
 from pollux.ranks.links import RANKS, NoAnswer, connect
 from pollux.slurm_job.private_file import Unusable, read_private
 
@@ -70,15 +69,12 @@ class Parent:
     """
 
     def __init__(self, companion_file: CompanionFile) -> None:
-        """Connect.
-
-        Raises LaunchError where the other job's rank 0 does not answer.
-        """
+        """Connect. Raises LaunchError where the other job's rank 0 does not answer."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while True:
             try:
                 key = companion_file.secret.encode()
-                self._link = connect(companion_file.address, [companion_file.port], key, RANKS, b"{}")
+                self.link = connect(companion_file.address, [companion_file.port], key, RANKS, b"{}")
                 break
             except NoAnswer as error:
                 if error.refused or time.monotonic() >= deadline:
@@ -88,19 +84,12 @@ class Parent:
                     ) from error
                 time.sleep(0.2)
 
-    def signal_end(self) -> None:
-        """Have this process sent SIGIO at the end."""
-        signal_arrivals(self._link)
-
     def gone(self) -> bool:
         """Whether rank 0's process has ended, or its node."""
         try:
-            self._link.receive(0.0)
+            self.link.receive(0.0)
         except TimeoutError:
             return False
         except OSError:
             return True
         return False
-
-    def close(self) -> None:
-        self._link.close()

@@ -156,10 +156,7 @@ def _count(text: str) -> int:
 def run(
     options: argparse.Namespace, *, graces: Graces | None = None, preload: Sequence[str] = PRELOAD
 ) -> int:
-    """Start on all nodes when called from a batch script.
-
-    Otherwise run this node's workers. Raises LaunchError.
-    """
+    """Start on all nodes when called from a batch script. Otherwise run this node's workers. Raises LaunchError."""
     task, nproc = _task(options)
     task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
     batch = in_batch_script(os.environ)
@@ -184,10 +181,7 @@ def run(
 
 
 def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
-    """Return what to run, and --nproc.
-
-    For a companion, its file says both, and the working directory.
-    """
+    """Return what to run, and --nproc. For a companion, its file says both, and the working directory."""
     if options.companion is not None:
         # Before the working directory changes.
         file = options.companion.absolute()
@@ -262,10 +256,7 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
 
 
 def _token(*, in_container: bool) -> dict[str, str]:
-    """Return the variable by which ranks inherit a token of this attempt.
-
-    Outside a Pollux job there is none.
-    """
+    """Return the variable by which ranks inherit a token of this attempt. Outside a Pollux job there is none."""
     from pollux.scheduler.credentials import CONTAINER_PATIENCE_S, environment_of_ranks  # noqa: PLC0415 - loads ssl
 
     added, trouble = environment_of_ranks(

@@ -1,102 +1,88 @@
-"""Define the messages of launchers and of rank 0.
+"""Define the messages between launchers, and between rank 0 and its launcher.
 
-Launchers exchange messages with each other; rank 0 does with the launcher of its node.
+Node 0's launcher decides, and orders. The others report what happens on their nodes, and obey.
 
-Each message is a frozen dataclass. `pack` turns it into JSON. `parse` checks JSON and returns the message, or raises
-ValueError: such a text comes from another version of this program, or not from this job.
+Each message is a frozen dataclass of plain values. `pack` turns it into JSON. `parse` checks JSON and returns the
+message, or raises ValueError: such a text comes from another version of this program, or not from this job.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
 
-from pollux.launcher.outcome import LONGEST, Again, Failure, is_count
-
-MAX_NODES = 1 << 16
+LONGEST = 4096  # characters of a text in a message
 
 
-# -- between launchers ----------------------------------------------------------------------------------------
+# -- node 0's orders ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Node 0: all launchers have met; the workers start."""
+    """Start the workers."""
 
-    workers: tuple[int, ...]
-    """Workers of each node."""
-    names: tuple[str, ...]
-    """What Slurm calls each node."""
-    port: int
-    """MASTER_PORT."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoveNotice:
-    """Node 0: rank 0 has announced a move."""
-
-    move_id: int
-    leaving: frozenset[int]
-    """Nodes, by number, whose ranks end for good."""
-    lent: bool = False
-    """Companions' ranks are part of the job now."""
-
-    def ends(self, node: int) -> bool:
-        """Whether the ranks of a node must end now.
-
-        No end of these ranks counts as a failure.
-        """
-        return node in self.leaving
+    node: int
+    """The receiver's number in this start."""
+    first_rank: int
+    """The rank of the receiver's first worker."""
+    env: dict[str, str]
+    """Variables that are the same for all workers."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartGrace:
-    """The grace period of the workers that this move removes begins."""
+class EndWorkers:
+    """End the workers: SIGTERM and SIGKILL after so many seconds."""
 
-    move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskForMove:
-    """A worker ended as in a move, but this node knows of no move."""
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """A rank has failed: the others cannot go on."""
-
-    lost: bool = False
-    """To node 0: the rank was killed. From node 0: its place is taken at once, so all other ranks are killed."""
+    term_after: float
+    kill_after: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """This launcher was asked to end: all workers are to save and end."""
+    """A signal asks the job to end: all workers are to save and end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """This node's workers have ended; `failure` is the first among them."""
-
-    failure: Failure | None
+class Leave:
+    """A move removes this node: end when the workers have ended, however they end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """This node's workers have ended for a move, and its launcher ends, too."""
+class Over:
+    """The last start is over; the launcher's exit status."""
+
+    status: int
+
+
+# -- the other nodes' reports ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StartDecided:
-    """Node 0: how the start ended, and whether another follows."""
+class WorkerEnded:
+    """A worker has ended."""
 
-    failure: Failure | None
-    again: Again | None
+    local_rank: int
+    status: int
+    """As a shell gives it: 128 + n after signal n."""
+    at: float
+    """POSIX time of its end, or of its failure where it has noted that."""
+    where: str = ""
+    why: str = ""
+    """What the worker noted of its failure; empty where it noted nothing."""
+    lost: bool = False
+    """Somebody else has ended it, by a signal that is no reaction to another rank's failure."""
+    asked: bool = False
+    """Its launcher had begun to end the workers."""
 
 
-LauncherMessage = Start | MoveNotice | StartGrace | AskForMove | Alert | Stop | Done | Left | StartDecided
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """A signal asked this launcher to end."""
+
+    number: int
 
 
 # -- between rank 0 and its launcher --------------------------------------------------------------------------
@@ -122,7 +108,7 @@ class AwaitLeavers:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The launcher: every launcher knows of the move."""
+    """The launcher knows of the move."""
 
     move_id: int
 
@@ -142,104 +128,48 @@ class NodesLeft:
     names: tuple[str, ...]
 
 
-RankMessage = AnnounceMove | AwaitLeavers | Taken | Refused | NodesLeft
-Message = LauncherMessage | RankMessage
+Order = Start | EndWorkers | Stop | Leave | Over
+RankMessage = AnnounceMove | AwaitLeavers
+Message = Order | WorkerEnded | Signalled | RankMessage | Taken | Refused | NodesLeft
 
 
 # -- as text --------------------------------------------------------------------------------------------------
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value of JSON is a whole number from 0 that fits into 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+_VALID: dict[Any, Callable[[Any], bool]] = {
+    "int": is_count,
+    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "bool": lambda value: isinstance(value, bool),
+    "str": _is_text,
+    "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "dict[str, str]": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+}
+"""Whether a value of JSON is one of a field, by the field's annotation."""
+_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
 def pack(message: Message) -> bytes:
-    """The message as one line of JSON."""
-    raw = asdict(message)
-    if isinstance(message, MoveNotice):
-        raw["leaving"] = sorted(message.leaving)
-    return json.dumps({"type": type(message).__name__} | raw).encode()
+    """The message as JSON."""
+    return json.dumps({"type": type(message).__name__} | asdict(message)).encode()
 
 
 def parse(text: bytes) -> Message:
     """Return the message of a text that `pack` made. Raises ValueError."""
     try:
         raw = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if isinstance(raw, dict) and isinstance(raw.get("type"), str):
-        read = _READERS.get(raw["type"])
-        found = None if read is None else read(raw)
-        if found is not None:
-            return found
+        kind = _KINDS[raw.pop("type")]
+        types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+        if raw.keys() == types.keys() and all(_VALID[types[name]](value) for name, value in raw.items()):
+            return kind(**{n: tuple(value) if isinstance(value, list) else value for n, value in raw.items()})
+    except (RecursionError, KeyError, TypeError, AttributeError, OverflowError):
+        pass
     raise ValueError(f"not a message of this program: {text!r:.200}")
-
-
-def _start(raw: Mapping[str, Any]) -> Start | None:
-    match raw:
-        case {"workers": [*workers], "names": [*names], "port": int(port)}:
-            counts = all(is_count(count) and 0 < count < MAX_NODES for count in workers)
-            if counts and len(workers) == len(names) <= MAX_NODES and _names(names):
-                return Start(tuple(workers), tuple(names), port) if _port(port) else None
-    return None
-
-
-def _move(raw: Mapping[str, Any]) -> MoveNotice | None:
-    match raw:
-        case {
-            "move_id": int(move_id),
-            "leaving": [*leaving],
-            "lent": bool(lent),
-        }:
-            nodes = all(is_count(node) and 0 < node < MAX_NODES for node in leaving)
-            if is_count(move_id) and move_id and nodes and len(leaving) <= MAX_NODES:
-                return MoveNotice(move_id, frozenset(leaving), lent)
-    return None
-
-
-def _announce(raw: Mapping[str, Any]) -> AnnounceMove | None:
-    match raw:
-        case {
-            "move_id": int(move_id),
-            "leaving": [*leaving],
-            "lent": int(lent),
-        } if _names(leaving) and is_count(move_id) and is_count(lent):
-            return AnnounceMove(move_id, tuple(leaving), lent)
-    return None
-
-
-def _refused(raw: Mapping[str, Any]) -> Refused | None:
-    match raw:
-        case {"move_id": int(move_id), "why": str(why)} if is_count(move_id) and len(why) <= LONGEST:
-            return Refused(move_id, why)
-    return None
-
-
-def _of_move(kind: Callable[[int], Message]) -> Callable[[Mapping[str, Any]], Message | None]:
-    return lambda raw: kind(raw["move_id"]) if is_count(raw.get("move_id")) else None
-
-
-def _names(names: list[Any]) -> bool:
-    return all(isinstance(name, str) and len(name) <= LONGEST for name in names)
-
-
-def _port(port: int) -> bool:
-    return is_count(port) and 0 < port < 65536
-
-
-_READERS: dict[str, Callable[[Mapping[str, Any]], Message | None]] = {
-    "Start": _start,
-    "MoveNotice": _move,
-    "StartGrace": _of_move(StartGrace),
-    "AskForMove": lambda _: AskForMove(),
-    "Alert": lambda raw: Alert(raw["lost"]) if isinstance(raw.get("lost"), bool) else None,
-    "Stop": lambda _: Stop(),
-    "Done": lambda raw: Done(Failure.parse(raw.get("failure"))),
-    "Left": lambda _: Left(),
-    "StartDecided": lambda raw: StartDecided(
-        Failure.parse(raw.get("failure")), Again.parse(raw.get("again"))
-    ),
-    "AnnounceMove": _announce,
-    "AwaitLeavers": _of_move(AwaitLeavers),
-    "Taken": _of_move(Taken),
-    "Refused": _refused,
-    "NodesLeft": lambda raw: (
-        NodesLeft(tuple(names)) if isinstance(names := raw.get("names"), list) and _names(names) else None
-    ),
-}

@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError, PolluxAgentError
-from pollux.launcher.channel import signal_arrivals
+from pollux.launcher.channel import Channel, signal_arrivals
 from pollux.launcher.companion_file import CompanionFile, Parent
-from pollux.launcher.launcher_channel import LauncherChannels, candidate_ports, gather, join, listen
-from pollux.launcher.outcome import Outcome, Resized, describe
+from pollux.launcher.meeting import Hello, JobNode, candidate_ports, free_port, gather, join, listen
+from pollux.launcher.messages import Over, Start
 from pollux.launcher.rank_channel import VARIABLE, open_line
-from pollux.launcher.state import Graces
-from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
-from pollux.launcher.workers import Notes, adopt_orphans, start_worker
+from pollux.launcher.state import Graces, Resized, StartTerms
+from pollux.launcher.supervisor import WATCHED, Follower, Supervisor
+from pollux.launcher.workers import NodeWorkers, Notes, adopt_orphans, start_worker
 from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address
@@ -94,7 +94,7 @@ class Task:
 
 
 def run_node(allocation: StepAllocation, task: Task) -> int:
-    """Run this node's workers to their end.
+    """Run this node's workers to their end; on node 0, those of the whole job.
 
     Returns the exit status. Raises RankLost and LaunchError.
     """
@@ -106,158 +106,176 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Write whole lines at once: ranks share the output, and a rank that is killed must not lose any line.
             stream.reconfigure(line_buffering=True, write_through=False)
-    parent = Parent(task.companion_file) if task.companion_file is not None else None
-    rendezvous = LauncherRendezvous(allocation, launch_key(allocation, task.companion_file))
+    hub = allocation.node_rank == 0
+    parent = Parent(task.companion_file) if hub and task.companion_file is not None else None
+    meeting = Meeting(allocation, launch_key(allocation, task.companion_file))
     _import_once(task.preload)
-    channels = rendezvous.outcome()
+    channels = meeting.outcome()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    channels.signal_arrivals()
-    if parent is not None:
-        parent.signal_end()
-    return _start_until_done(allocation, task, channels, parent)
+    for link in [channel.link for channel in channels] + ([parent.link] if parent is not None else []):
+        signal_arrivals(link)
+    forker = Forker(allocation, task, channels, parent)
+    if hub:
+        return _lead(forker, meeting.nodes, parent)
+    return Follower(channels[0], forker.start, task.graces, say).run()
 
 
-def _start_until_done(
-    allocation: StepAllocation, task: Task, channels: LauncherChannels, parent: Parent | None
-) -> int:
+class Forker:
+    """Starts this node's workers."""
+
+    def __init__(
+        self, allocation: StepAllocation, task: Task, channels: Sequence[Channel], parent: Parent | None
+    ) -> None:
+        self.allocation, self.task = allocation, task
+        self.memory = NodeMemory(allocation.workers)
+        hand_on(self.memory)
+        self.rank_0: Channel | None = None
+        """To the newest start's first worker, on node 0."""
+        self._channels, self._parent = channels, parent
+        link = channels[0].link if channels else None
+        hub = allocation.node_rank == 0
+        here = "127.0.0.1" if link is None else link.here
+        self._own = {
+            "LOCAL_WORLD_SIZE": str(allocation.workers),
+            "MASTER_ADDR": here if hub else node_address(allocation.first_node),
+            "POLLUX_COMMAND": json.dumps({"cwd": os.getcwd(), "argv": list(task.command)}),
+        }
+        # gloo would look up the host's name, which may have an address that other nodes cannot reach.
+        interface = interface_of(here)
+        if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
+            self._own["GLOO_SOCKET_IFNAME"] = interface
+        if task.companion is not None:
+            self._own["POLLUX_COMPANION"] = str(task.companion)
+
+    def start(self, order: Start) -> NodeWorkers:
+        allocation = self.allocation
+        env = order.env | self._own | {"GROUP_RANK": str(order.node), "POLLUX_IMPORTED_AT": repr(time.time())}
+        # A companion's ranks never lead the job's.
+        line = open_line() if order.node == 0 and self.task.companion is None else None
+
+        def body() -> int:
+            own = self.memory.local_rank = int(os.environ["LOCAL_RANK"])
+            for channel in self._channels:
+                channel.close()
+            if self._parent is not None:
+                self._parent.link.close()
+            if line is not None:
+                line[0].close()
+                if own:
+                    line[1].close()
+                else:
+                    os.environ[VARIABLE] = f"{line[1].fileno()}:{os.getpid()}"
+            return self.task.run()
+
+        notes, running = Notes(allocation.workers), {}
+        for local_rank in range(allocation.workers):
+            own = env | {"RANK": str(order.first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
+            if allocation.gpu_ids:
+                own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
+            running[start_worker(local_rank, own, body, notes, unblock=WORKERS_OWN)] = local_rank
+        if self.rank_0 is not None:
+            self.rank_0.close()
+        if line is not None:
+            self.rank_0, theirs = line
+            theirs.close()
+            signal_arrivals(self.rank_0.link)
+        return NodeWorkers(running, notes, host(), self.task.graces.term)
+
+
+def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
+    """On node 0: start the workers of all nodes until no start follows; return the exit status."""
+    task, memory = forker.task, forker.memory
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
     resized, lost, reached = Resized(), False, 0
-    memory = NodeMemory(allocation.workers)
-    hand_on(memory)
     while True:
-        env = _shared_environment(allocation, channels) | resized.environment
-        env |= {"POLLUX_LAUNCHED_AT": repr(launched), "POLLUX_IMPORTED_AT": repr(time.time())}
-        env |= {
+        channels = {number: node.channel for number, node in enumerate(nodes) if node.channel is not None}
+        env = resized.environment | {
+            "WORLD_SIZE": str(sum(node.workers for node in nodes)),
+            "GROUP_WORLD_SIZE": str(len(nodes)),
+            "MASTER_PORT": str(free_port()),
+            "POLLUX_LAUNCHED_AT": repr(launched),
             "POLLUX_RESTARTS": str(failures),
-            "POLLUX_COMMAND": json.dumps({"cwd": os.getcwd(), "argv": list(task.command)}),
         }
         if lost:
             env["POLLUX_LOST"] = "1"
-        if task.companion is not None:
-            env["POLLUX_COMPANION"] = str(task.companion)
-        context = LaunchContext(
-            host(),
+        for number, channel in channels.items():
+            channel.send(Start(number, sum(node.workers for node in nodes[:number]), env))
+        terms = StartTerms(
+            tuple(node.workers for node in nodes),
+            tuple(node.name for node in nodes),
             may_restart=parent is None and restarts < task.max_restarts,
             may_retry=parent is None and retries < MAX_RETRIES,
-            resized=resized,
-            parent=parent,
+            companion=parent is not None,
             graces=task.graces,
         )
-        outcome, moved = _start_once(allocation, task, channels, env, context, memory)
-        if outcome.failure is not None and channels.is_hub:
-            say(describe(outcome.failure))
+        workers = forker.start(Start(0, 0, env))
+        supervisor = Supervisor(terms, resized, workers, channels, forker.rank_0, parent, memory)
+        outcome = supervisor.wait()
+        if supervisor.odd is not None and not outcome.ended_by:
+            say(f"a rank was to end for a move; {supervisor.odd}, and nothing depends on it")
+        if outcome.failure is not None:
+            say(str(outcome.failure))
         if outcome.again is None:
+            if not outcome.ended_by:
+                for channel in channels.values():
+                    channel.send(Over(outcome.status))
             return outcome.status
         progress = max(memory.copied, memory.saved)
-        retries = 0 if moved or progress > reached else retries
+        retries = 0 if supervisor.moved or progress > reached else retries
         reached, lost = progress, lost or outcome.again.lost
         launched, resized = time.time(), outcome.again.resized
-        if outcome.failure is None:
-            what = f"for move {resized.move_id}, on {len(outcome.again.nodes)} node(s)"
-        elif outcome.again.asked:
-            retries, failures = retries + 1, failures + 1
-            what = f"from their newest state, on {len(outcome.again.nodes)} node(s)"
+        failures += 1
+        if outcome.again.asked:
+            retries += 1
+            how = f"from their newest state, on {len(outcome.again.nodes)} node(s)"
         else:
-            restarts, failures = restarts + 1, failures + 1
-            what = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
-        if channels.is_hub:
-            say(f"starting all ranks again, {what}")
-        channels.keep(outcome.again.nodes, outcome.again.port)
+            restarts += 1
+            how = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
+        say(f"starting all ranks again, {how}")
+        for number, channel in channels.items():
+            if number not in outcome.again.nodes:
+                channel.close()
+        nodes = [nodes[number] for number in outcome.again.nodes]
 
 
-def _start_once(
-    allocation: StepAllocation,
-    task: Task,
-    channels: LauncherChannels,
-    env: dict[str, str],
-    context: LaunchContext,
-    memory: NodeMemory,
-) -> tuple[Outcome, bool]:
-    """Start this node's workers, and supervise them to their end.
-
-    Returns how they ended, and whether rank 0 announced a move.
-    """
-    # A companion's ranks never lead the job's: they need no line.
-    lines = [open_line() for _ in range(allocation.workers)] if context.parent is None else []
-
-    def close(keep: int | None = None) -> None:
-        channels.close()
-        if context.parent is not None:
-            context.parent.close()
-        for local_rank, (ours, theirs) in enumerate(lines):
-            ours.close()
-            if local_rank != keep:
-                theirs.close()
-
-    def body() -> int:
-        own = memory.local_rank = int(os.environ["LOCAL_RANK"])
-        close(keep=own)
-        if lines:
-            os.environ[VARIABLE] = f"{lines[own][1].fileno()}:{os.getpid()}"
-        return task.run()
-
-    notes = Notes(allocation.workers)
-    workers = []
-    for local_rank in range(allocation.workers):
-        rank = channels.first_rank + local_rank
-        own = env | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-        if allocation.gpu_ids:
-            own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
-        workers.append(start_worker(rank, local_rank, own, body, notes, unblock=WORKERS_OWN))
-    for ours, theirs in lines:
-        theirs.close()
-        signal_arrivals(ours.link)
-    supervisor = Supervisor(workers, notes, channels, context, [ours for ours, _ in lines], memory)
-    outcome = supervisor.wait()
-    for ours, _ in lines:
-        ours.close()
-    odd = supervisor.oddly_ended
-    if odd is not None and outcome.ended_by is None:
-        say(f"ranks of this node were to end for a move; {describe(odd)}, and nothing depends on it")
-    return outcome, supervisor.moved
-
-
-class LauncherRendezvous:
-    """Meet the other nodes' launchers, in a thread while torch is imported.
-
-    The thread ends before any fork.
-    """
+class Meeting:
+    """Meet the other nodes' launchers, in a thread while torch is imported. The thread ends before any fork."""
 
     def __init__(self, allocation: StepAllocation, key: bytes) -> None:
-        self._channels: LauncherChannels | None = None
+        self.nodes: list[JobNode] = []
+        """On node 0: all nodes, in order."""
+        self._hub: Channel | None = None
         self._error: PolluxAgentError | None = None
         self._thread: threading.Thread | None = None
         if allocation.num_nodes > 1:
             self._thread = threading.Thread(target=self._meet, args=(allocation, key), daemon=True)
             self._thread.start()
         else:
-            self._channels = LauncherChannels.alone(allocation.workers, host())
+            self.nodes = [JobNode(allocation.workers, host())]
 
-    def outcome(self) -> LauncherChannels:
-        """The channels to the others. Raises RankLost and LaunchError."""
+    def outcome(self) -> list[Channel]:
+        """The channels to the others: on node 0 to all, elsewhere to node 0. Raises RankLost and LaunchError."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        assert self._channels is not None
-        return self._channels
+        return [
+            channel for channel in (self._hub, *(node.channel for node in self.nodes)) if channel is not None
+        ]
 
     def _meet(self, allocation: StepAllocation, key: bytes) -> None:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
         # which the main thread has blocked by then: SIGIO of the channels would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        ports, workers, num_nodes = (
-            candidate_ports(key),
-            allocation.workers,
-            allocation.num_nodes,
-        )
+        ports = candidate_ports(key)
         try:
             if allocation.node_rank == 0:
-                self._channels = gather(listen(ports), key, workers, num_nodes, name=host())
+                others = gather(listen(ports), key, allocation.num_nodes)
+                self.nodes = [JobNode(allocation.workers, host()), *others]
             else:
-                address = node_address(allocation.first_node)
-                self._channels = join(address, ports, key, allocation.node_rank, workers, name=host())
+                hello = Hello(allocation.node_rank, allocation.workers, host())
+                self._hub = join(node_address(allocation.first_node), ports, key, hello)
         except PolluxAgentError as error:
             self._error = error
         except Exception as error:
@@ -286,23 +304,6 @@ def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None)
             "before srun"
         )
     return hmac.digest(secret.encode(), f"pollux launchers {allocation.identity}".encode(), "sha256")
-
-
-def _shared_environment(allocation: StepAllocation, channels: LauncherChannels) -> dict[str, str]:
-    """What this node's workers find in their environment, by torchrun's names."""
-    env = {
-        "WORLD_SIZE": str(sum(channels.workers)),
-        "LOCAL_WORLD_SIZE": str(allocation.workers),
-        "GROUP_RANK": str(channels.node_rank),
-        "GROUP_WORLD_SIZE": str(len(channels.workers)),
-        "MASTER_ADDR": channels.address,
-        "MASTER_PORT": str(channels.port),
-    }
-    # gloo would look up the host's name, which may have an address that other nodes cannot reach.
-    interface = interface_of(channels.here)
-    if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-        env["GLOO_SOCKET_IFNAME"] = interface
-    return env
 
 
 def _import_once(names: Sequence[str]) -> None:

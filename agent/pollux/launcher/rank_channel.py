@@ -41,10 +41,7 @@ class LauncherLine:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LauncherLine | None:
-        """The connection of this process.
-
-        None unless `pollux run` has started it.
-        """
+        """The connection of this process. None unless `pollux run` has started it."""
         number, _, pid = environ.get(VARIABLE, "").partition(":")
         # A program that a worker starts inherits the variable, but this descriptor is another file or closed.
         if not number.isdigit() or pid != str(os.getpid()):
@@ -81,10 +78,7 @@ class LauncherLine:
         self._announced = move
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
-        """The nodes among `names` whose launchers have ended.
-
-        Waits for all of them, or `timeout_s`.
-        """
+        """The nodes among `names` whose launchers have ended. Waits for all of them, or `timeout_s`."""
         self._channel.send(AwaitLeavers(self._announced))
         deadline, wanted = time.monotonic() + timeout_s, set(names)
         while not wanted <= self._gone and self._take(deadline):
@@ -109,9 +103,6 @@ class LauncherLine:
 
 
 def open_line() -> tuple[Channel, socket.socket]:
-    """A new connection: (the launcher's end, rank 0's).
-
-    Neither outlives an exec.
-    """
+    """A new connection: (the launcher's end, rank 0's). Neither outlives an exec."""
     ours, theirs = socket.socketpair()
     return Channel(Link(ours)), theirs

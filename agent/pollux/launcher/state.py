@@ -1,23 +1,26 @@
-"""Define the state, the events and the actions of a node's launcher.
-
-`machine` says how they follow from each other.
-"""
+"""Define the events, the actions and the state of node 0's launcher; `machine` says how they follow."""
 
 from __future__ import annotations
 
-import math
+import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from pollux.launcher.messages import LauncherMessage, MoveNotice, RankMessage
-from pollux.launcher.outcome import Failure, Outcome, Resized
+from pollux.launcher.messages import (
+    EndWorkers,
+    NodesLeft,
+    Order,
+    RankMessage,
+    Refused,
+    Signalled,
+    Taken,
+    WorkerEnded,
+)
 
 
 class Phase(Enum):
     TRAINING = "training"
-    ASKING = "asking"
-    LEAVING = "leaving"
     FAILING = "failing"
     STOPPING = "stopping"
 
@@ -38,8 +41,16 @@ class Graces:
     With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 
     @property
+    def after_failure(self) -> EndWorkers:
+        return EndWorkers(self.sibling, self.sibling + self.term)
+
+    def after(self, number: int) -> float:
+        """From a signal that asks this launcher to end to KILL."""
+        return self.stop if number == signal.SIGTERM else self.term
+
+    @property
     def reports(self) -> float:
-        """Node 0 waits for the other nodes' reports of a failure."""
+        """Node 0 waits for the ends of other nodes' workers after a failure."""
         return self.sibling + self.term + 5.0
 
     @property
@@ -49,27 +60,86 @@ class Graces:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """How a worker, or a node, failed. `at` is a POSIX time, `status` a shell's."""
+
+    at: float
+    rank: int
+    status: int
+    why: str
+    where: str
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The least of several failures is the first."""
+        return self.at, self.rank
+
+    def __str__(self) -> str:
+        """One line for the job's log."""
+        return f"rank {self.rank} ({self.where}) failed first: {self.why} (exit status {self.status})"
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """The newest move that removed nodes; it is passed to the next start."""
+
+    move_id: int = 0
+    """polluxd's number of it; 0 where there was none."""
+    left: tuple[str, ...] = ()
+    """Slurm's names of the nodes that the move removed."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if not self.move_id:
+            return {}
+        return {"POLLUX_RESIZED": str(self.move_id), "POLLUX_LEFT": ",".join(self.left)}
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The next start of the workers."""
+
+    nodes: tuple[int, ...]
+    """Who takes part, in order, by the numbers of the start before."""
+    resized: Resized = Resized()
+    asked: bool = False
+    """A rank was lost or asked for it: it does not count as a restart after a failure."""
+    lost: bool = False
+    """A node of the allocation takes no part any more: it was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a start of the workers ended."""
+
+    failure: Failure | None = None
+    ended_by: int = 0
+    """The signal that asked the job to end."""
+    again: Again | None = None
+
+    @property
+    def status(self) -> int:
+        """Exit status of the launchers."""
+        if self.ended_by:
+            return 128 + self.ended_by
+        return self.failure.status if self.failure is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
 class StartTerms:
     """The nodes, the workers and the rules of one start."""
 
-    node: int
     workers: tuple[int, ...]
     """Workers of each node."""
     names: tuple[str, ...]
     """What Slurm calls each node."""
-    where: str
-    """This node, in messages."""
     may_restart: bool = False
     may_retry: bool = False
     recovers: bool = False
-    """On node 0: new ranks would restore the training's state after a loss."""
+    """New ranks would restore the training's state after a loss."""
     companion: bool = False
     """The job lends its ranks to another: they may leave at any time."""
     graces: Graces = Graces()
-
-    @property
-    def hub(self) -> bool:
-        return self.node == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,43 +150,20 @@ class Now:
     posix: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """A worker's end.
-
-    `status` is a shell's; `why` what the worker said of its failure, `said_at` when.
-    """
-
-    status: int
-    at: float
-    why: str | None = None
-    said_at: float = 0.0
-    pid: int = 0
-
-
 # -- events ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerEnded:
-    local_rank: int
-    end: End
+class FromNode:
+    """A report of another node's launcher, or of node 0's own."""
 
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    number: int
+    node: int
+    message: WorkerEnded | Signalled
 
 
 @dataclass(frozen=True, slots=True)
 class FromRank0:
     message: RankMessage
-
-
-@dataclass(frozen=True, slots=True)
-class FromNode:
-    node: int
-    message: LauncherMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,89 +183,73 @@ class Tick:
     """Time has passed."""
 
 
-Event = WorkerEnded | Signalled | FromRank0 | FromNode | NodeGone | ParentGone | Tick
+Event = FromNode | FromRank0 | NodeGone | ParentGone | Tick
 
 
 # -- actions --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class SignalWorkers:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tell:
-    """Send to all connected launchers."""
+    """Order the launchers of these nodes; node 0's is this one."""
 
-    message: LauncherMessage
+    nodes: frozenset[int]
+    order: Order
 
 
 @dataclass(frozen=True, slots=True)
 class TellRank0:
-    message: RankMessage
+    message: Taken | Refused | NodesLeft
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The start is over.
-
-    On node 0 the others hear of it; a next start's port is to be chosen.
-    """
+    """The start is over."""
 
     outcome: Outcome
-    tell: bool = False
 
 
-Action = SignalWorkers | Tell | TellRank0 | Finish
-
-
-# -- the state ------------------------------------------------------------------------------------------------
+Action = Tell | TellRank0 | Finish
 
 
 @dataclass(frozen=True, slots=True)
-class LauncherState:
-    """What a launcher knows of the running start."""
+class State:
+    """What node 0's launcher knows of the running start."""
 
-    first_rank: int
-    """Rank of this node's first worker, as the agent counts now."""
-    running: frozenset[int]
-    """Workers that run, by local rank."""
+    running: Mapping[int, frozenset[int]]
+    """Each node's workers that run, by local rank."""
     staying: frozenset[int]
     """Nodes that take part in the next start. Nodes keep their numbers until then."""
     connected: frozenset[int]
-    """Nodes whose launchers can be told something."""
+    """Nodes whose launchers obey, this one among them."""
     resized: Resized
     phase: Phase = Phase.TRAINING
-    ended: Mapping[int, End] = field(default_factory=dict)
-    """Workers that have ended, by local rank."""
-    move: MoveNotice | None = None
-    """The newest one that was announced."""
-    grace_begun: bool = False
-    """Of the workers that the newest move removes."""
-    leaving: frozenset[int] = frozenset()
-    """On node 0: nodes that a move removes and whose launchers have not ended yet."""
-    reports: Mapping[int, Failure | None] = field(default_factory=dict)
-    """On node 0: what each node has reported at its end."""
-    reported: bool = False
+    move_id: int = 0
+    """The newest move that was announced."""
+    lent: int = 0
+    """Ranks of companions in the job."""
+    hurried: bool = False
+    """The workers that the newest move removes have been given their time to end."""
+    failures: tuple[Failure, ...] = ()
+    failed: frozenset[int] = frozenset()
+    """Nodes with a failure."""
+    odd: Failure | None = None
+    """The first worker that a move was to end, and that failed otherwise."""
     recovers: bool = False
     """A rank was lost: all others are killed, and start again with what was in memory."""
-    lost: Failure | None = None
-    """Node 0's launcher is gone."""
     orphaned: Failure | None = None
     """The parent is gone."""
     stopped_by: int = 0
-    decided: Outcome | None = None
-    """What node 0 has decided."""
-    term_at: float | None = None
-    kill_at: float | None = None
     decide_by: float | None = None
-    ended_from: float = math.inf
-    killed_from: float = math.inf
-    """When this launcher began to end workers itself, and to kill them; POSIX times."""
+    """When to decide without those that have not ended."""
 
     @property
-    def due(self) -> float | None:
-        """When the next Tick is due."""
-        times = [at for at in (self.term_at, self.kill_at, self.decide_by) if at is not None]
-        return min(times, default=None)
+    def leaving(self) -> frozenset[int]:
+        """Nodes that a move removes and whose launchers have not ended yet."""
+        return self.connected - self.staying
+
+
+def begin(terms: StartTerms, resized: Resized) -> State:
+    """The state in which the workers start."""
+    nodes = frozenset(range(len(terms.workers)))
+    return State({node: frozenset(range(terms.workers[node])) for node in nodes}, nodes, nodes, resized)

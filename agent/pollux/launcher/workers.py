@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import io
+import math
 import mmap
 import os
 import signal
@@ -18,29 +19,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS, RankLost
+from pollux.launcher.messages import WorkerEnded
 from pollux.slurm_job.environment import LENT_RANKS
 
 NOTE_BYTES = 512
+SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
+"""Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(slots=True)
-class Worker:
-    """One forked worker process."""
-
-    rank: int
-    local_rank: int
-    pid: int
-    status: int | None = None
-    """Exit status as a shell gives it: 128 + n after signal n."""
-    ended_at: float = field(default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +72,102 @@ class Notes:
         return Note(at, status, self._memory[start : start + length].decode(errors="replace"))
 
 
+class NodeWorkers:
+    """This node's workers of one start."""
+
+    def __init__(self, running: dict[int, int], notes: Notes, where: str, term: float) -> None:
+        """`running` maps pids to local ranks. `where` names the node. `term`: seconds from TERM to KILL, and again."""
+        self.running = running
+        self.stopped_by = 0
+        """The signal that asked to end, if any."""
+        self._notes, self._where, self._term = notes, where, term
+        self._term_at = self._kill_at = math.inf
+        self._killed_from = math.inf
+        """When this launcher began to kill workers; POSIX time."""
+        self._asked = False
+
+    @property
+    def due(self) -> float:
+        """When the next signal is due."""
+        return min(self._term_at, self._kill_at)
+
+    def signal(self, number: int) -> None:
+        for pid in self.running:
+            # Not yet reaped, so the pid is still its own: it cannot have become another process's.
+            os.kill(pid, number)
+
+    def end(self, term_after: float, kill_after: float) -> None:
+        """Send TERM and KILL after so many seconds, or as soon as was ordered before."""
+        now = time.monotonic()
+        self._term_at = min(self._term_at, now + term_after)
+        self._kill_at = min(self._kill_at, now + kill_after)
+        self.end_what_is_due()
+
+    def stop(self, number: int, grace: float) -> None:
+        """Pass on a signal that asks to end, and kill after `grace` seconds."""
+        self.stopped_by = self.stopped_by or number
+        self._asked = True
+        self.signal(number)
+        self._term_at, self._kill_at = math.inf, min(self._kill_at, time.monotonic() + grace)
+
+    def end_what_is_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._kill_at:
+            self._asked, self._killed_from = True, min(self._killed_from, time.time())
+            self.signal(signal.SIGKILL)
+            # Again, for whatever was forked since.
+            self._term_at, self._kill_at = math.inf, now + self._term
+        elif now >= self._term_at:
+            self._asked, self._term_at = True, math.inf
+            self.signal(signal.SIGTERM)
+
+    def reap(self) -> list[WorkerEnded]:
+        """Collect ended workers, and the orphans adopted from them. One SIGCHLD may stand for several."""
+        ended: list[WorkerEnded] = []
+        while True:
+            try:
+                pid, raw = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            local_rank = self.running.pop(pid, None)
+            if local_rank is not None:
+                code = os.waitstatus_to_exitcode(raw)
+                ended.append(self._end_of(local_rank, pid, code if code >= 0 else 128 - code))
+        if any(end.status > 128 for end in ended):
+            kill_forks_of_the_dead(self.running)
+        return ended
+
+    def _end_of(self, local_rank: int, pid: int, status: int) -> WorkerEnded:
+        at, where = time.time(), f"pid {pid}, {self._where}"
+        note = self._notes.read(local_rank)
+        if note is None or not status:
+            lost = status - 128 in SUDDEN and at < self._killed_from
+            return WorkerEnded(local_rank, status, at, where, lost=lost, asked=self._asked)
+        # The status that the worker wanted counts: another rank's end may have killed it while it exited.
+        return WorkerEnded(local_rank, note.status or status, note.at, where, note.why, asked=self._asked)
+
+
 def start_worker(
-    rank: int,
     local_rank: int,
     env: Mapping[str, str],
     body: Callable[[], int],
     notes: Notes,
     *,
     unblock: Collection[signal.Signals],
-) -> Worker:
+) -> int:
     """Fork a worker that runs `body` under `env`, and exits with its result.
 
-    Signals in `unblock`, which the launcher blocks, are unblocked in the worker and have their default action.
+    Signals in `unblock`, which the launcher blocks, are unblocked in the worker and have their default action. Returns
+    the worker's pid.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
     pid = os.fork()
     if pid:
-        return Worker(rank, local_rank, pid)
+        return pid
     die_with_parent(parent)
     os.environ.update(env)
     for number in unblock:
@@ -164,27 +233,6 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def reap(running: dict[int, Worker]) -> list[Worker]:
-    """Collect ended workers, and the orphans adopted from them.
-
-    Takes them out of `running`. One SIGCHLD may stand for several.
-    """
-    ended: list[Worker] = []
-    while True:
-        try:
-            pid, raw = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if not pid:
-            return ended
-        worker = running.pop(pid, None)
-        if worker is not None:
-            code = os.waitstatus_to_exitcode(raw)
-            worker.status = code if code >= 0 else 128 - code
-            worker.ended_at = time.time()
-            ended.append(worker)
-
-
 def adopt_orphans() -> None:
     """Become the parent of all orphans among this process's descendants.
 
@@ -238,20 +286,14 @@ def _children() -> list[int]:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the launcher dies.
-
-    That includes kill -9. prctl(2), PR_SET_PDEATHSIG.
-    """
+    """Have the kernel kill this process when the launcher dies. That includes kill -9. prctl(2), PR_SET_PDEATHSIG."""
     _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def _in_script(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a trace below this launcher and runpy.
-
-    All of it where nothing is below.
-    """
+    """The part of a trace below this launcher and runpy. All of it where nothing is below."""
     frame, started = trace, False
     while frame is not None:
         in_runpy = frame.tb_frame.f_code.co_filename == "<frozen runpy>"

@@ -193,10 +193,7 @@ class ControlExchange:
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's plain value (see `plain_values`), by rank.
-
-        Raises RankLost where a rank left.
-        """
+        """Return every rank's plain value (see `plain_values`), by rank. Raises RankLost where a rank left."""
         if self.group is None:
             return [value]
         try:

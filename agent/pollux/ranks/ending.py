@@ -9,10 +9,7 @@ from pollux.errors import RankLost
 
 
 def print_lost_ranks_in_one_line(rank: int) -> None:
-    """Print an uncaught RankLost as one line.
-
-    The output of the rank that failed first shows the cause.
-    """
+    """Print an uncaught RankLost as one line. The output of the rank that failed first shows the cause."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

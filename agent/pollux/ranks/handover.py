@@ -103,10 +103,7 @@ def hand_over(
 
 
 def _header(state: Any, tensors: list[Tensor]) -> bytes:
-    """The state's structure and what its tensors are, as JSON.
-
-    Each tensor is appended to `tensors` once.
-    """
+    """The state's structure and what its tensors are, as JSON. Each tensor is appended to `tensors` once."""
     places: dict[int, int] = {}
 
     def put(tensor: Tensor) -> int:
@@ -130,10 +127,7 @@ def _understood(header: bytes) -> tuple[Any, list[_Kind]]:
 
 
 def _bundles(kinds: Sequence[_Kind]) -> Iterator[list[int]]:
-    """Indices of tensors to be sent together.
-
-    Of one device, up to BUNDLE bytes, or a single larger one.
-    """
+    """Indices of tensors to be sent together. Of one device, up to BUNDLE bytes, or a single larger one."""
     bundle: list[int] = []
     held = 0
     # An optimizer's counts lie on the host, between moments that lie on the device.

@@ -108,10 +108,7 @@ def _decode_tagged(raw: Any, get: Callable[[Any], Tensor]) -> Any:
 
 
 def dumps(value: Any, place: str = "state") -> bytes:
-    """Return `value` as text of JSON with its tensors inside, in base64.
-
-    For small values. Raises StateError.
-    """
+    """Return `value` as text of JSON with its tensors inside, in base64. For small values. Raises StateError."""
 
     def put(tensor: Tensor) -> Any:
         whole = tensor.detach().cpu().contiguous()
@@ -122,10 +119,7 @@ def dumps(value: Any, place: str = "state") -> bytes:
 
 
 def loads(text: bytes) -> Any:
-    """Return the value that `dumps` made `text` of, tensors on CPU.
-
-    Raises ValueError.
-    """
+    """Return the value that `dumps` made `text` of, tensors on CPU. Raises ValueError."""
 
     def get(place: Any) -> Tensor:
         match place:

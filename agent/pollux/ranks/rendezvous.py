@@ -47,10 +47,7 @@ class Rendezvous:
 
     @classmethod
     def open(cls, environ: MutableMapping[str, str] = os.environ) -> Rendezvous:
-        """On rank 0: a store in this process.
-
-        Raises RankLost where it cannot be opened.
-        """
+        """On rank 0: a store in this process. Raises RankLost where it cannot be opened."""
         address, secret = own_address(environ), secrets.token_hex(32)
         try:
             server = Server(secret.encode())
@@ -142,10 +139,7 @@ class Rendezvous:
         )
 
     def _await_all(self, name: str, size: int) -> None:
-        """Wait until all ranks are about to form their groups.
-
-        Raises RankLost where they do not come.
-        """
+        """Wait until all ranks are about to form their groups. Raises RankLost where they do not come."""
         if self.count(f"{name}/forming", 1) == size:
             self.tell(f"{name}/all-form", True)
         self._store.wait([f"{name}/all-form"], FORM_WAIT)
@@ -176,18 +170,12 @@ def leave_groups() -> None:
 
 
 def alone(device: torch.device) -> None:
-    """Form a process group of this rank alone.
-
-    A model can then be wrapped before the others are there.
-    """
+    """Form a process group of this rank alone. A model can then be wrapped before the others are there."""
     dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def tell_environment(world: World, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Set the environment variables that a launcher sets for a rank.
-
-    Scripts read them.
-    """
+    """Set the environment variables that a launcher sets for a rank. Scripts read them."""
     environ["RANK"], environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"] = str(world.rank // world.per_node), str(world.nodes)
 

@@ -46,10 +46,7 @@ def sharding_of(model: torch.nn.Module) -> str:
 
 
 def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer) -> str | None:
-    """Why a model's shards cannot move to other ranks; None where they can.
-
-    A model that is not sharded has none.
-    """
+    """Why a model's shards cannot move to other ranks; None where they can. A model that is not sharded has none."""
     if not under_fully_shard(model):
         return None
     if ranks_per_replica(model) > 1:
@@ -198,10 +195,7 @@ class MovingShards:
         yield from new.items()
 
     def _room(self, index: int, after: Sequence[int], world: World) -> Tensor:
-        """Return zeros for the longest part of a tensor.
-
-        It is empty on a rank that leaves.
-        """
+        """Return zeros for the longest part of a tensor. It is empty on a rank that leaves."""
         tensor = self._tensors[index]
         rows = _Rows.of(len(tensor), len(after), 0).stop if world.rank in after else 0
         return torch.zeros(rows * _width(tensor), dtype=tensor.dtype, device=world.device)

@@ -171,10 +171,7 @@ class ShardedModel:
         return self.shards()
 
     def load_state_dict(self, saved: Mapping[str, Any], shards: Mapping[str, Tensor]) -> None:
-        """Load the state without the shards, after the shards.
-
-        Raises RuntimeError if names do not match.
-        """
+        """Load the state without the shards, after the shards. Raises RuntimeError if names do not match."""
         found = self.model.load_state_dict(dict(saved), strict=False)
         missing = set(found.missing_keys) - set(shards)
         if missing or found.unexpected_keys:
@@ -186,10 +183,7 @@ class ShardedModel:
 
 
 class ShardedOptimizer:
-    """A sharded model's optimizer.
-
-    Its moments are sharded like the parameters. Names are torch's own numbers.
-    """
+    """A sharded model's optimizer. Its moments are sharded like the parameters. Names are torch's own numbers."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer

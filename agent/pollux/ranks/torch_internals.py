@@ -185,10 +185,7 @@ class FsdpUnit:
 
     @property
     def divisor(self) -> float | None:
-        """The user's own divisor of the summed gradient.
-
-        None stands for the number of ranks.
-        """
+        """The user's own divisor of the summed gradient. None stands for the number of ranks."""
         found: float | None = internal(self._group, "gradient_divide_factor")
         return found
 
@@ -303,10 +300,7 @@ def mesh_of_all_ranks(device: torch.device, size: int, name: str) -> Any:
 
 
 def shard_as(shard: Any, rows: Tensor, param: Any) -> None:
-    """Let a DTensor hold `rows`, sharded over the ranks of `param`.
-
-    The object stays the same.
-    """
+    """Let a DTensor hold `rows`, sharded over the ranks of `param`. The object stays the same."""
     spec = replace(internal(param, "_spec"), tensor_meta=internal(shard, "_spec.tensor_meta"))
     shard._local_tensor, shard._spec = rows, spec
 
@@ -318,10 +312,7 @@ class ReduceScatterObserver(Protocol):
 
 
 class _ObservedReduceScatter:
-    """A reduce-scatter of fully_shard that shows its input first.
-
-    The inner reduce-scatter is torch's or the user's.
-    """
+    """A reduce-scatter of fully_shard that shows its input first. The inner reduce-scatter is torch's or the user's."""
 
     def __init__(self, inner: Any, see: ReduceScatterObserver) -> None:
         self.inner, self._see = inner, see
@@ -381,10 +372,7 @@ def skips_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def scheduler_calls(scheduler: Any) -> int:
-    """Return how often a scheduler's `step` was called.
-
-    A scheduler of the user's own may have `last_epoch` only.
-    """
+    """Return how often a scheduler's `step` was called. A scheduler of the user's own may have `last_epoch` only."""
     return int(getattr(scheduler, "_step_count", getattr(scheduler, "last_epoch", 0)))
 
 

@@ -112,10 +112,7 @@ def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def new_group(**options: Any) -> dist.ProcessGroup:
-    """Form another group of all ranks; every rank calls it.
-
-    Raises RankLost where one of them leaves.
-    """
+    """Form another group of all ranks; every rank calls it. Raises RankLost where one of them leaves."""
     try:
         made: dist.ProcessGroup = dist.new_group(**options)
         return made
@@ -198,10 +195,7 @@ def backend_of_default_group() -> str:
 
 
 def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name.
-
-    Slurm's, which its address and its host's name need not resemble.
-    """
+    """This node's name. Slurm's, which its address and its host's name need not resemble."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

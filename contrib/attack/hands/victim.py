@@ -24,7 +24,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from pollux.launcher import launcher_channel
+from pollux.launcher import meeting as launchers_meeting
 from pollux.ranks import links
 from pollux.ranks.rank_store import RemoteStore, Server
 
@@ -93,22 +93,24 @@ def launchers(seconds: float, ports: list[int]) -> None:
     """Node 0 waits for node 1, which comes two seconds after the listener."""
     key = secrets.token_bytes(32)
     try:
-        listener = launcher_channel.listen(ports or launcher_channel.candidate_ports(key))
+        listener = launchers_meeting.listen(ports or launchers_meeting.candidate_ports(key))
     except Exception as error:
         tell(f"failed: {error}")
         return
     tell(listener.getsockname()[1])
     taken = [listener.getsockname()[1]]
 
+    hello = launchers_meeting.Hello(1, 1, "n1")
+
     def come() -> None:
         time.sleep(2.0)
         with contextlib.suppress(Exception):
-            launcher_channel.join("127.0.0.1", taken, key, 1, 1, timeout=seconds)
+            launchers_meeting.join("127.0.0.1", taken, key, hello, timeout=seconds)
 
     threading.Thread(target=come, daemon=True).start()
     began = time.monotonic()
     try:
-        launcher_channel.gather(listener, key, 1, 2, timeout=seconds)
+        launchers_meeting.gather(listener, key, 2, timeout=seconds)
         tell(f"met after {time.monotonic() - began:.1f} s")
     except Exception as error:
         tell(f"failed: {error}")
@@ -123,7 +125,7 @@ def main() -> None:
         case "store":
             store(seconds, more)
         case "one-by-one":
-            launcher_channel.Door = OneByOne  # type: ignore[misc]
+            launchers_meeting.Door = OneByOne  # type: ignore[misc]
             launchers(seconds, json.loads(more))
         case "launchers":
             launchers(seconds, json.loads(more))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from pollux.launcher import launcher_channel, outcome
-from pollux.launcher.launcher_channel import LauncherChannels
+from pollux.launcher import meeting
 from pollux.launcher.node import WORKERS_OWN
-from pollux.launcher.outcome import Outcome
-from pollux.launcher.state import Graces
-from pollux.launcher.supervisor import WATCHED, LaunchContext, Supervisor
-from pollux.launcher.workers import Notes, start_worker
+from pollux.launcher.state import Graces, Outcome, Resized, StartTerms
+from pollux.launcher.supervisor import WATCHED, Supervisor
+from pollux.launcher.workers import NodeWorkers, Notes, start_worker
 
 SHORT = Graces(sibling=0.1, term=0.3)
 
@@ -60,20 +57,16 @@ def in_child(body: Callable[[], int]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), text
 
 
-def run_workers(
-    *bodies: Callable[[], int],
-    channels: LauncherChannels | None = None,
-    first: int = 0,
-    graces: Graces = SHORT,
-) -> Outcome:
-    """Fork one worker per body and see them through, as the launcher does."""
+def run_workers(*bodies: Callable[[], int], graces: Graces = SHORT) -> Outcome:
+    """Fork one worker per body and see them through, as the launcher of a job of one node does."""
     notes = Notes(len(bodies))
-    workers = [
-        start_worker(first + number, number, {"RANK": str(first + number)}, body, notes, unblock=WORKERS_OWN)
+    running = {
+        start_worker(number, {"RANK": str(number)}, body, notes, unblock=WORKERS_OWN): number
         for number, body in enumerate(bodies)
-    ]
-    channels = channels or LauncherChannels.alone(len(bodies), "here")
-    return Supervisor(workers, notes, channels, LaunchContext("here", graces=graces)).wait()
+    }
+    workers = NodeWorkers(running, notes, "here", graces.term)
+    terms = StartTerms((len(bodies),), ("here",), graces=graces)
+    return Supervisor(terms, Resized(), workers, {}).wait()
 
 
 def succeed() -> int:
@@ -101,41 +94,4 @@ def fail() -> int:
 
 
 def ports() -> list[int]:
-    return [launcher_channel.free_port() for _ in range(4)]
-
-
-def on_nodes(*bodies: Callable[[], int]) -> list[tuple[int, str]]:
-    """One launcher per body, each in its own process with one worker.
-
-    (exit status, output) of each.
-    """
-    candidates = ports()
-    results: dict[int, tuple[int, str]] = {}
-
-    def node(number: int, body: Callable[[], int]) -> None:
-        def launcher() -> int:
-            if number == 0:
-                mine = launcher_channel.gather(
-                    launcher_channel.listen(candidates), b"key", 1, len(bodies), timeout=80
-                )
-            else:
-                mine = launcher_channel.join("127.0.0.1", candidates, b"key", number, 1, timeout=80)
-            mine.signal_arrivals()
-
-            def worker() -> int:
-                mine.close()
-                return body()
-
-            ended = run_workers(worker, channels=mine, first=number)
-            if ended.failure is not None:
-                print(outcome.describe(ended.failure), file=sys.stderr)
-            return ended.status
-
-        results[number] = in_child(launcher)
-
-    threads = [threading.Thread(target=node, args=item) for item in enumerate(bodies)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[number] for number in range(len(bodies))]
+    return [meeting.free_port() for _ in range(4)]

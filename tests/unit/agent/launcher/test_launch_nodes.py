@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from pollux.errors import LaunchError, RankLost
-from pollux.launcher import launcher_channel, node
+from pollux.launcher import meeting, node
 from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile
-from pollux.launcher.launcher_channel import LauncherChannels
-from pollux.launcher.messages import Left, MoveNotice, StartDecided, StartGrace
-from pollux.launcher.outcome import Failure
-from pollux.launcher.supervisor import LaunchContext, Supervisor
-from pollux.launcher.workers import Notes
+from pollux.launcher.meeting import Hello
+from pollux.launcher.messages import Leave, Over
+from pollux.launcher.state import Graces
+from pollux.launcher.supervisor import Follower
+from pollux.launcher.workers import NodeWorkers, Notes
 from pollux.ranks.links import Link
 from pollux.slurm_job.allocation import StepAllocation
 from tests.unit.agent.killing import exit_codes, forked
-from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
-    in_child,
-    killed,
-    launcher_signals,
-    linger,
-    on_nodes,
-    ports,
-    run_workers,
-    succeed,
-)
+from tests.unit.agent.launched_step import STOPPED, step
+from tests.unit.agent.launching import launcher_signals, ports  # noqa: F401 - a fixture among them
 
 pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
@@ -40,40 +33,29 @@ pytestmark = [
 ]
 
 
-def connect(
-    num_nodes: int, workers: list[int], candidates: list[int], key: bytes = b"key"
-) -> dict[int, LauncherChannels]:
-    links: dict[int, LauncherChannels] = {}
-
-    def meet(node: int) -> None:
-        if node == 0:
-            links[0] = launcher_channel.gather(
-                launcher_channel.listen(candidates), key, workers[0], num_nodes, timeout=80
-            )
-        else:
-            links[node] = launcher_channel.join("127.0.0.1", candidates, key, node, workers[node], timeout=80)
-
-    threads = [threading.Thread(target=meet, args=(node,)) for node in reversed(range(num_nodes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return links
+def hello(node: int = 1, workers: int = 1) -> Hello:
+    return Hello(node, workers, f"n{node}")
 
 
-def test_nodes_agree_on_world_and_port_whoever_comes_first_and_whatever_port_is_taken() -> None:
+def test_nodes_meet_whoever_comes_first_and_whatever_port_is_taken() -> None:
     candidates = ports()
-    taken = socket.socket()
-    taken.bind(("", candidates[0]))
-    taken.listen()
+    taken = socket.create_server(("", candidates[0]))
     stranger = threading.Thread(target=_talk_nonsense, args=(taken,), daemon=True)
     stranger.start()
-    links = connect(3, [2, 1, 3], candidates)
-    assert {each.port for each in links.values()} == {links[0].port}
-    assert all(each.workers == [2, 1, 3] for each in links.values())
-    assert [each.is_hub for _, each in sorted(links.items())] == [True, False, False]
-    for each in links.values():
-        each.close()
+    made: list[Channel] = []
+
+    def come(node: int, workers: int) -> None:
+        made.append(meeting.join("127.0.0.1", candidates, b"key", hello(node, workers), timeout=80))
+
+    threads = [threading.Thread(target=come, args=each) for each in ((2, 3), (1, 1))]
+    for thread in threads:
+        thread.start()
+    nodes = meeting.gather(meeting.listen(candidates), b"key", 3, timeout=80)
+    for thread in threads:
+        thread.join()
+    assert [(each.workers, each.name) for each in nodes] == [(1, "n1"), (3, "n2")]
+    for channel in (*made, *(each.channel for each in nodes if each.channel is not None)):
+        channel.close()
     taken.close()
 
 
@@ -89,22 +71,22 @@ def _talk_nonsense(listener: socket.socket) -> None:
 
 def test_strangers_do_not_join() -> None:
     candidates = ports()
-    listener = launcher_channel.listen(candidates)
+    listener = meeting.listen(candidates)
 
     def intrude() -> None:
         with pytest.raises(RankLost, match="is not this job's"):
-            launcher_channel.join("127.0.0.1", [listener.getsockname()[1]], b"other key", 1, 1, timeout=1)
+            meeting.join("127.0.0.1", [listener.getsockname()[1]], b"other key", hello(), timeout=1)
 
     intruder = threading.Thread(target=intrude)
     intruder.start()
     with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
-        launcher_channel.gather(listener, b"key", 1, 2, timeout=2)
+        meeting.gather(listener, b"key", 2, timeout=2)
     intruder.join()
 
 
 def test_a_hub_that_never_comes_is_told() -> None:
     with pytest.raises(RankLost, match=r"was not found at 127\.0\.0\.1"):
-        launcher_channel.join("127.0.0.1", ports(), b"key", 1, 1, timeout=0.1)
+        meeting.join("127.0.0.1", ports(), b"key", hello(), timeout=0.1)
 
 
 def test_no_free_port_is_told() -> None:
@@ -112,11 +94,11 @@ def test_no_free_port_is_told() -> None:
         taken.bind(("", 0))
         taken.listen()
         with pytest.raises(LaunchError, match="none of the ports"):
-            launcher_channel.listen([taken.getsockname()[1]])
+            meeting.listen([taken.getsockname()[1]])
 
 
 def test_two_launchers_never_choose_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = [launcher_channel.free_port() for _ in range(3)]
+    free = [meeting.free_port() for _ in range(3)]
 
     class Draw:
         """Both draw the same numbers."""
@@ -124,83 +106,78 @@ def test_two_launchers_never_choose_the_same_port(monkeypatch: pytest.MonkeyPatc
         def sample(self, *_: object) -> list[int]:
             return free
 
-    monkeypatch.setattr(launcher_channel.random, "SystemRandom", Draw)
+    monkeypatch.setattr(meeting.random, "SystemRandom", Draw)
     read, write = os.pipe()
     ends, end = os.pipe()
 
     def other() -> int:
         os.close(end)
-        os.write(write, str(launcher_channel.free_port()).encode())
+        os.write(write, str(meeting.free_port()).encode())
         os.read(ends, 1)  # its rank 0 has yet to listen
         return 0
 
     child = forked(other)
     try:
-        assert int(os.read(read, 100)) != launcher_channel.free_port()
+        assert int(os.read(read, 100)) != meeting.free_port()
     finally:
         os.close(end)
         assert exit_codes([child]) == [0]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failure_on_one_node_ends_all_nodes_with_its_status(failing: int) -> None:
-    bodies = [linger, linger, linger]
-    bodies[failing] = lambda: sys.exit(7)
-    for status, text in on_nodes(*bodies):
-        assert status == 7, text
-        assert f"rank {failing} (pid" in text
+def test_a_failure_on_one_node_ends_all_nodes_with_its_status(tmp_path: Path, failing: int) -> None:
+    body = f"if rank == {failing}: sys.exit(7)\ntime.sleep(90)"
+    with step(tmp_path, 3, body, workers=1, settings="sibling=0.1") as launched:
+        assert launched.statuses() == [7, 7, 7], launched.output()
+    assert f"rank {failing} (pid" in launched.output()
 
 
-def test_a_verdict_holds_that_is_read_together_with_the_end_of_the_line() -> None:
-    """Node 0 decides and ends before this launcher reads, as on a busy node."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        line = socket.create_connection(server.getsockname())
-        node_0 = Link(server.accept()[0])
-    failure = Failure(1.0, 0, 7, "sys.exit(7)", "pid 1, n1")
-    Channel(node_0).send(StartDecided(failure, None))
-    node_0.close()
-    mine = LauncherChannels(1, [Channel(Link(line))], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
-    assert Supervisor([], Notes(1), mine, LaunchContext("here")).wait().status == 7
-
-
-def test_an_end_is_judged_by_what_node_0_has_said_before_it() -> None:
-    """On a busy node both are there when the launcher looks."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        line = socket.create_connection(server.getsockname())
-        node_0 = Link(server.accept()[0])
-
-    def worker() -> int:
-        Channel(node_0).send(MoveNotice(7, frozenset({1})))
-        return killed()
-
-    def launcher() -> int:
-        # No signal tells it of messages: the worker's end is the first that it hears of.
-        mine = LauncherChannels(1, [Channel(Link(line))], [1, 1], ["n0", "n1"], "127.0.0.1", "127.0.0.1", 1)
-        return run_workers(worker, channels=mine, first=1).status
-
-    assert in_child(launcher)[0] == 0
-    assert list(Channel(node_0).pending()) == [StartGrace(7), Left()], "it has failed nobody"
-
-
-def test_success_of_all_nodes_is_success_of_each() -> None:
-    assert [status for status, _ in on_nodes(succeed, succeed)] == [0, 0]
+def test_success_of_all_nodes_is_success_of_each(tmp_path: Path) -> None:
+    with step(tmp_path, 2, "", workers=1) as launched:
+        assert launched.statuses() == [0, 0], launched.output()
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_launcher_that_is_killed_is_missed_by_the_others(lost: int) -> None:
-    bodies = [linger, linger, linger]
+def test_a_launcher_that_is_killed_is_missed_by_the_others(tmp_path: Path, lost: int) -> None:
+    body = f"if rank == {lost}: kill(os.getppid())\ntime.sleep(90)"
+    with step(tmp_path, 3, body, workers=1, settings="sibling=0.1") as launched:
+        expected = [1, 1, 1]
+        expected[lost] = STOPPED
+        assert launched.statuses() == expected, launched.output()
+    assert f"lost the connection to the launcher of node {'n1' if lost else '0'}" in launched.output()
 
-    def kill_launcher() -> int:
-        os.kill(os.getppid(), signal.SIGKILL)
-        return linger()
 
-    bodies[lost] = kill_launcher
-    results = on_nodes(*bodies)
-    assert results[lost][0] == -signal.SIGKILL
-    for number, (status, text) in enumerate(results):
-        if number != lost:
-            assert status == 1, text
-            assert "lost the connection to the launcher of node" in text
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_signal_to_one_launcher_ends_all_nodes(tmp_path: Path, node: int) -> None:
+    with step(tmp_path, 2, "mark(f'up-{rank}'); time.sleep(90)", workers=1) as launched:
+        launched.until(lambda: len(list(tmp_path.glob("up-*"))) == 2)
+        launched.launchers[node].terminate()
+        assert launched.statuses() == [143, 143], launched.output()
+
+
+@contextmanager
+def followed() -> Iterator[tuple[Channel, Follower]]:
+    """Node 0's end of a connection, and the launcher of another node."""
+    ends = socket.socketpair()
+    hub, mine = Channel(Link(ends[0])), Channel(Link(ends[1]))
+    yield hub, Follower(mine, lambda _: NodeWorkers({}, Notes(1), "n1", 1.0), Graces(), lambda _: None)
+    hub.close()
+    mine.close()
+
+
+def test_an_order_holds_that_is_read_together_with_the_end_of_the_connection() -> None:
+    """Node 0 decides and ends before this launcher reads, as on a busy node."""
+    with followed() as (hub, follower):
+        hub.send(Over(7))
+        hub.close()
+        assert follower.run() == 7
+    with followed() as (hub, follower):
+        hub.send(Leave())
+        hub.close()
+        assert follower.run() == 0
+    with followed() as (hub, follower):
+        hub.close()
+        assert follower.run() == 1
 
 
 def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,32 +187,32 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     monkeypatch.setattr(node, "gather", fail)
     monkeypatch.setattr(node, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node.LauncherRendezvous(StepAllocation(num_nodes=2), b"key").outcome()
+        node.Meeting(StepAllocation(num_nodes=2), b"key").outcome()
 
 
 def test_idle_strangers_do_not_delay_the_meeting() -> None:
     """Each of them had its own ten seconds, one after the other."""
     candidates = ports()
-    listener = launcher_channel.listen(candidates)
+    listener = meeting.listen(candidates)
     strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
-    joined: list[LauncherChannels] = []
+    joined: list[Channel] = []
 
     def join() -> None:
-        joined.append(launcher_channel.join("127.0.0.1", candidates, b"key", 1, 1, timeout=60))
+        joined.append(meeting.join("127.0.0.1", candidates, b"key", hello(), timeout=60))
 
     other = threading.Thread(target=join)
     other.start()
-    made = launcher_channel.gather(listener, b"key", 1, 2, timeout=60)
+    made = meeting.gather(listener, b"key", 2, timeout=60)
     other.join()
-    assert [each.node for each in made.channels] == [1]
-    for each in (*joined, made):
-        each.close()
+    assert [each.name for each in made] == ["n1"]
+    for channel in (*joined, *(each.channel for each in made if each.channel is not None)):
+        channel.close()
     for stranger in strangers:
         stranger.close()
 
 
 def test_idle_strangers_do_not_extend_the_wait() -> None:
-    listener = launcher_channel.listen(ports())
+    listener = meeting.listen(ports())
     strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
     ended = threading.Event()
 
@@ -249,7 +226,7 @@ def test_idle_strangers_do_not_extend_the_wait() -> None:
     more = threading.Thread(target=keep_coming)
     more.start()
     with pytest.raises(RankLost, match="did not join within 0 s"):
-        launcher_channel.gather(listener, b"key", 1, 2, timeout=0.4)
+        meeting.gather(listener, b"key", 2, timeout=0.4)
     ended.set()
     more.join()
     for stranger in strangers:
@@ -262,7 +239,7 @@ def test_idle_strangers_do_not_extend_the_wait() -> None:
              b'{"node": 1, "workers": 1}', b"[" * 4000]
 )  # fmt: skip
 def test_a_launcher_that_says_nonsense_of_itself_is_not_taken(text: bytes) -> None:
-    assert launcher_channel.Hello.parse(text, 2) is None
+    assert Hello.parse(text, 2) is None
 
 
 def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

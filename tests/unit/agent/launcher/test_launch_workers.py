@@ -16,7 +16,6 @@ import pytest
 
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost
 from pollux.launcher.node import Task
-from pollux.launcher.outcome import describe
 from pollux.launcher.workers import adopt_orphans
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
@@ -57,7 +56,7 @@ def test_when_one_fails_the_others_end_and_the_cause_is_told(
     def launcher() -> int:
         ended = run_workers(linger, body, hold_on)
         assert ended.failure is not None
-        print(describe(ended.failure), file=sys.stderr)
+        print(ended.failure, file=sys.stderr)
         return ended.status
 
     code, text = in_child(launcher)

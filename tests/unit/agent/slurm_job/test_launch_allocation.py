@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pollux.errors import LaunchError
-from pollux.launcher.launcher_channel import candidate_ports
+from pollux.launcher.meeting import candidate_ports
 from pollux.launcher.node import KEY_VARIABLE, launch_key
 from pollux.slurm_job.allocation import (
     expand_indices,
