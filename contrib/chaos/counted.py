@@ -67,7 +67,7 @@ attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 name = args.ledger / f"{launch.item()}-{attempt}-{job.rank}.txt"
 with name.open("x", buffering=1) as ledger:
     first, begun, ranks = True, -1, job.world.size
-    for _ in job.epochs(args.passes, passes=True):
+    for _ in job.epochs(args.passes):
         for images, labels, indices in loader:
             step = job.progress.optimizer_steps
             if first:

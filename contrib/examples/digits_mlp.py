@@ -25,7 +25,7 @@ scheduler = CosineAnnealingLR(
 job = pollux.attach(model, optimizer, scheduler, seed=args.seed)
 loader = job.loader(data.train, args.batch_size, max_batch_size=args.max_batch_size, per_gpu=args.per_gpu)
 accelerator = Accelerator(args, job)
-for _ in job.epochs(args.epochs):
+for _ in job.epochs(args.epochs, statistical=True):
     for x, y in loader:
         with job.micro_batch():
             accelerator.compute(len(y))

@@ -21,7 +21,7 @@ optimizer = AdamW(groups, lr=args.lr, weight_decay=0.01)
 job = pollux.attach(model, optimizer, seed=args.seed)
 loader = job.loader(data.train, args.batch_size, max_batch_size=args.max_batch_size, per_gpu=args.per_gpu)
 accelerator = Accelerator(args, job)
-for _ in job.epochs(args.epochs):
+for _ in job.epochs(args.epochs, statistical=True):
     for x, y in loader:
         with job.micro_batch():
             accelerator.compute(len(y))

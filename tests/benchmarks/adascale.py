@@ -67,7 +67,7 @@ def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int
     job.training.advisor.close()  # keep the batch size fixed
     job.training.choice = BatchChoice(M0, scale - 1)
     rows: list[tuple[float, float, float]] = []
-    for _ in job.epochs(epochs, passes=passes):
+    for _ in job.epochs(epochs, statistical=not passes):
         for a, b in loader:
             with job.micro_batch():
                 job.backward(cross_entropy(job.model(a), b))

@@ -130,7 +130,7 @@ def plain(kind: str, folder: Path) -> None:
     job = pollux.attach(net, optimizer)
     data: Any = Stream() if kind == "stream" else Data()
     loader = job.loader(data, BATCH, **({"length": EXAMPLES} if kind == "stream" else {}))
-    for _ in job.epochs(PASSES, passes=True):
+    for _ in job.epochs(PASSES):
         for x, y in loader:
             job.step(lambda x=x, y=y: mse_loss(job.model(x), y))  # type: ignore[misc]
     job.close()

@@ -107,7 +107,7 @@ class Script:
     ) -> Result:
         """Train; a body that returns True ends the loop over the loader."""
         loader = self.loader or self.load()
-        for epoch in self.job.epochs(epochs, passes=True):
+        for epoch in self.job.epochs(epochs):
             self.begin(epoch)
             for k, (x, y) in enumerate(loader):
                 if (body or self.pass_)(k, x, y):
@@ -269,7 +269,7 @@ def new_optimizer(_: Attempt) -> Result:
 def nested_epochs(_: Attempt) -> Result:
     script = Script()
     script.load()
-    for _ in script.job.epochs(2):
+    for _ in script.job.epochs(2, statistical=True):
         script.train()
     return script.end()
 
@@ -278,7 +278,7 @@ def second_loop(_: Attempt) -> Result:
     script = Script()
     script.load()
     for _ in range(2):
-        for _ in script.job.epochs(2):
+        for _ in script.job.epochs(2, statistical=True):
             for k, (x, y) in enumerate(script.loader):
                 script.pass_(k, x, y)
     return script.end()
@@ -471,7 +471,7 @@ def one_cycle(_: Attempt) -> Result:
     scheduler = OneCycleLR(optimizer, 0.1, total_steps=total)
     job = pollux.attach(model, optimizer, scheduler, adaptive=False)
     loader = job.loader(data(), M0)
-    for _ in job.epochs(2):
+    for _ in job.epochs(2, statistical=True):
         for x, y in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))

@@ -224,7 +224,7 @@ def train(
     if scale > 1:
         training.choice = BatchChoice(most // 2, 1)
     factors, sizes = [], []
-    for _ in job.epochs(EPOCHS):
+    for _ in job.epochs(EPOCHS, statistical=True):
         for x, y in loader:
             with job.micro_batch():
                 job.backward(model.loss(x, y))

@@ -78,7 +78,7 @@ def train(folder: Path, mb: int, kind: str) -> None:
     job = pollux.attach(net, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(4096, 1024)), 64)
     with (folder / f"{os.getpid()}.txt").open("w", buffering=1) as file:
-        for _ in job.epochs(1000, passes=True):
+        for _ in job.epochs(1000):
             for (x,) in loader:
                 print("begin", time.time(), job.world.size, file=file)
                 job.step(lambda x=x: job.model(x).pow(2).mean())  # type: ignore[misc]

@@ -186,7 +186,7 @@ class ElasticMixin:
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
         epochs = this.args.max_steps / length if this.args.max_steps > 0 else this.args.num_train_epochs
-        self._epochs = job.epochs(epochs)
+        self._epochs = job.epochs(epochs, statistical=True)
         self._backward: Callable[..., Any] = accelerator.backward
         accelerator.backward = self._weighted_backward
         return job.model, train_dataloader

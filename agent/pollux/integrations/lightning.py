@@ -297,8 +297,8 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             drop_last=source.drop_last,
             **_order(source.sampler),
         )
-        most = trainer.max_epochs
-        self._epochs = job.epochs(most if most and most > 0 else trainer.max_steps / len(batches))
+        most = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else trainer.max_steps / len(batches)
+        self._epochs = job.epochs(most, statistical=True)
         # The number of steps of an epoch is not known in advance: `on_train_batch_start` marks the last step.
         trainer.fit_loop.max_batches = float("inf")
         if trainer.val_check_interval == 1.0:

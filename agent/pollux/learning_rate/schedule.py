@@ -1,6 +1,7 @@
-"""Advance the user's learning-rate scheduler by scale-invariant steps.
+"""Advance the user's learning-rate scheduler as the epochs are counted.
 
-A schedule for steps of M0 examples must advance by `gain` at a step worth `gain` of them. The user calls
+A schedule for steps of M0 examples must advance by M / M0 at a step of M examples where epochs are passes through the
+data, and by the step's gain where they are statistical. The user calls
 `scheduler.step()` once per optimizer step; the agent adds the missing calls after the step. The scheduler object is not
 changed. Calls between epochs are not counted.
 """
@@ -40,8 +41,8 @@ class ScaledSchedule:
         if self._scheduler is not None and not self._at_its_end():
             self._scheduler.step()
 
-    def end(self, gain: float) -> int:
-        """Add the missing calls after a step worth `gain` steps of M0 examples.
+    def end(self, worth: float) -> int:
+        """Add the missing calls after a step worth so many steps of M0 examples.
 
         Return the calls that the script made: 1 at most, or its schedule is too fast.
         """
@@ -51,7 +52,7 @@ class ScaledSchedule:
         if made < 1:
             return 0
         # The short step at a pass's end is worth less than its call; the difference delays later additions.
-        self._carry += gain - made
+        self._carry += worth - made
         while self._carry >= 1.0 and not self._at_its_end():
             self._scheduler.step()
             self._carry -= 1.0

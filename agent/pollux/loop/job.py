@@ -162,27 +162,28 @@ class Job(JobReadings):
         return TrainingLoader(self._stepper, coordinator)
 
     def epochs(
-        self, count: float | None = None, *, passes: bool = False, steps: float | None = None
+        self, count: float | None = None, *, steps: float | None = None, statistical: bool = False
     ) -> Iterator[int]:
         """The epochs still to train, counted from 0.
 
         After a restart it goes on with the epoch that was interrupted.
 
-        An epoch is statistical: it lasts until the training has made as much progress as one pass through the data at
-        batch size M0. With `passes=True` an epoch is one pass. If the number of epochs is not whole, the last epoch is
-        shorter by progress. `steps` gives the length in optimizer steps of M0 examples instead, again counted by
-        progress. Ranks may leave and join between two steps: a rank that leaves ends by SystemExit in the loop over the
-        loader.
+        An epoch is one pass through the data. With `statistical=True` it lasts until the training has made as much
+        progress as one pass at batch size M0: more than one pass where batches are larger. If the number of epochs is
+        not whole, the last epoch is shorter. `steps` gives the length in optimizer steps of M0 examples instead,
+        counted by progress. The learning-rate schedule follows the same count. Ranks may leave and join between two
+        steps: a rank that leaves ends by SystemExit in the loop over the loader.
         """
         training, coordinator, progress = self.training, self.coordinator, self.progress
         training.check_begun()
         length = training.data.length
-        if (count is None) == (steps is None) or (passes and steps is not None):
+        if (count is None) == (steps is None):
             raise PolluxAgentError(
                 "expected the length of training as a number of epochs, or as steps=N alone"
             )
         count = steps * progress.initial / length if steps is not None else count
         assert count is not None
+        passes = not statistical and steps is None
         training.step.managed, training.step.passes_only = True, passes
         progress.target, progress.passes = (None, count) if passes else (count * length, None)
         if training.step.in_epoch:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from pollux.errors import PolluxAgentError
 from pollux.ranks.sharding import is_sharded, ranks_per_replica
 from pollux.ranks.torch_internals import uncompiled
+from pollux.training.script_state import METHODS
 from pollux.training.trained_model import TrainedModel
 
 logger = logging.getLogger("pollux")
@@ -58,11 +59,11 @@ def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> 
             "checkpoint can hold as it is. Use the plain optimizer, or shard the model by fully_shard (FSDP2)"
         )
     for name, part in (("scheduler", scheduler), ("scaler", scaler), ("state", state)):
-        if part is None:
+        if part is None or (name == "state" and isinstance(part, dict)):
             continue
-        missing = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(part, m, None))]
+        missing = [m for m in METHODS if not callable(getattr(part, m, None))]
         if missing:
-            hint = " Wrap the values in an object that has both" if name == "state" else ""
+            hint = ' Give a dict: state={"ema": ema, "best": 0.0}' if name == "state" else ""
             raise PolluxAgentError(
                 f"expected {name} to have {' and '.join(missing)}, got {type(part).__name__}: the agent could not save "
                 f"it in checkpoints.{hint}"

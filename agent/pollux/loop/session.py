@@ -1,15 +1,11 @@
 """`attach`: the agent inside a training script.
 
 job = pollux.attach(model, optimizer, scheduler)
+model = job.model
 loader = job.loader(dataset, batch_size=128, max_batch_size=4096, per_gpu=(32, 512))
 for epoch in job.epochs(90):
     for x, y in loader:
-        with job.micro_batch():
-            job.backward(loss_fn(job.model(x), y))
-        if job.sync_gradients:
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
+        loss = job.step(lambda: loss_fn(model(x), y), clip=1.0)
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ def attach(
     mode: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
-    state: Stateful | None = None,
+    state: Stateful | dict[str, Any] | None = None,
     noise_decay: float = DECAY,
     measure_every: int | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
@@ -79,7 +75,8 @@ def attach(
             POLLUX_MODE, else "enforce".
         checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
         seed: of the order of the data.
-        state: the script's own state, with `state_dict` and `load_state_dict`; saved and restored.
+        state: the script's own state, saved and restored: a dict of plain values and of objects with `state_dict` and
+            `load_state_dict`, or one such object. Plain values are restored in the dict.
         noise_decay: decay of the noise scale's averages per step of M0 examples.
         measure_every: optimizer steps from one measured gradient to the next. None: 1 to 20, by cost.
         ddp_kwargs: further arguments of DistributedDataParallel.

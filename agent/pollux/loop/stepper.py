@@ -83,9 +83,11 @@ class Stepper:
             training.progress.next_epoch(training.data.length, training.data.pass_index)
 
     def epoch_done(self) -> bool:
-        training = self.training
+        training, progress = self.training, self.training.progress
         if training.step.passes_only:
-            return training.data.pass_index > training.progress.pass_from
+            left = 1.0 if progress.passes is None else progress.passes - progress.epoch
+            ended = training.data.pass_index > progress.pass_from
+            return ended or (left < 1.0 and training.data.position >= left * training.data.length)
         return training.progress.epoch_done(training.data.length)
 
     def plan(self) -> None:
@@ -373,11 +375,13 @@ class Stepper:
         training, step = self.training, self.training.step
         if not step.in_hand:
             return
+        # A schedule that is made for passes ends with them, whatever a larger batch's examples are worth.
+        worth = step.uncommitted / training.progress.initial if step.passes_only else step.gain
         step.in_hand = False
         step.uncommitted = 0
         step.usual, step.taken = step.taken, 0
         training.data.commit()
-        step.scheduler_calls = max(model.schedule.end(step.gain) for model in training.models)
+        step.scheduler_calls = max(model.schedule.end(worth) for model in training.models)
 
     def end_step(self) -> None:
         """End the step that the optimizer has made.

@@ -60,7 +60,7 @@ def train(device: torch.device, *, adaptive: bool) -> dict[str, Any]:
     job = pollux.attach(model, optimizer, adaptive=adaptive, throughput=PaidByThePass())
     loader = job.loader(data, M0, max_batch_size=MOST, per_gpu=(4, MOST))
     largest = M0
-    for _ in job.epochs(EPOCHS):
+    for _ in job.epochs(EPOCHS, statistical=True):
         for x, y in loader:
             time.sleep(PASS_S)
             job.step(lambda x=x, y=y: cross_entropy(job.model(x.to(device)), y.to(device)))  # type: ignore[misc]

@@ -27,7 +27,7 @@ def compare(device: torch.device) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = pollux.attach(model, optimizer, adaptive=False, noise_decay=1 - 1e-9, measure_every=1)
     loader = job.loader(TensorDataset(x, y), M0)
-    for _ in job.epochs(STEPS * M0 / EXAMPLES, passes=True):
+    for _ in job.epochs(STEPS * M0 / EXAMPLES):
         for inputs, targets in loader:
             job.step(lambda a=inputs, b=targets: cross_entropy(job.model(a.to(device)), b.to(device)))  # type: ignore[misc]
     job.close()

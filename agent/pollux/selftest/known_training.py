@@ -96,7 +96,7 @@ def train(
     optimizer = optimizer_of(model)
     job = pollux.attach(model, optimizer, scaler=scaler, adaptive=False, checkpoint_dir=folder)
     loader = job.loader(examples(), EXAMPLES)
-    for _ in job.epochs(steps, passes=True):
+    for _ in job.epochs(steps):
         for x, y in loader:
             factor = 1.0 if loss_factor is None else loss_factor(job)
             job.step(lambda x=x, y=y, f=factor: f * mse_loss(job.model(x.to(device)), y.to(device)))  # type: ignore[misc]

@@ -145,7 +145,7 @@ def _pollux(
     # On one rank a lone pass is measured in two halves, as it would be in training; the batch size stays.
     job = pollux.attach(model, optimizer, adaptive=size == 1, measure_every=sampling)
     loader = job.loader(data, local * size, max_batch_size=local * size, drop_last=True)
-    for _ in job.epochs(1e9):
+    for _ in job.epochs(1e9, statistical=True):
         for x, y in loader:
             with job.micro_batch():
                 job.backward(cross_entropy(job.model(x.to(device)), y.to(device)))

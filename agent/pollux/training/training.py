@@ -18,6 +18,7 @@ from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParam
 from pollux.learning_rate.progress import Progress
 from pollux.ranks.world import World
 from pollux.training.memory import MemoryBounds
+from pollux.training.script_state import ScriptState
 from pollux.training.step import StepState
 from pollux.training.trained_model import TrainedModel, least_noise
 from pollux.tuning.batch_choice import Advisor, choose_on_arrival, initial_choice
@@ -158,7 +159,7 @@ class Training:
         """Everything with `state_dict` that a checkpoint holds, by name."""
         parts: dict[str, Any] = self.models[0].parts() | {
             "scaler": self.scaler,
-            "user": self.state,
+            "user": ScriptState(self.state) if isinstance(self.state, dict) else self.state,
             "progress": self.progress,
             "memory": self.memory,
             "profile": self.profile,

@@ -32,33 +32,17 @@ def accuracy(network: nn.Module) -> float:
     return float(right)
 
 
-class Best:
-    accuracy = 0.0
-
-    def state_dict(self) -> dict[str, float]:
-        return {"accuracy": self.accuracy}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.accuracy = state["accuracy"]
-
-
-best = Best()
-job = pollux.attach(model, optimizer, scheduler, state=best)
+kept = {"best": 0.0}  # in the checkpoints too
+job = pollux.attach(model, optimizer, scheduler, state=kept)
+model = job.model
 loader = job.loader(train, BATCH, max_batch_size=512, per_gpu=(8, 256))
 for epoch in job.epochs(EPOCHS):
     for x, y in loader:
-        with job.micro_batch():
-            loss = cross_entropy(job.model(x.to(device)), y.to(device))
-            job.backward(loss)
-        if job.sync_gradients:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-    reached = accuracy(job.module)
+        job.step(lambda: cross_entropy(model(x.to(device)), y.to(device)), clip=1.0)
+    reached = accuracy(model)
     if job.is_main:
         print(f"epoch {epoch}: accuracy {reached:.3f}")
-    if reached > best.accuracy:
-        best.accuracy = reached
+    if reached > kept["best"]:
+        kept["best"] = reached
         if job.is_main:
             torch.save(job.module.state_dict(), "best.pt")

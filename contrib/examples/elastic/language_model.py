@@ -53,19 +53,15 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 model = Model().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99))
 job = pollux.attach(model, optimizer)
+model = job.model
 loader = job.loader(Windows(), BATCH, max_batch_size=512, per_gpu=(4, 128))
 for _ in job.epochs(steps=STEPS):
     for x, y in loader:
-        with job.micro_batch():
-            logits = job.model(x.to(device))
-            loss = cross_entropy(logits.flatten(0, 1), y.to(device).flatten())
-            job.backward(loss)
-        if job.sync_gradients:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for group in optimizer.param_groups:
-                group["lr"] = get_lr(job.progress.steps)
-            optimizer.step()
-            optimizer.zero_grad()
-            step = job.progress.optimizer_steps
-            if job.is_main and step % EVERY == 0:
-                print(f"step {step}: loss {float(loss):.3f}")
+        for group in optimizer.param_groups:
+            group["lr"] = get_lr(job.progress.steps)
+        loss = job.step(
+            lambda: cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten()), clip=1.0
+        )
+        step = job.progress.optimizer_steps
+        if job.is_main and job.sync_gradients and step % EVERY == 0:
+            print(f"step {step}: loss {float(loss):.3f}")

@@ -40,7 +40,7 @@ def train(
     used: list[int] = []
     sizes, kinds, factors, stopped = [], set(), set[float](), False
     try:
-        for _ in job.epochs(epochs):
+        for _ in job.epochs(epochs, statistical=True):
             for x, y, ids in loader:
                 orders.give(job, job.progress.optimizer_steps)
                 with job.micro_batch():
@@ -92,7 +92,7 @@ data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(10
 held_out = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=8))
 job = attach(accelerator, network, optimizer, adaptive=False, checkpoint_dir=here / "checkpoints")
 loader = job.loader(data, 8)
-for epoch in job.epochs(2):
+for epoch in job.epochs(2, statistical=True):
     for a, b, ids in loader:
         if job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
             os.kill(os.getpid(), signal.SIGKILL)

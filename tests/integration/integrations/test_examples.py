@@ -142,5 +142,5 @@ def test_the_page_shows_each_example_with_its_difference() -> None:
     assert names == {path.stem for path in (EXAMPLES / "elastic").glob("*.py")}
     for name in names:
         assert f"contrib/examples/elastic/{name}.py" in page
-    assert "+job = pollux.attach(model, optimizer, scheduler, state=best)" in page
+    assert "+job = pollux.attach(model, optimizer, scheduler, state=kept)" in page
     assert "-for epoch in range(EPOCHS):" in page

@@ -35,7 +35,7 @@ def train(checkpoints: Path, to: Any, *, save_at: int, die_at: int | None) -> in
     job = attach(model, optimizer, checkpoint_dir=checkpoints, adaptive=True, measure_every=1)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=8)
     board = Board(job, to, every=2)
-    for _ in job.epochs(4):
+    for _ in job.epochs(4, statistical=True):
         for inputs, targets in loader:
             steps = job.progress.optimizer_steps
             if steps == save_at and die_at is not None:

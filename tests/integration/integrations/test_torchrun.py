@@ -72,7 +72,7 @@ optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
 job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=folder / "checkpoints")
 loader = job.loader(data, 6)
 with (folder / f"used-{time.time_ns()}-{job.rank}").open("w", buffering=1) as used:
-    for _ in job.epochs(3, passes=True):
+    for _ in job.epochs(3):
         for x, ids in loader:
             time.sleep(0.05)
             number, mine = loader.data.pass_index, ids.tolist() if loader.data.local_samples else []

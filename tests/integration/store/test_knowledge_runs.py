@@ -33,7 +33,7 @@ model = nn.Linear(4, 1)
 job = pollux.attach(model, torch.optim.SGD(model.parameters(), lr=0.01), adaptive=False)
 loader = job.loader(TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), 8)
 until, deadline = sys.argv[1], time.monotonic() + 90
-for epoch in job.epochs(10**6):
+for epoch in job.epochs(10**6, statistical=True):
     for x, y in loader:
         time.sleep(0.01)
         with job.micro_batch():

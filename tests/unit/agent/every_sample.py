@@ -53,7 +53,7 @@ class Training:
         `before_backward` gets the micro-batch's number in this process, from 1, and its size.
         """
         number = 0
-        for _ in self.job.epochs(epochs, passes=True):
+        for _ in self.job.epochs(epochs):
             for inputs, targets, ids in loader:
                 with self.job.micro_batch():
                     out = self.job.model(inputs)

@@ -247,7 +247,7 @@ def follow(
     since, code, number = 0, None, 0
     refused: dict[int, str] = {}
     try:
-        for _ in job.epochs(10_000, passes=True):
+        for _ in job.epochs(10_000):
             for batch in training.loader:
                 assert time.monotonic() < end, (number, refused)
                 steps = job.progress.optimizer_steps
@@ -332,7 +332,7 @@ def retrace(directory: Path, until: int, make: Callable[[Path], Training] = Trai
     """Restart the training from the checkpoint, up to a step."""
     training = make(directory)
     begun = training.job.progress.optimizer_steps
-    for _ in training.job.epochs(10_000, passes=True):
+    for _ in training.job.epochs(10_000):
         for batch in training.loader:
             if training.job.progress.optimizer_steps == until:
                 break

@@ -73,7 +73,7 @@ def train(directory: str, steps: int, shard: bool = True) -> tuple[int, list[int
     loader = job.loader(data(), 16, per_gpu=(1, 16))
     used: list[int] = []
     last = job.progress.optimizer_steps + steps
-    for _ in job.epochs(EPOCHS):
+    for _ in job.epochs(EPOCHS, statistical=True):
         for x, y, ids in loader:
             if job.progress.optimizer_steps == last:
                 break

@@ -42,7 +42,13 @@ def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
 
 @pytest.mark.parametrize(
     ("declared", "steps"),
-    [({"count": 2}, 10), ({"count": 2, "passes": True}, 10), ({"steps": 7}, 7), ({"count": 0.6}, 3)],
+    [
+        ({"count": 2}, 10),
+        ({"count": 2, "statistical": True}, 10),
+        ({"steps": 7}, 7),
+        ({"count": 0.6}, 3),
+        ({"count": 0.6, "statistical": True}, 3),
+    ],
 )
 def test_epochs_passes_and_steps_all_tell_what_is_left(declared: dict[str, Any], steps: int) -> None:
     seen, taken = told(**declared)
@@ -85,7 +91,7 @@ def test_a_length_is_declared_once() -> None:
     model = torch.nn.Linear(3, 1)
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
     job.loader(TensorDataset(torch.randn(40, 3), torch.randn(40, 1)), 8)
-    for declared in ({}, {"count": 2, "steps": 5}, {"steps": 5, "passes": True}):
+    for declared in ({}, {"count": 2, "steps": 5}):
         with pytest.raises(PolluxAgentError, match="steps=N alone"):
             next(job.epochs(**declared))
     job.close()

@@ -228,7 +228,7 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
     job.training.choice = BatchChoice(16, 1)
     calm, noisy = NoiseScale(sqr=1.0, var=0.0), NoiseScale(sqr=0.0, var=1.0)
     job.training.models[0].meter.agreed = (calm, noisy)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for inputs, targets in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(inputs), targets))

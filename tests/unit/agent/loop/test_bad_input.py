@@ -218,7 +218,7 @@ def test_state_that_no_checkpoint_can_hold_is_refused_before_the_training(tmp_pa
 def save_one(directory: Path) -> None:
     job, optimizer = start(checkpoint_dir=directory)
     loader = job.loader(data(), 16)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
     job.close()
@@ -250,7 +250,7 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     monkeypatch.setattr("pollux.checkpoint.checkpoint_store.write_checkpoint", full)
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
-    for _ in job.epochs(2):
+    for _ in job.epochs(2, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
     job.close()

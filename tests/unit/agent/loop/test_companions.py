@@ -62,7 +62,7 @@ def play(
         job.training.advisor.close()
     factors: list[tuple[float, float]] = []
     passes = 0
-    for _ in job.epochs(epochs, passes=True):
+    for _ in job.epochs(epochs):
         for real, ids in loader:
             passes += 1
             with torch.no_grad():

@@ -21,7 +21,7 @@ def train(job: Job, steps: int | None = None, thaw: Any = lambda epoch: None) ->
     """Train 3 epochs, or stop after so many optimizer steps of this attempt."""
     loader = job.loader(data(64), 16)
     most = None if steps is None else job.progress.optimizer_steps + steps
-    for epoch in job.epochs(3, passes=True):
+    for epoch in job.epochs(3):
         thaw(epoch)
         for x, y, _ in loader:
             job.step(lambda x=x, y=y: mse_loss(job.model(x), y))

@@ -58,7 +58,7 @@ def train(
     code: Any = None
     begun = job.progress.optimizer_steps
     try:
-        for _ in job.epochs(passes, passes=True):
+        for _ in job.epochs(passes):
             for x, y, ids in loader:
                 place = job.stepper.training.data
                 if place.local_samples:

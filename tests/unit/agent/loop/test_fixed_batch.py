@@ -35,7 +35,7 @@ def schedule_of(kind: str, length: int, adaptive: bool, step: bool) -> tuple[int
         squared: Tensor = job.model(x).pow(2).mean()
         return squared
 
-    for _ in job.epochs(EPOCHS):
+    for _ in job.epochs(EPOCHS, statistical=True):
         for (x,) in loader:
             if step:
                 job.step(lambda x=x: loss(x))

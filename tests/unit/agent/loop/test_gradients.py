@@ -24,7 +24,7 @@ def gradients_with_pollux(per_gpu: tuple[int, int]) -> list[Tensor]:
     job = attach(model, optimizer, adaptive=False, measure_every=2)
     loader = job.loader(data(), 24, per_gpu=per_gpu, shuffle=False)
     seen = []
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         for x, y, _ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))

@@ -63,7 +63,7 @@ def connected(job: Job) -> Line:
 
 
 def leave(job: Job, optimizer: torch.optim.Optimizer, loader: Any, at: int) -> None:
-    for _ in job.epochs(5):
+    for _ in job.epochs(5, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps == at:
@@ -126,7 +126,7 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
 def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
     job, optimizer, loader = start(tmp_path)
     line = connected(job)
-    for _ in job.epochs(5):
+    for _ in job.epochs(5, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps == 3:

@@ -40,7 +40,7 @@ job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=here / CH
 loader = job.loader(data, 8)
 note("begun", step=job.progress.optimizer_steps, start=start)
 lives, memory = not (start == 0 and rank == LOST), node_memory()
-for epoch in job.epochs(3, passes=True):
+for epoch in job.epochs(3):
     for inputs, targets, ids in loader:
         if job.progress.optimizer_steps == STOP:
             break
@@ -171,7 +171,7 @@ import pollux
 network = torch.nn.Linear(2, 1)
 job = pollux.attach(network, torch.optim.SGD(network.parameters(), lr=0.1), adaptive=False)
 loader = job.loader(torch.randn(64, 2), 8)
-for epoch in job.epochs(1):
+for epoch in job.epochs(1, statistical=True):
     for inputs in loader:
         if rank == 1:
             kill(os.getpid())

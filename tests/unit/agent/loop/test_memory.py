@@ -65,7 +65,7 @@ def train(
     loader = job.loader(data(), 32, per_gpu=per_gpu)
     seen: list[int] = []
     steps = []
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         uncounted: list[int] = []
         for x, y, ids in loader:
             with job.micro_batch():
@@ -212,7 +212,7 @@ def test_with_several_models_the_whole_batch_is_taken_again(second_too: bool) ->
         other = job.add_model("second", second, two)
         loader = job.loader(data(), 32, per_gpu=(2, 32))
         used: list[int] = []
-        for _ in job.epochs(1, passes=True):
+        for _ in job.epochs(1):
             fresh: list[int] = []
             for x, y, ids in loader:
                 with job.micro_batch():

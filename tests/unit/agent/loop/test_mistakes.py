@@ -39,7 +39,7 @@ def parameters(job: Job) -> Tensor:
 def trained(zero: str) -> Tensor:
     """A pass through the data; gradients are zeroed where `zero` says."""
     job, optimizer, loader = started()
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         for x, y, _ in loader:
             if zero == "top":
                 optimizer.zero_grad()
@@ -64,7 +64,7 @@ def test_gradients_of_earlier_passes_outlive_a_misplaced_zero_grad(zero: str) ->
 
 def test_zero_grad_works_outside_of_steps_and_after_the_last_pass() -> None:
     job, optimizer, loader = started()
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y, _ in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -167,7 +167,7 @@ def one_rank_changes_a_parameter(tmp: str) -> str:
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp)
     loader = job.loader(data(), 8)
     try:
-        for _ in job.epochs(2):
+        for _ in job.epochs(2, statistical=True):
             for x, y, _ in loader:
                 with job.micro_batch():
                     job.backward(mse_loss(job.model(x), y))
@@ -226,9 +226,9 @@ def test_arguments_that_no_checkpoint_could_hold_are_refused_at_once() -> None:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.1)
     with pytest.raises(
-        PolluxAgentError, match="expected state to have state_dict and load_state_dict, got dict"
+        PolluxAgentError, match="expected state to have state_dict and load_state_dict, got list"
     ) as told:
-        attach(model, optimizer, state={"best": 0.0})  # type: ignore[arg-type]
+        attach(model, optimizer, state=[0.0])  # type: ignore[arg-type]
     assert on_the_page(told.value)
     with pytest.raises(PolluxAgentError, match="expected scheduler to have state_dict"):
         attach(model, optimizer, lambda step: 1.0)
@@ -258,7 +258,7 @@ def test_models_and_optimizers_that_cannot_be_resized_are_refused_with_the_reaso
 
 def test_closing_in_the_body_keeps_the_step_and_its_place_together(tmp_path: Path) -> None:
     job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y, _ in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -327,7 +327,7 @@ def noise_of(compiled: bool) -> tuple[float, list[float]]:
     loader = job.loader(data(), 32, per_gpu=(1, 4))
     if compiled:
         job.model = torch.compile(job.model, backend="eager")
-    for _ in job.epochs(6, passes=True):
+    for _ in job.epochs(6):
         for x, y, _ in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -355,7 +355,7 @@ def test_compiling_job_model_changes_neither_the_noise_scale_nor_the_weights(ran
 def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capfd: Any) -> None:
     for _ in range(2):
         job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
-        for _ in job.epochs(1):
+        for _ in job.epochs(1, statistical=True):
             for x, y, _ in loader:
                 with job.micro_batch():
                     job.backward(mse_loss(job.model(x), y))
@@ -397,7 +397,7 @@ def test_a_restart_with_another_batch_size_takes_a_line(tmp_path: Path, capfd: A
 def test_progress_counts_the_step_in_hand(tmp_path: Path) -> None:
     job, optimizer, loader = started(checkpoint_dir=tmp_path)
     passes = 0
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y, _ in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))

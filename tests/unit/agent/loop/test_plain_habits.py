@@ -66,7 +66,7 @@ def test_a_loop_that_accumulates_by_itself_is_not_taken_for_one_that_skips_steps
     job = attach(model, optimizer, scaler=scaler, adaptive=False)
     loader = job.loader(data(), 16)
     passes = 0
-    for _ in job.epochs(2):
+    for _ in job.epochs(2, statistical=True):
         for x, y, _ in loader:
             passes += 1
             scaler.scale(mse_loss(job.model(x), y) / 4).backward()
@@ -92,7 +92,7 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
     job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
     size = 8 if own else 32
     loader = job.loader(data(832), size, per_gpu=(1, 4), shuffle=False)
-    for n, (x, y, _) in enumerate(micro for _ in job.epochs(2, passes=True) for micro in loader):
+    for n, (x, y, _) in enumerate(micro for _ in job.epochs(2) for micro in loader):
         if not own:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -187,7 +187,7 @@ def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
     optimizer = make(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, measure_every=1)
     loader = job.loader(data(), 32, per_gpu=per_gpu)
-    for _ in job.epochs(3):
+    for _ in job.epochs(3, statistical=True):
         for x, y, ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x, ids), y))
@@ -246,7 +246,7 @@ def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": in_place}
     job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9, ddp_kwargs=ddp)
     loader, chosen = job.loader(data(192), 16), random.Random(job.rank)
-    for x, y, _ in (batch for _ in job.epochs(4, passes=True) for batch in loader):
+    for x, y, _ in (batch for _ in job.epochs(4) for batch in loader):
         with job.micro_batch():
             job.backward(mse_loss(job.model(x, chosen.randrange(2)), y))
         optimizer.step()
@@ -285,7 +285,7 @@ def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
     job: Job = attach(model, optimizers[0], adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
     head = job.add_model("head", model[2], optimizers[1]) if apart else None
     loader = job.loader(data(), 16, per_gpu=per_gpu)
-    for _ in job.epochs(3):
+    for _ in job.epochs(3, statistical=True):
         for x, y, _ in loader:
             if head is not None:
                 with job.micro_batch(), head.micro_batch():

@@ -36,7 +36,7 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
     first = job.progress.optimizer_steps
     used: list[int] = []
     ids: list[int] = []
-    for _ in job.epochs(6):
+    for _ in job.epochs(6, statistical=True):
         for x, y, batch_ids in loader:
             if 7 in job.coordinator.drains.followed:
                 break
@@ -94,7 +94,7 @@ def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool
     known = job.training.advisor is None or job.params is not None
     last = job.coordinator.checkpointer.last_attempt
     carried = last.batch_size if last is not None else None
-    for epoch in job.epochs(epochs):
+    for epoch in job.epochs(epochs, statistical=True):
         for x, y, _ids in loader:
             train_step(job, optimizer, x, y)
         if job.training.advisor is not None and epoch == 1:
@@ -120,7 +120,7 @@ def test_periodic_checkpoints_are_written_beside_the_training(
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     steps, deadline = [], time.monotonic() + 60
-    for _ in job.epochs(10**6):
+    for _ in job.epochs(10**6, statistical=True):
         for x, y, _ids in loader:
             train_step(job, optimizer, x, y)
             time.sleep(0.001)
@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_does_not_end_the_training(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
-    for _ in job.epochs(3):
+    for _ in job.epochs(3, statistical=True):
         for x, y, _ids in loader:
             train_step(job, optimizer, x, y)
             time.sleep(0.002)

@@ -36,7 +36,7 @@ def test_a_run_at_its_own_batch_size_is_plain_training() -> None:
                 optimizer.zero_grad()
                 scheduler.step()
         else:
-            for _ in job.epochs(2):
+            for _ in job.epochs(2, statistical=True):
                 for x, y, _ids in loader:
                     train_step(job, optimizer, x, y)
                     if job.sync_gradients:
@@ -56,7 +56,7 @@ def test_a_loop_without_micro_batch_works() -> None:
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(data(), 16)
     seen: list[int] = []
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y, ids in loader:
             mse_loss(job.model(x), y).backward()
             optimizer.step()
@@ -72,7 +72,7 @@ def test_leaving_an_epoch_early_keeps_the_place() -> None:
     job = attach(model, optimizer, adaptive=True)
     loader = job.loader(data(), 16, max_batch_size=16)
     seen: list[int] = []
-    for _ in job.epochs(3):
+    for _ in job.epochs(3, statistical=True):
         for n, (x, y, ids) in enumerate(loader):
             # Measured steps are cut in two: some breaks come half-way through one.
             train_step(job, optimizer, x, y)
@@ -92,7 +92,7 @@ def test_bad_batch_sizes_are_named() -> None:
     with pytest.raises(BatchError, match="from 1, got 0"):
         job.loader(data(), 64, max_batch_size=0)
     with pytest.raises(PolluxAgentError, match="before the loop"):
-        next(job.epochs(1))
+        next(job.epochs(1, statistical=True))
     job.close()
 
 
@@ -137,7 +137,7 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
         job.training.advisor.close()  # the proposals below are all that there are
     log: list[tuple[int, int, int, float, list[int]]] = []
     ids: list[int] = []
-    for _ in job.epochs(2, passes=True):
+    for _ in job.epochs(2):
         for x, y, batch_ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))

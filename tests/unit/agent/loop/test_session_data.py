@@ -76,7 +76,7 @@ def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[
     loader = job.loader(dataset, m0, **options)
     evaluation = DataLoader(Indexed(), batch_size=25)
     seen: list[list[int]] = []
-    for _ in job.epochs(passes, passes=True):
+    for _ in job.epochs(passes):
         for x, y, ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -137,7 +137,7 @@ def test_a_length_told_wrong_bends_no_gradient_and_is_corrected_after_the_first_
     counts: Counter[int] = Counter()
     weights: list[float] = []
     weight = 0.0
-    for _ in job.epochs(3, passes=True):
+    for _ in job.epochs(3):
         for x, _, ids in loader:
             with job.micro_batch():
                 weight += job.stepper.share
@@ -174,7 +174,7 @@ def interrupted(
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
     loader = job.loader(stream, 6, length=EXAMPLES, **options)
     seen: list[int] = []
-    for _ in job.epochs(2, passes=True):
+    for _ in job.epochs(2):
         for x, y, ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
@@ -223,7 +223,7 @@ def ordered_away(directory: Path) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
     loader = job.loader(OwnPart(), 6, length=EXAMPLES, divided=True)
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         for x, y, _ in loader:
             if job.is_main and job.progress.optimizer_steps == 2:
                 job.coordinator.inbox.put(DrainOrder(7))

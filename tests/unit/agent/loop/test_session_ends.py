@@ -82,7 +82,7 @@ def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
     loader = job.loader(data(34), 8, max_batch_size=32, per_gpu=(1, 32))
     job.training.choice = BatchChoice(32, 0)
     factors = []
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         for x, y in loader:
             factors.append((len(x), *job.lr_factors))
             step(job, optimizer, x, y)
@@ -115,7 +115,7 @@ def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
 def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
     job, optimizer = start(adaptive=False)
     loader = job.loader(data(34), 32, per_gpu=(1, 32))
-    for _ in job.epochs(1, passes=True):
+    for _ in job.epochs(1):
         for x, y in loader:
             step(job, optimizer, x, y)
     job.profile.add(Configuration(1, 1, 32), final=[0.5])
@@ -153,7 +153,7 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(32), 16)
     line = connected(job)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
         job.coordinator.exchange.send(Decision(move=5))
@@ -170,7 +170,7 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
     loader = job.loader(data(32), 16)
     line = connected(job)
     with contextlib.suppress(KeyboardInterrupt):
-        for epoch in job.epochs(3):
+        for epoch in job.epochs(3, statistical=True):
             for x, y in loader:
                 if job.progress.optimizer_steps == 0:
                     job.coordinator.inbox.put(DrainOrder(5))  # reaches the ranks at the epoch's last step
@@ -183,7 +183,7 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
     again, optimizer = start(checkpoint_dir=tmp_path)
     loader = again.loader(data(32), 16)
     assert (again.progress.epoch, again.progress.optimizer_steps) == (1, 2)
-    for _ in again.epochs(3):
+    for _ in again.epochs(3, statistical=True):
         for x, y in loader:
             step(again, optimizer, x, y)
             last = x
@@ -197,7 +197,7 @@ def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: P
     loader = job.loader(data(32), 16)
     line = connected(job)
     for epochs in (1, 2):
-        for _ in job.epochs(epochs):
+        for _ in job.epochs(epochs, statistical=True):
             for x, y in loader:
                 step(job, optimizer, x, y)
                 if job.progress.optimizer_steps == 3 and epochs == 2:
@@ -214,7 +214,7 @@ def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> No
         job, optimizer = start(checkpoint_dir=tmp_path)
         loader = job.loader(data(32), 16)
         line = connected(job)
-        for _ in job.epochs(1):
+        for _ in job.epochs(1, statistical=True):
             assert attempt == 1
             for x, y in loader:
                 step(job, optimizer, x, y)
@@ -230,7 +230,7 @@ def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
     job, optimizer = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(640), 16)
     line = connected(job, accepts=False)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for x, y in loader:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps in (5, 20):

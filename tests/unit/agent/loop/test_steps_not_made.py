@@ -177,7 +177,7 @@ def test_a_loop_whose_optimizer_the_agent_does_not_know_ends_with_the_reason(
 
     def train() -> None:
         nonlocal passes
-        for _ in job.epochs(1):
+        for _ in job.epochs(1, statistical=True):
             for x, y, _ in loader:
                 passes += 1
                 with job.micro_batch():
@@ -197,7 +197,7 @@ def test_a_loop_whose_optimizer_the_agent_does_not_know_ends_with_the_reason(
 def test_own_accumulation_over_a_whole_pass_is_no_such_mistake(said: list[str]) -> None:
     job, optimizer, loader = started()
     passes = 0
-    for _ in job.epochs(4, passes=True):
+    for _ in job.epochs(4):
         for x, y, _ in loader:
             passes += 1
             with job.micro_batch():
@@ -254,14 +254,14 @@ def test_loops_over_epochs_are_not_nested_and_count_from_the_beginning(capfd: An
 
     def train(count: int) -> list[int]:
         epochs = []
-        for epoch in job.epochs(count):
+        for epoch in job.epochs(count, statistical=True):
             epochs.append(epoch)
             for x, y, _ in loader:
                 job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
         return epochs
 
     def nested() -> None:
-        for _ in job.epochs(2):
+        for _ in job.epochs(2, statistical=True):
             train(2)
 
     with pytest.raises(LoopMistake) as error:
@@ -274,7 +274,7 @@ def test_loops_over_epochs_are_not_nested_and_count_from_the_beginning(capfd: An
 
 def test_a_training_that_has_failed_is_named_once(said: list[str]) -> None:
     job, _, loader = started()
-    for _ in job.epochs(2):
+    for _ in job.epochs(2, statistical=True):
         for x, y, _ in loader:
             job.step(lambda x=x, y=y: mse_loss(job.model(x), y) * NAN)
     job.close()

@@ -31,7 +31,7 @@ def thawed(first: bool, passes: int, bare: bool) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     job = attach(model, optimizer, adaptive=False, measure_every=1)
     loader = job.loader(data(192), 24, per_gpu=(1, 24 // job.world.size // passes), shuffle=False)
-    for epoch in job.epochs(2, passes=True):
+    for epoch in job.epochs(2):
         if epoch:
             model[0].requires_grad_(not first)  # type: ignore[index, union-attr]
         for x, y, _ in loader:
@@ -88,7 +88,7 @@ def replaced() -> list[str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(data(), 24)
-    for epoch in job.epochs(2, passes=True):
+    for epoch in job.epochs(2):
         if epoch:
             model[2] = nn.Linear(16, 1)  # type: ignore[operator]
         for x, y, _ in loader:
@@ -112,7 +112,7 @@ def changed_a_little(folder: str) -> str:
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=folder)
     loader = job.loader(data(), 8)
     try:
-        for _ in job.epochs(2):
+        for _ in job.epochs(2, statistical=True):
             for x, y, _ in loader:
                 job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
                 if job.progress.optimizer_steps == 12 and job.rank == 1:

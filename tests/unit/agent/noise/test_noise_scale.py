@@ -121,7 +121,7 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
         ddp_kwargs=DDP_OPTIONS.get(name),
     )
     loader = job.loader(planted(), M0, max_batch_size=M0, per_gpu=per_gpu)
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         for (x,) in loader:
             with job.micro_batch():
                 with torch.autocast("cpu", torch.bfloat16, enabled=name == "sgd autocast"):

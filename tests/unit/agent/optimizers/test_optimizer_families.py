@@ -409,7 +409,7 @@ def train(optimizer_class: Any, caplog: Any, **options: Any) -> Any:
     x = torch.randn(256, 4)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 4, max_batch_size=32, per_gpu=(1, 8))
     with caplog.at_level(logging.WARNING, "pollux"):
-        for _ in job.epochs(1):
+        for _ in job.epochs(1, statistical=True):
             for inputs, targets in loader:
                 with job.micro_batch():
                     job.backward((job.model(inputs) - targets).square().mean())

@@ -104,7 +104,7 @@ def train(
     )
     loader = job.loader(data(), M0, per_gpu=(1, per_gpu))
     ids: list[int] = []
-    for _ in job.epochs(passes, passes=True):
+    for _ in job.epochs(passes):
         for i, x, y in loader:
             ids += i.tolist() if loader.data.local_samples else []
             job.step(partial(loss_of, job.model, x, y), clip=0.1)

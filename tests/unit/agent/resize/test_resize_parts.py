@@ -189,7 +189,7 @@ def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
     job.poll()
     assert resizer.state == ready, "it comes again after a step"
     assert resizer.refused is None
-    for _ in job.epochs(1):
+    for _ in job.epochs(1, statistical=True):
         resizer.state = ResizeState()
         for (x,) in loader:
             model(x).sum().backward()

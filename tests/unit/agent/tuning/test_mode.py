@@ -92,7 +92,7 @@ def train(
     assert advisor is not None
     advisor.close()  # its thread: here the test asks for advice
     shapes, told = [], False
-    for _ in job.epochs(40, passes=True):
+    for _ in job.epochs(40):
         for inputs, targets in loader:
             with job.micro_batch():
                 shapes.append((len(inputs), job.batch_size, *job.lr_factors))
