@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
@@ -16,6 +15,7 @@ import pytest
 from polluxd.errors import ConfigError
 from polluxd.gateway.server import GatewayServer
 from polluxd.gateway.visitors import Bounds
+from tests.certificate import certificate
 from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
 from tests.integration.store.reports import payload
 
@@ -232,35 +232,14 @@ def test_a_client_that_does_not_read_its_answer_is_hung_up_on(records, cluster):
         assert len(until_closed(raw)) < 50_000_000
 
 
-def certificate(folder):
-    subprocess.run(
-        [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:prime256v1",
-                "-nodes",
-            ),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
-            *("-keyout", folder / "key.pem", "-out", folder / "certificate.pem"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder / "certificate.pem", folder / "key.pem"
-
-
 def test_over_tls_the_agents_client_is_served_and_silent_handshakes_are_not(
     records, cluster, store, seen, tmp_path
 ):
     from pollux.scheduler.gateway import Gateway, GatewayAway
 
     store.sync_jobs([seen(7)])
-    files = certificate(tmp_path)
+    made = certificate(tmp_path / "certificate.pem", "127.0.0.1", "IP:127.0.0.1")
+    files = (made, made)
     with serving(records, cluster=cluster, bounds=QUICK, tls=files) as url, closing(connect(url)) as silent:
         trusting = Gateway([url], str(files[0]))
         assert trusting.ask("POST", "/v1/report", payload(), token=token_of(records, 7)) is None

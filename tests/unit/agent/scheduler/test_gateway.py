@@ -25,6 +25,7 @@ from pollux.scheduler.gateway import (
     TooOften,
 )
 from pollux.scheduler.listener import UntrustedListener, require_trusted_listener
+from tests.certificate import certificate
 from tests.unit.agent.scheduler.fake_gateway import FakeGateway, Refusal, serving
 
 TOKEN = "J.7.2." + "feedface" * 5
@@ -39,25 +40,8 @@ def gateway() -> Iterator[FakeGateway]:
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a self-signed certificate of "localhost", with its key."""
-    path = tmp_path_factory.mktemp("tls") / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    done = subprocess.run(
-        [*command, "-keyout", "-", "-out", "-"], capture_output=True, text=True, check=True, timeout=60
-    )
-    path.write_text(done.stdout)
-    return path
+def own_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return certificate(tmp_path_factory.mktemp("tls") / "certificate.pem", "localhost", "DNS:localhost")
 
 
 def serve_raw(answer: bytes, context: ssl.SSLContext | None = None) -> int:
@@ -241,14 +225,17 @@ def test_the_owner_of_a_listening_socket_is_found_in_every_table(tmp_path: Path)
             require_trusted_listener("127.0.0.1", 9851, tables)
 
 
-def test_a_certificate_is_verified(certificate: Path) -> None:
+def test_a_certificate_is_verified(own_certificate: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
+    context.load_cert_chain(own_certificate)
     port = serve_raw(http("200 OK", b'{"version": "1"}'), context)
-    assert Gateway([f"https://localhost:{port}"], str(certificate)).ask("GET", "/v1/health") == {
+    assert Gateway([f"https://localhost:{port}"], str(own_certificate)).ask("GET", "/v1/health") == {
         "version": "1"
     }
-    for address, ca in ((f"https://localhost:{port}", ""), (f"https://127.0.0.1:{port}", str(certificate))):
+    for address, ca in (
+        (f"https://localhost:{port}", ""),
+        (f"https://127.0.0.1:{port}", str(own_certificate)),
+    ):
         with pytest.raises(GatewayAway, match="CERTIFICATE_VERIFY_FAILED"):
             Gateway([address], ca).ask("GET", "/v1/health", token=TOKEN)
     with pytest.raises(GatewayAway):
