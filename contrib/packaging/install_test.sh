@@ -25,3 +25,30 @@ inside sh -c "scontrol show job $job | grep -q AdminComment=pollux:v1" || fail "
 say "polluxd started job $job; $count commands, $((SECONDS - page_began)) s; from nothing $((SECONDS - began)) s"
 inside polluxctl status >>"$log" 2>&1 || fail "polluxctl status"
 as_written polluxd polluxd-gateway
+
+# The gateway off loopback, with a certificate of the site's own authority, as the page has it in polluxd.toml.
+inside scancel -u eve
+tls_began=$SECONDS
+inside sh -ec 'echo "10.77.0.1 head.example.org" >>/etc/hosts
+  cd /etc/pollux
+  openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj "/CN=authority of the site" -keyout /root/ca.key -out ca.crt
+  openssl req -newkey rsa:2048 -nodes -subj /CN=head.example.org -keyout gateway.key -out /root/gateway.csr
+  echo subjectAltName=DNS:head.example.org >/root/names
+  openssl x509 -req -in /root/gateway.csr -CA ca.crt -CAkey /root/ca.key -CAcreateserial -days 2 -extfile /root/names -out gateway.crt
+  chown pollux-gateway gateway.key
+  chmod 600 gateway.key' >>"$log" 2>&1 || fail "a certificate"
+while IFS= read -r line; do
+  [ "${line%% *}" = "[gateway]" ] || inside sed -i "s|^#${line%% *} = .*|$line|" /etc/pollux/polluxd.toml
+done < <(sed -n '/^  ```toml$/,/^  ```$/s/^  \([[a-z].*\)$/\1/p' "$repository/docs/administrator-guide/install.md")
+inside polluxctl hooks install --yes >>"$log" 2>&1 || fail "polluxctl hooks install"
+inside systemctl restart polluxd polluxd-gateway
+reaches() { inside "$@" polluxctl doctor --role node --config /root/none 2>&1 | tee -a "$log" | grep '^ok *gateway' >/dev/null; }
+until_true 30 "the gateway does not answer over TLS" inside sh -c 'polluxctl doctor | grep "^ok *gateway"'
+# A node has no polluxd.toml.
+there=(env POLLUX_GATEWAY=https://head.example.org:9851)
+reaches "${there[@]}" POLLUX_GATEWAY_CA=/etc/pollux/ca.crt || fail "doctor does not reach the gateway from a node"
+! reaches "${there[@]}" || fail "doctor believes a certificate of an unknown authority"
+! reaches env POLLUX_GATEWAY=https://10.77.0.1:9851 POLLUX_GATEWAY_CA=/etc/pollux/ca.crt || fail "doctor believes a certificate of another name"
+gives_token
+inside sh -c "tr '\\0' '\\n' </proc/\$(pgrep -nu eve python3)/environ" | grep -qx POLLUX_GATEWAY=https://head.example.org:9851 || fail "the job has another gateway"
+say "the gateway serves off loopback by the site's certificate; $((SECONDS - tls_began)) s"
