@@ -2,7 +2,8 @@
 
 Slurm does not start a job that polluxd keeps back, and gives free GPUs to plain jobs of any priority. polluxd prevents
 this. If the plan has no GPUs for a Pollux job, and plain jobs wait behind it or run in a partition of a lower tier, or
-jobs run that its QOS may preempt, polluxd ends the job's lease. Slurm then starts the job at its smallest size, in
+jobs run that its QOS may preempt, polluxd ends the job's lease. So it does for a job that it could never place, such as
+one of two nodes where no two nodes are alike. Slurm then starts the job at its smallest size, in
 Slurm's order of tiers and priorities, and preempts jobs for it if the site allows that. polluxd keeps the job back
 again when there are no such jobs.
 """
@@ -24,6 +25,8 @@ from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 
 log = logging.getLogger(__name__)
 
+_NO_PLACEMENT = ("infeasible: min-gpus=", "infeasible: no placement has")
+"""Reasons of `policy.feasible` that are about nodes, not about the job's batch or another limit."""
 CALLS = 50
 """Most jobs that one step releases into Slurm's queue: each takes a call of some 12 ms, and the next step goes on."""
 
@@ -61,10 +64,19 @@ class Contender(NamedTuple):
     """The jobs that it comes before."""
 
 
-def contending(state: ClusterState, candidates: Collection[int]) -> list[Contender]:
+def impossible(plan: Plan) -> frozenset[int]:
+    """Return the jobs that have no placement which polluxd could make. Slurm may have one: it mixes kinds of nodes."""
+    return frozenset(
+        a.job_id for a in plan.allocations if not a.placement and a.reason.startswith(_NO_PLACEMENT)
+    )
+
+
+def contending(
+    state: ClusterState, candidates: Collection[int], left: Collection[int] = ()
+) -> list[Contender]:
     """Return the candidates that Slurm would start before other jobs.
 
-    They come before some plain job, or may preempt a job by QOS.
+    They come before some plain job, or may preempt a job by QOS, or polluxd itself could never place them (`left`).
     """
     plain = [(rank(job, state), -job.submit_time, _reach(job, state)) for job in waiting_plain_jobs(state)]
     # A waiting job comes before a running job only by its partition's tier.
@@ -77,7 +89,7 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[Contend
     for job in state.jobs:
         if job.state is JobState.RUNNING and state.rules.preempts:
             by_qos.setdefault(job.qos, set()).update(job.gpus_per_node_held)
-    if not plain and not by_qos:
+    if not (plain or by_qos or left):
         return []
     capacity = {node.name: node.gpus for node in state.nodes}  # whoever holds them
     found = []
@@ -94,6 +106,8 @@ def contending(state: ClusterState, candidates: Collection[int]) -> list[Contend
             qos for qos in sorted(state.rules.preempts.get(job.qos, ())) if reach & by_qos.get(qos, set())
         ]
         before = f"its QOS may preempt jobs of QOS {', '.join(preempted)}" if preempted else ""
+        if job.job_id in left:
+            before = "polluxd has no placement for it"
         if any(mine > (theirs, since) and reach & nodes for theirs, since, nodes in plain):
             before = before or "plain jobs come after it"
         if before:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from polluxd import logs
 from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.contention import contending, unplaced, with_contenders
+from polluxd.apply.contention import contending, impossible, unplaced, with_contenders
 from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
 from polluxd.apply.intents import Intent, intents
@@ -139,7 +139,7 @@ class Controller:
         observed = time.perf_counter()
         plan = self._policy(snapshot, self._cache)
         leads = self._config.mode is DaemonMode.ENFORCE and not records.settings.paused
-        contenders = contending(state, unplaced(snapshot, plan)) if leads else []
+        contenders = contending(state, unplaced(snapshot, plan), impossible(plan)) if leads else []
         plan = with_contenders(plan, contenders)
         decided = time.perf_counter()
         self._confirm_lead()

@@ -10,6 +10,7 @@ from polluxd.apply.contention import (
     Contender,
     Contenders,
     contending,
+    impossible,
     least_size,
     unplaced,
     with_contenders,
@@ -27,9 +28,13 @@ from polluxd.model import (
     Snapshot,
     SnapshotJob,
 )
+from polluxd.policy import decide
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.rules import Rules
+from tests.build import job as build_job
+from tests.build import snapshot
 from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
@@ -194,3 +199,19 @@ def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None
         job for job in slurm.observe().jobs if job.job_id in mine and job.eligible_time <= slurm.clock()
     ]
     assert len(released) == 50
+
+
+def test_a_job_that_polluxd_could_never_place_is_left_to_slurm() -> None:
+    unlike = (
+        Node("n1", 2, "a100", cpus=8, partitions=frozenset({"main"})),
+        Node("n2", 2, "t4", cpus=8, partitions=frozenset({"main"})),
+    )
+    one = build_job(1, JobSpec(min_gpus=4, max_gpus=4))
+    fits = build_job(2, JobSpec(min_gpus=2, max_gpus=2))
+    plan = decide(snapshot(unlike, [one, fits]))
+    assert impossible(plan) == {1}, plan.of(1).reason
+    waits = job(1, JobState.PENDING, spec=one.spec)
+    state = ClusterState(NOW, unlike, (waits,), rules=RULES)
+    (found,) = contending(replace(state, rules=Rules({})), {1}, {1})
+    assert (found.size, found.before) == (Placement(("n1", "n2"), 2), "polluxd has no placement for it")
+    assert contending(replace(state, rules=Rules({})), {1}) == []
