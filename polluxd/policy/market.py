@@ -121,12 +121,20 @@ def paying_factors(
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 
 
-def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kappa: float) -> Market:
+def clear(
+    offers: MarketOptions,
+    weight: Floats,
+    work: Floats,
+    done: Floats,
+    kappa: float,
+    limit: Floats | float = np.inf,
+) -> Market:
     """Clear the market: find the prices, and the worth of every job's work.
 
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
     is not known: such a job is expected to take the median time of the others, or as long again as for the work that it
-    has `done` [J], whichever is longer. `kappa`: what the last job to end counts beyond its share of the mean.
+    has `done` [J], whichever is longer, and no longer than its time `limit` [J]. `kappa`: what the last job to end
+    counts beyond its share of the mean.
     """
     if weight.size == 0:
         return Market(np.zeros(offers.capacity.size), weight, weight)
@@ -137,7 +145,7 @@ def clear(offers: MarketOptions, weight: Floats, work: Floats, done: Floats, kap
         again = np.where(rate > 0, done / rate, 0.0)
     known = seconds[np.isfinite(seconds)]
     usual = median(known.tolist()) if known.size else UNKNOWN
-    seconds = np.where(np.isfinite(seconds), seconds, np.maximum(again, usual))
+    seconds = np.where(np.isfinite(seconds), seconds, np.minimum(np.maximum(again, usual), limit))
     cost = weight + kappa * _tail(seconds)
     discount = np.sqrt(_unfinished(seconds, cost))
     price, _ = side.clear(cost, discount, _DECIDED)

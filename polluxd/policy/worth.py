@@ -56,7 +56,8 @@ def by_price(
     if not rated.jobs:
         return Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, rated.x)
     work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T
-    found = market.clear(offers, weight, work, done, settings.kappa)
+    limit = np.array([np.inf if job.time_limit is None else max(job.time_limit, 1.0) for job in rated.jobs])
+    found = market.clear(offers, weight, work, done, settings.kappa, limit)
     stay = found.worth[rated.owner] * rated.goodput
     factor = market.paying_factors(
         rated.jobs, found.seconds, _move_costs(rated), rated.owner, settings.hysteresis

@@ -134,6 +134,18 @@ def test_a_job_of_unknown_length_is_expected_to_take_as_long_again_and_no_less_t
     assert found.seconds[2] > 10 * found.seconds[0]
     unknown = market.clear(offered, np.ones(3), np.full(3, np.nan), np.zeros(3), 0.0)
     assert unknown.seconds.tolist() == [market.UNKNOWN] * 3
+    limit = np.array([60.0, np.inf, 1e6])
+    limited = market.clear(offered, np.ones(3), np.full(3, np.nan), np.zeros(3), 0.0, limit)
+    assert limited.seconds.tolist() == [60.0, market.UNKNOWN, market.UNKNOWN]
+
+
+def test_a_job_of_unknown_length_is_taken_to_end_within_its_time_limit():
+    gpus = []
+    for limit in (None, 120.0):
+        jobs = [job(1, report=report()), job(2, report=report()), job(3, report=report(), time_limit=limit)]
+        plan = decide(snapshot(nodes(1), jobs, waiting_power=0.0, **COMPLETION))
+        gpus.append(plan.of(3).placement.gpus)
+    assert gpus[0] < gpus[1]
 
 
 def test_jobs_under_a_full_ceiling_compete_at_a_price_of_their_own():
