@@ -38,8 +38,7 @@ NODE_FACTOR = 1.1
 """Until measured, synchronising over nodes costs at least this much more than on one node."""
 NARROW = 1.25
 """Batch sizes within this factor give no slope of the local pass: the errors of the measurements would decide on it,
-and
-so on whether the job ever gets more GPUs."""
+and so on whether the job ever gets more GPUs."""
 
 _SMOOTH = 1e-8  # keeps the root differentiable at a perfect fit; an RMSLE of 1e-4
 _GAMMA_STARTS = (1.5, 4.0)
@@ -108,14 +107,14 @@ def fit(
     data = clean_measurements((nodes, gpus, m, accum_time, optim_time), weights, racks)
     earlier = None if prior is None else log_parameters(prior)
     free, base, tie = _degrees_of_freedom(data, earlier)
-    news = _news(data, earlier)
-    pulled_to = None if earlier is None else np.where(news, np.nan, earlier)
+    first_measured = _first_measured(data, earlier)
+    pulled_to = None if earlier is None else np.where(first_measured, np.nan, earlier)
     if start is not None:
         starts = [log_parameters(start)]
     else:
         # On one GPU gamma has no effect.
         gammas = _GAMMA_STARTS if data.reach.size else _GAMMA_STARTS[:1]
-        starts = [_start(data, earlier, news, gamma) for gamma in gammas]
+        starts = [_start(data, earlier, first_measured, gamma) for gamma in gammas]
 
     def objective(x: Floats) -> tuple[float, Floats, Floats]:
         value, slope, curvature = loss(base + tie @ x, data, pulled_to)
@@ -183,8 +182,8 @@ def log_parameters(params: ThroughputParams) -> Floats:
     return np.array(logs)
 
 
-def _news(data: _Data, prior: Floats | None) -> NDArray[np.bool_]:
-    """Return which terms [9] these measurements are the first to tell about.
+def _first_measured(data: _Data, prior: Floats | None) -> NDArray[np.bool_]:
+    """Return which terms [9] these measurements are the first to measure.
 
     Both terms of a pair of synchronisation, where the prior's alpha sits at the bound. Nothing pulls them there, where
     the logarithm has no slope and the search would stay.
@@ -220,14 +219,16 @@ def _degrees_of_freedom(data: _Data, prior: Floats | None) -> tuple[NDArray[np.i
     return free, base, tie
 
 
-def _start(data: _Data, prior: Floats | None, news: NDArray[np.bool_], gamma: float) -> Floats:
+def _start(data: _Data, prior: Floats | None, first_measured: NDArray[np.bool_], gamma: float) -> Floats:
     """Return a starting point of the search.
 
-    That is the prior, where it is no `news` [9] to it. Otherwise local passes come from non-negative least squares, and
-    synchronisation from the remaining time.
+    The prior counts for terms that it has measured; `first_measured` [9] marks the others. Their local passes come from
+    non-negative least squares, and their synchronisation from the remaining time.
     """
     if prior is not None:
-        start = np.where(news, _start(data, None, news, gamma), prior) if news.any() else prior.copy()
+        start = prior.copy()
+        if first_measured.any():
+            start = np.where(first_measured, _start(data, None, first_measured, gamma), prior)
         if gamma != _GAMMA_STARTS[0]:
             start[_GAMMA] = gamma
         return start
@@ -297,12 +298,12 @@ def loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats, F
         curvature[_GAMMA, _GAMMA] += 2 * GAMMA_PULL
     else:
         off = u - prior
-        news = np.isnan(off)
-        off[news] = 0.0
-        pairs = tuple(pair for pair in _PAIRS if news[pair[0]])
+        free = np.isnan(off)
+        off[free] = 0.0
+        pairs = tuple(pair for pair in _PAIRS if free[pair[0]])
         value += PRIOR_PULL * float(off @ off)
         slope += 2 * PRIOR_PULL * off
-        curvature.flat[:: _SIZE + 1] += 2 * PRIOR_PULL * ~news
+        curvature.flat[:: _SIZE + 1] += 2 * PRIOR_PULL * ~free
     for first, second in pairs:
         ratio = RATIO_PULL * math.exp(2.0 * float(u[second] - u[first]))
         value += ratio

@@ -184,7 +184,7 @@ class Checkpointer:
     def leave_group(self) -> None:
         """Before the process groups end: wait for a checkpoint of all ranks."""
         if self.writer is not None and self.sharded:
-            self.writer.settle()
+            self.writer.wait()
             self._note_checkpoint()
             self.trouble = self.writer.trouble or self.trouble
 
@@ -234,7 +234,7 @@ class Checkpointer:
         if writer is None:
             return False
         if not writer.busy:
-            writer.settle()
+            writer.wait()
             self._note_checkpoint()
             self.trouble = writer.trouble
             self.slowest = max(self.slowest, writer.seconds)
@@ -361,7 +361,7 @@ class Checkpointer:
         Waits for one that is being written.
         """
         if self.writer is not None:
-            self.writer.settle()
+            self.writer.wait()
         return self.saved == step
 
     @property

@@ -134,7 +134,7 @@ class MemoryTier:
 
     def _write(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> None:
         assert self._memory is not None
-        self.settle()
+        self.wait()
         step = self._training.progress.optimizer_steps
         tensors: list[Tensor] = []
         places: dict[tuple[Any, ...], int] = {}
@@ -194,7 +194,7 @@ class MemoryTier:
         if int(status):
             logger.info("the memory for copies of the state is not pinned (CUDA error %d)", int(status))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the copy under way. Any rank may call this alone."""
         if self._thread is not None:
             self._thread.join()

@@ -50,7 +50,7 @@ class CheckpointWriter:
         self.change_ranks(size)
 
     def change_ranks(self, size: int) -> None:
-        """Go on among all `size` ranks of new process groups, after `settle`."""
+        """Go on among all `size` ranks of new process groups, after `wait`."""
         # A group of its own: the thread writes while the ranks exchange decisions.
         self._writers = ControlExchange(new_group(backend="gloo"), 0) if self.sharded and size > 1 else ALONE
 
@@ -104,7 +104,7 @@ class CheckpointWriter:
         """
         if rank and not self.sharded:
             return
-        self.settle()
+        self.wait()
         state, shards = self._divided(parts, rank)
         if rank == 0:
             state |= rest()
@@ -132,7 +132,7 @@ class CheckpointWriter:
         self._copies.prepare({"shards": shards})
         self._start(lambda: self._copies.prepare({"state": state}))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for a checkpoint that is being written; log why it failed. Any rank may call this alone."""
         if self._thread is None:
             return
@@ -165,7 +165,7 @@ class CheckpointWriter:
         return state, shards_of(written)
 
     def _start(self, body: Callable[[], None]) -> None:
-        self.settle()
+        self.wait()
 
         def guarded() -> None:
             try:

@@ -63,9 +63,9 @@ class DividedStream(ElasticData):
         self._transform = transform
         self._collate = collate_fn or default_collate
         self._pin = pin_memory and torch.cuda.is_available()
-        self._keeper = _keeper(dataset)
+        self._stateful = _stateful(dataset)
         """What has the stream's state; None: it is read again from its start."""
-        self._reshards = reshards(self._keeper)
+        self._reshards = reshards(self._stateful)
         self._source: Iterator[Any] | None = None
         self._round = 0
         """How often the stream has begun again."""
@@ -115,7 +115,7 @@ class DividedStream(ElasticData):
             if self._mark[2] is None:
                 self._since = self._read
             elif self._reshards:
-                self._mark = (self._round, self._told(), self._mark[2])
+                self._mark = (self._round, self._samples(), self._mark[2])
         began, before, state = self._mark
         return {"round": began, "before": before, "state": state, "since": self._since}
 
@@ -235,20 +235,20 @@ class DividedStream(ElasticData):
         if callable(set_epoch):
             set_epoch(self._round)
         if state is not None:
-            assert self._keeper is not None
-            self._keeper.load_state_dict(copy.deepcopy(state))
+            assert self._stateful is not None
+            self._stateful.load_state_dict(copy.deepcopy(state))
         self._source, self._read = iter(self.dataset), 0
 
-    def _told(self) -> int:
+    def _samples(self) -> int:
         """Samples over all ranks that were read in this round."""
         return self._before + self._read * self.world_size
 
     def _state(self) -> Any:
-        if self._keeper is None:
+        if self._stateful is None:
             return None
         if self._reshards:
-            return copy.deepcopy(self._keeper.state_dict(self._told(), True))
-        return copy.deepcopy(self._keeper.state_dict())
+            return copy.deepcopy(self._stateful.state_dict(self._samples(), True))
+        return copy.deepcopy(self._stateful.state_dict())
 
 
 def reshards(stream: Any) -> bool:
@@ -256,15 +256,15 @@ def reshards(stream: Any) -> bool:
 
     Mosaic's StreamingDataset: `state_dict(num_samples, from_beginning)` counts samples over all ranks.
     """
-    keeper = _keeper(stream)
+    stateful = _stateful(stream)
     try:
-        options = inspect.signature(keeper.state_dict).parameters
+        options = inspect.signature(stateful.state_dict).parameters
     except (AttributeError, TypeError, ValueError):
         return False
     return {"num_samples", "from_beginning"} <= options.keys()
 
 
-def _keeper(stream: Any) -> Any:
+def _stateful(stream: Any) -> Any:
     """Return what has the state of a stream, None where nothing has.
 
     A DataLoader's dataset of Mosaic's kind: its own loader counts batches.

@@ -22,7 +22,7 @@ from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.inbox import Inbox
 from pollux.loop.notices import in_words, notice, summary
-from pollux.loop.regroup import come_in, regroup
+from pollux.loop.regroup import join, regroup
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
 from pollux.loop.slips import WAITS
@@ -115,12 +115,12 @@ class Coordinator:
         self.resizer.acknowledge_earlier()
 
     def begin_loop(self) -> None:
-        """A loop over the epochs begins; a joiner comes in here."""
+        """A loop over the epochs begins; a joiner joins here."""
         self._loops += 1
         if self._loops == 1:
             self.resizer.watch_calls()
         if self.joiner is not None and self.training.world.waiting:
-            come_in(
+            join(
                 self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
             )
             return

@@ -318,8 +318,8 @@ class Job(JobReadings):
             lambda: (training.noise_scale, training.choice),
             adaptive=training.adaptive,
             advises=training.mode is Mode.ADVISE,
-            params=knowledge.kept(last, training.profile),
-            on_news=self.coordinator.line.wake,
+            params=knowledge.usable_params(last, training.profile),
+            on_first=self.coordinator.line.wake,
         )
         advisor.start()
         return advisor
@@ -329,5 +329,5 @@ class Job(JobReadings):
         nodes, gpus = training.world.nodes, training.world.size
         if not training.adaptive or last is None:
             return initial_choice(limits, nodes, gpus, adaptive=training.adaptive)
-        params, noise = knowledge.kept(last, training.profile), training.noise_scale
+        params, noise = knowledge.usable_params(last, training.profile), training.noise_scale
         return choose_on_arrival(limits, nodes, gpus, noise=noise, params=params, size=last.batch_size)

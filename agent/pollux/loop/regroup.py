@@ -52,10 +52,10 @@ def regroup(
     seconds = checkpointer.save(exchange, durable=durable) if saves else 0.0
     trouble = checkpointer.trouble if seconds is None and checkpointer.keeps else ""
     decided = resizer.decide(move, seconds, trouble) if main else None
-    told = exchange.gather(None if decided is None else asdict(decided))[0]
-    if told is None:
+    sent = exchange.gather(None if decided is None else asdict(decided))[0]
+    if sent is None:
         return
-    decision = ResizeDecision.parse(told)
+    decision = ResizeDecision.parse(sent)
     shards = moving_shards(training)
     if shards is not None and len(decision.stay) < size:
         shards.send(range(size), decision.stay, training.world)
@@ -69,7 +69,7 @@ def regroup(
         resizer.resized()
 
 
-def come_in(
+def join(
     joiner: Joiner,
     training: Training,
     exchange: ControlExchange,
@@ -99,7 +99,7 @@ def _enter(
     groups: Groups,
     shards: MovingShards | None = None,
 ) -> None:
-    """Form the new groups, hand the state to joiners, settle."""
+    """Form the new groups, and hand the state to joiners."""
     world = groups.form(training.world, decision, rank)
     checkpointer.change_ranks()
     if decision.joiners:
@@ -114,4 +114,4 @@ def _enter(
     if shards is not None:
         shards.install(world, f"resize{groups.generation}")
     exchange.change_group(world.control)
-    training.settle(world, decision.choice)
+    training.enter_groups(world, decision.choice)

@@ -38,7 +38,7 @@ class Stepper:
         scaler = training.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
-        self._told_of_pass_left_out = False
+        self._warned_of_pass = False
 
     @property
     def share(self) -> float:
@@ -227,8 +227,8 @@ class Stepper:
 
     def _tell_of_pass_left_out(self) -> None:
         """Warn once: the other ranks may wait for this one for minutes."""
-        if not self._told_of_pass_left_out:
-            self._told_of_pass_left_out = True
+        if not self._warned_of_pass:
+            self._warned_of_pass = True
             logger.warning(LEFT_OUT, self.training.world.rank)
 
     # -- out of memory ----------------------------------------------------------------------------------------

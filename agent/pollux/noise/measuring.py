@@ -301,9 +301,9 @@ class NoiseMeter:
         """Forget the last gradient: it had another batch size."""
         self._differenced.forget()
 
-    def settle(self) -> None:
+    def discard(self) -> None:
         """Wait for communication between the ranks; discard its result."""
-        self._buffer.settle()
+        self._buffer.discard()
 
     def close(self) -> None:
         """End its hooks; it waits for no other rank."""

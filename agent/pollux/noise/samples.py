@@ -132,7 +132,7 @@ class SampleBuffer:
             averages.add(kind, rows[:, : self.groups], rows[:, self.groups :], initial)
             first += len(rows)
 
-    def settle(self) -> None:
+    def discard(self) -> None:
         """Wait for a reduction that is under way; forget all samples."""
         if self._pending is not None:
             _arrived(self._pending[2])
@@ -150,7 +150,7 @@ class SampleBuffer:
 def _arrived(work: dist.Work | None) -> bool:
     """Wait for a reduction; False where a rank is gone.
 
-    Whatever needs all ranks will fail by itself; samples of the noise do not.
+    A lost rank surfaces in the next collective; a lost noise sample can be dropped.
     """
     if work is not None:
         try:

@@ -231,8 +231,8 @@ def _of_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Family | None:
     """
     stepped = [param for param in group["params"] if optimizer.state.get(param)]
     # For a parameter with one element, every number in the state has the parameter's shape.
-    told = [param for param in stepped if param.numel() > 1] or stepped
-    found = {_of_param(optimizer, group, param, optimizer.state[param]) for param in told}
+    large = [param for param in stepped if param.numel() > 1] or stepped
+    found = {_of_param(optimizer, group, param, optimizer.state[param]) for param in large}
     if len(found) > 1:
         return UNKNOWN
     family = next(iter(found), None)
@@ -315,8 +315,8 @@ def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
     """Whether weight decay acts on the weights, beside the gradient (AdamW)."""
     if "betas" in group and hasattr(optimizer, "optimizer_name"):
         return True  # bitsandbytes decays so in all of its Adams
-    told = group.get("decoupled_weight_decay", group.get("weight_decouple"))
-    return isinstance(optimizer, AdamW) if told is None else bool(told)
+    decoupled = group.get("decoupled_weight_decay", group.get("weight_decouple"))
+    return isinstance(optimizer, AdamW) if decoupled is None else bool(decoupled)
 
 
 def not_understood(optimizer: Optimizer) -> str:

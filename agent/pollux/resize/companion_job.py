@@ -126,7 +126,7 @@ class CompanionJob:
         self.close()
 
     def close(self) -> None:
-        """Remove the file that tells the way in."""
+        """Remove the file from which joiners read how to join."""
         self._path.unlink(missing_ok=True)
 
     def roll_call(self) -> bool:
@@ -143,7 +143,7 @@ class CompanionJob:
 
     def _write(self) -> None:
         command = json.loads(self._environ.get("POLLUX_COMMAND", "{}"))
-        told = {
+        content = {
             "address": self._rendezvous.address,
             "port": self._rendezvous.port,
             "secret": self._rendezvous.secret,
@@ -157,7 +157,7 @@ class CompanionJob:
             # O_EXCL: an earlier start of this job may have recruited for the same move, and ended in it.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w") as file:
-                json.dump(told, file)
+                json.dump(content, file)
         except OSError as error:
             raise RecruitmentFailed(f"the file for the joiners cannot be written: {error}") from error
 

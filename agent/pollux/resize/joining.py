@@ -32,25 +32,25 @@ STOP = "stop"
 class Joiner:
     """This rank on its way into a job.
 
-    `told` is the content of the companion's file.
+    `content` is that of the companion's file.
     """
 
-    def __init__(self, told: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(self, content: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
         try:
-            per_node = int(told["per_node"])
+            per_node = int(content["per_node"])
             node, local = int(environ.get("GROUP_RANK") or 0), int(environ.get("LOCAL_RANK") or 0)
             self.index = node * per_node + local
             """This rank's place among the joiners."""
-            self._size, self._nodes = int(told["size"]), int(told["nodes"])
-            self.rank = int(told["first"]) + self.index
+            self._size, self._nodes = int(content["size"]), int(content["nodes"])
+            self.rank = int(content["first"]) + self.index
             """The rank that it will be."""
-            self.move = int(told["move"])
-            self.grows = bool(told["grows"])
+            self.move = int(content["move"])
+            self.grows = bool(content["grows"])
             """The job began on one rank."""
-            self.call = told["call"]
+            self.call = content["call"]
             """Shapes of the arguments of rank 0's newest pass; see `rehearsal`."""
-            self._address = (str(told["address"]), int(told["port"]), str(told["secret"]))
-            environ["POLLUX_ADAPTIVE"] = "yes" if told["adaptive"] else "no"
+            self._address = (str(content["address"]), int(content["port"]), str(content["secret"]))
+            environ["POLLUX_ADAPTIVE"] = "yes" if content["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:
             raise LaunchError(f"the companion's file is not one that rank 0 writes: {error!r}") from error
         if int(environ.get("LOCAL_WORLD_SIZE") or 1) != per_node:
@@ -70,10 +70,10 @@ class Joiner:
             return None
         path = Path(name)
         try:
-            told = json.loads(read_private(path))
+            content = json.loads(read_private(path))
         except (OSError, ValueError, Unusable) as error:
             raise LaunchError(f"the companion's file {path} cannot be read: {error}") from error
-        return cls(told, environ)
+        return cls(content, environ)
 
     def world(self, device: torch.device) -> World:
         """The world that this rank will be in.

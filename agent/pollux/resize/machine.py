@@ -133,7 +133,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Answered:
-    """The acknowledgement was heard, or given up."""
+    """The acknowledgement was delivered, or given up."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class NewestCall:
     """
 
     def __init__(self, wrapper: torch.nn.Module, module: torch.nn.Module) -> None:
-        self.told: Any = None
+        self.shapes: Any = None
         """Shapes and types, as JSON; None if there are none yet, or if JSON cannot describe them."""
         if wrapper is not module and is_compiled(module):
             wrapper.register_forward_pre_hook(self._note, with_kwargs=True)
@@ -36,20 +36,27 @@ class NewestCall:
         if not (wrapper.training and torch.is_grad_enabled()):
             return
         try:
-            self.told = {"inputs": _told(list(inputs)), "options": _told(options), "autocast": _autocast()}
+            self.shapes = {
+                "inputs": _described(list(inputs)),
+                "options": _described(options),
+                "autocast": _autocast(),
+            }
         except TypeError:
-            self.told = None
+            self.shapes = None
 
 
-def rehearse(model: torch.nn.Module, told: Any) -> None:
-    """Make one pass with zeros, as `told` says, which changes nothing else."""
-    if told is None:
+def rehearse(model: torch.nn.Module, call: Any) -> None:
+    """Make one pass with zeros, shaped as in `call`, which changes nothing else."""
+    if call is None:
         return
     parameters, buffers = list(model.parameters()), [(b, b.detach().clone()) for b in model.buffers()]
     device = parameters[0].device
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), _as(told["autocast"]):
-            found = model(*_made(told["inputs"], device), **_made(told["options"], device))
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            _same_autocast(call["autocast"]),
+        ):
+            found = model(*_zeros(call["inputs"], device), **_zeros(call["options"], device))
             outputs = [t for t in _tensors(found) if t.requires_grad]
             torch.autograd.backward([t.float().sum() for t in outputs])
     except Exception as error:  # whatever the model does with zeros: it then compiles in its first pass
@@ -64,7 +71,7 @@ def rehearse(model: torch.nn.Module, told: Any) -> None:
                 buffer.copy_(before)
 
 
-def _told(value: Any) -> Any:
+def _described(value: Any) -> Any:
     """Return a nested value as JSON. Raises TypeError."""
     if isinstance(value, Tensor):
         if type(value) is not Tensor:
@@ -74,23 +81,23 @@ def _told(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     if isinstance(value, list | tuple):
-        return {"list": [_told(each) for each in value], "tuple": isinstance(value, tuple)}
+        return {"list": [_described(each) for each in value], "tuple": isinstance(value, tuple)}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _told(each) for key, each in value.items()}}
+        return {"dict": {key: _described(each) for key, each in value.items()}}
     raise TypeError
 
 
-def _made(told: Any, device: torch.device) -> Any:
-    """Return the value that `_told` described, with zeros in the tensors."""
-    if "shape" in told:
-        where = torch.device("cpu") if told["cpu"] else device
-        return torch.zeros(told["shape"], dtype=getattr(torch, told["kind"]), device=where)
-    if "list" in told:
-        made = [_made(each, device) for each in told["list"]]
-        return tuple(made) if told["tuple"] else made
-    if "dict" in told:
-        return {key: _made(each, device) for key, each in told["dict"].items()}
-    return told["value"]
+def _zeros(described: Any, device: torch.device) -> Any:
+    """Return the value that `_described` described, with zeros in the tensors."""
+    if "shape" in described:
+        where = torch.device("cpu") if described["cpu"] else device
+        return torch.zeros(described["shape"], dtype=getattr(torch, described["kind"]), device=where)
+    if "list" in described:
+        made = [_zeros(each, device) for each in described["list"]]
+        return tuple(made) if described["tuple"] else made
+    if "dict" in described:
+        return {key: _zeros(each, device) for key, each in described["dict"].items()}
+    return described["value"]
 
 
 def _tensors(found: Any) -> Iterator[Tensor]:
@@ -113,7 +120,7 @@ def _autocast() -> list[str]:
 
 
 @contextmanager
-def _as(autocast: list[str]) -> Iterator[None]:
+def _same_autocast(autocast: list[str]) -> Iterator[None]:
     if not autocast:
         yield
         return

@@ -70,20 +70,20 @@ class ResizeDecision:
     secret: str
 
     @classmethod
-    def parse(cls, told: Any) -> ResizeDecision:
+    def parse(cls, sent: Any) -> ResizeDecision:
         """Return the decision that rank 0 sent.
 
         Raises RankLost where it is not one that rank 0 sends.
         """
         try:
-            decision = cls(**{**told, "stay": tuple(told["stay"])})
+            decision = cls(**{**sent, "stay": tuple(sent["stay"])})
         except (KeyError, TypeError) as error:
-            raise RankLost(f"expected rank 0's decision to resize, got {told!r:.200}: {error}") from error
+            raise RankLost(f"expected rank 0's decision to resize, got {sent!r:.200}: {error}") from error
         numbers = (getattr(decision, name) for name in _NUMBERS)
         whole = all(type(number) is int and number >= 0 for number in (*numbers, *decision.stay))
         texts = type(decision.address) is str and type(decision.secret) is str
         if not (whole and texts and decision.stay):
-            raise RankLost(f"expected rank 0's decision to resize, got {told!r:.200}")
+            raise RankLost(f"expected rank 0's decision to resize, got {sent!r:.200}")
         return decision
 
     @property
@@ -113,7 +113,7 @@ class Leavers:
 
 @dataclass(frozen=True)
 class Answer:
-    """What rank 0 tells the scheduler when a resize is done."""
+    """Rank 0's acknowledgement to the scheduler of a resize that is done."""
 
     receipt: Receipt
     leavers: Leavers = Leavers()

@@ -308,7 +308,7 @@ class Resizer:
             "nodes": len(request.nodes),
             "adaptive": self._attempt.adaptive,
             "grows": isinstance(self._training.models[0].model, GrowingModel),
-            "call": None if self._newest is None else self._newest.told,
+            "call": None if self._newest is None else self._newest.shapes,
         }
         wanted = Wanted(request.number, added, world.per_node, request.nonce)
         rendezvous = self._groups.open()

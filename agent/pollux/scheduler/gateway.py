@@ -161,17 +161,17 @@ class Gateway:
         error = document.get("error") if isinstance(document, dict) else None
         code = str(error.get("code", "")) if isinstance(error, dict) else ""
         message = str(error.get("message", "")) if isinstance(error, dict) else ""
-        words = " ".join(f"{self.address} answers {status} {code}: {message}".split())[:500]
+        text = " ".join(f"{self.address} answers {status} {code}: {message}".split())[:500]
         if status == 401:
-            return TokenRefused(words)
+            return TokenRefused(text)
         if status == 409:
-            return Superseded(words) if code == "superseded" else AttemptOver(words)
+            return Superseded(text) if code == "superseded" else AttemptOver(text)
         if status >= 500 or code == "not-known-yet":
             if status >= 500:
                 self._current += 1
                 self.close()
-            return GatewayAway(words)
-        return TooOften(words) if status == 429 else MessageRefused(words)
+            return GatewayAway(text)
+        return TooOften(text) if status == 429 else MessageRefused(text)
 
 
 def _document(content: bytes, *, strict: bool) -> Any:

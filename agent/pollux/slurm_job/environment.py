@@ -79,9 +79,9 @@ def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | N
     None outside Slurm, without a limit, and where Slurm does not say. `ask`: Slurm itself, and not the environment,
     which keeps the limit that the job began with.
     """
-    told, job_id = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_ID")
-    if job_id and told.isdigit() and not ask:  # Slurm 23.02 and later
-        return float(told)
+    end, job_id = environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_ID")
+    if job_id and end.isdigit() and not ask:  # Slurm 23.02 and later
+        return float(end)
     shown = show_job(job_id) if job_id else None
     found = re.search(r"(?:^| )EndTime=(\d\S*)", shown or "")
     try:

@@ -90,7 +90,7 @@ class TrainedModel:
         self.record = ScriptRecord(module, optimizer, scheduler)
         self._scale_in_hand: float | None = None
         """M / M0 of the current step; None if the learning rate does not follow it."""
-        self._told = False
+        self._warned = False
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
         self.in_pass = False
@@ -188,7 +188,7 @@ class TrainedModel:
 
     def leave_group(self) -> None:
         """Before the process groups end: wait for the meter's messages in them."""
-        self.meter.settle()
+        self.meter.discard()
 
     def rewrap(self, world: World) -> None:
         """Make a new wrapper inside the object that the script holds.
@@ -304,9 +304,9 @@ class TrainedModel:
             self.rates.factors = [factor * own for factor, own in zip(present, wanted, strict=True)]
 
     def _warn_not_understood(self) -> None:
-        if self._told or self.norms.understood:
+        if self._warned or self.norms.understood:
             return
-        self._told = True
+        self._warned = True
         if self._main:
             logger.warning(not_understood(self.optimizer))
 

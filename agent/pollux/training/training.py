@@ -185,16 +185,16 @@ class Training:
             "loop": (self.step.looped, self.step.accumulates),
         }
 
-    def agree(self, told: Mapping[str, Any]) -> None:
+    def agree(self, values: Mapping[str, Any]) -> None:
         """On a joining rank: take over the values of rank 0's `agreed`."""
-        for model, (agreed, sampling, read_every, steps) in zip(self.models, told["meters"], strict=True):
+        for model, (agreed, sampling, read_every, steps) in zip(self.models, values["meters"], strict=True):
             meter = model.meter
             meter.agreed, meter.sampling, meter.read_every = agreed, sampling, read_every
             model.norms.steps = steps
-        self.limits, self.most_per_gpu = told["limits"]
+        self.limits, self.most_per_gpu = values["limits"]
         # The environment of a companion job lacks them. A joiner with another learning rate would train another model.
-        self.adaptive = told["adaptive"]
-        self.step.looped, self.step.accumulates = told["loop"]
+        self.adaptive = values["adaptive"]
+        self.step.looped, self.step.accumulates = values["loop"]
 
     def leave_groups(self) -> None:
         """Before the process groups end: wait for all work in them."""
@@ -204,7 +204,7 @@ class Training:
             # Otherwise work that is still queued in the groups' streams would be lost with them.
             torch.cuda.synchronize(self.world.device)
 
-    def settle(self, world: World, choice: BatchChoice) -> None:
+    def enter_groups(self, world: World, choice: BatchChoice) -> None:
         """Go on among the ranks of `world`.
 
         Every rank of it does so after the same step.

@@ -189,7 +189,7 @@ class Advisor:
 
     `inputs` returns the present noise and choice from plain attributes of the main thread. The result waits in
     `proposal` until the main thread takes it at a step's end. In mode `advise` the result is `advice`, and the batch
-    size stays. The thread calls `on_news` when a measurement must reach the scheduler at once.
+    size stays. The thread calls `on_first` when a measurement must reach the scheduler at once.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Advisor:
         adaptive: bool,
         advises: bool = False,
         params: ThroughputParams | None = None,
-        on_news: Callable[[], None] = lambda: None,
+        on_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = params
         self.explored = profile.explored_gpus, profile.explored_nodes
@@ -218,9 +218,9 @@ class Advisor:
         self._adaptive, self._advises = adaptive, advises
         self._seen = -1
         self._pause = FIRST_REFIT
-        self._on_news = on_news
-        self._told = (0, False)
-        """The most GPUs that the fit at the last news knew, and whether the noise scale was known."""
+        self._on_first = on_first
+        self._reported = (0, False)
+        """The most GPUs that the fit knew at the last early report, and whether the noise scale was known."""
         self._closed = False
         self._bell = threading.Event()
         self._thread: threading.Thread | None = None
@@ -248,20 +248,20 @@ class Advisor:
             try:
                 if self.advise():
                     self._pause = min(self._pause * 1.3, LAST_REFIT)
-                    self._tell()
+                    self._report_early()
             except Exception:  # advice must never end a training
                 logger.exception("the throughput model could not be refitted; the batch size stays")
                 self._pause = LAST_REFIT
 
-    def _tell(self) -> None:
+    def _report_early(self) -> None:
         """Report the first fit on more GPUs, and the first noise scale, at once.
 
         After each of them the scheduler may let the job grow.
         """
-        news = (self.explored[0], self._inputs()[0] is not None)
-        if news != self._told:
-            self._told = news
-            self._on_news()
+        known = (self.explored[0], self._inputs()[0] is not None)
+        if known != self._reported:
+            self._reported = known
+            self._on_first()
 
     def advise(self) -> bool:
         """Refit after new measurements, and look for a better batch size.

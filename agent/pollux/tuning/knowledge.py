@@ -97,6 +97,6 @@ class LastAttempt:
     """Ranks that it had; 0 where not known."""
 
 
-def kept(known: LastAttempt | None, profile: StepProfile) -> ThroughputParams | None:
+def usable_params(known: LastAttempt | None, profile: StepProfile) -> ThroughputParams | None:
     """The previous attempt's fit, where measured on GPUs of this type."""
     return None if known is None or profile.of_other_type else known.params

@@ -57,7 +57,7 @@ def test_training_on_does_not_change_what_is_written(tmp_path: Path, monkeypatch
     optimizer.step()
     seen.append(2)
     go.set()
-    writer.settle()
+    writer.wait()
     assert (writer.saved, writer.trouble, writer.written) == (1, "", True)
     (path,) = writer.store.paths()
     state, _ = writer.store.read(path)
@@ -74,7 +74,7 @@ def test_one_save_at_a_time_each_with_its_own_state(tmp_path: Path) -> None:
     for step in range(5):
         part.values.fill_(step)
         save(writer, {"part": part}, step)
-    writer.settle()
+    writer.wait()
     assert not writer.busy
     for step, path in enumerate(writer.store.paths()):
         state, meta = writer.store.read(path)
@@ -89,16 +89,16 @@ def test_a_failed_save_is_logged_and_the_next_one_works(
     blocker = tmp_path / "here"
     blocker.write_text("")
     writer = writer_of(blocker)
-    writer.settle()
+    writer.wait()
     assert caplog.text == ""
     save(writer, {}, 1)
-    writer.settle()
+    writer.wait()
     assert "could be written" in caplog.text
     assert "could be written" in writer.trouble
     assert (writer.saved, writer.written) == (None, False)
     blocker.unlink()
     save(writer, {}, 2)
-    writer.settle()
+    writer.wait()
     assert (writer.saved, writer.trouble, writer.written) == (2, "", True)
 
 
@@ -142,7 +142,7 @@ def test_copies_from_a_gpu_are_of_the_moment(tmp_path: Path) -> None:
         part.values.fill_(step)
         save(writer, {"part": part}, step)
         part.values.fill_(-1.0)
-        writer.settle()
+        writer.wait()
         newest = CheckpointStore(tmp_path).newest()
         assert newest is not None
         assert CheckpointStore(tmp_path).read(newest)[0]["part"]["v"].eq(step).all()

@@ -57,7 +57,7 @@ def save_part(directory: Path, step: int, at: int, *, beside: bool) -> int:
     meta = {"optimizer_steps": step}
     writer.save({"part": part}, lambda: {"list": [step]}, meta, rank=0, durable=not beside)
     part.w.fill_(-1.0)  # the training goes on
-    writer.settle()
+    writer.wait()
     return 0
 
 

@@ -55,8 +55,8 @@ class Writer(CheckpointWriter):
     def state(self, part: Any) -> Any:
         return part.state_dict()
 
-    def settle(self) -> None:
-        self.calls.append("settle")
+    def wait(self) -> None:
+        self.calls.append("wait")
 
     def prepare(self, parts: Any, *, rank: int) -> None:
         self.calls.append(("prepare", sorted(parts), rank))
@@ -162,7 +162,7 @@ def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
     assert (made.it.writing, made.writer.calls, noted, made.it.slowest) == (True, [], [], 0.0)
     made.writer.writes = False
     made.it.due()
-    assert (made.it.writing, made.writer.calls, noted) == (False, ["settle"], ["checkpointed"])
+    assert (made.it.writing, made.writer.calls, noted) == (False, ["wait"], ["checkpointed"])
     assert made.it.slowest == 9.0
     made.writer.seconds, made.writer.trouble = 2.0, "no space left"
     made.it.due()
@@ -214,7 +214,7 @@ def test_whether_a_step_is_held_is_known_after_what_is_being_written(made: Any) 
     made.writer.saved = 12
     assert made.it.holds(12)
     assert not made.it.holds(11)
-    assert made.writer.calls == ["settle", "settle"]
+    assert made.writer.calls == ["wait", "wait"]
 
 
 def test_a_joiner_takes_over_all_that_rank_0_has(made: Any) -> None:

@@ -189,14 +189,14 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
         optimizer.step()
         optimizer.zero_grad()
         if len(weights) < 2:
-            writer.settle()
+            writer.wait()
             if len(weights) == 1 and dist.get_rank() == 1:
                 FileSystemWriter.write_data = full  # type: ignore[method-assign]  # one rank's disk
             save(job, durable=False)
             weights.append(float(whole(next(model.parameters())).sum()))
         else:
             break
-    writer.settle()
+    writer.wait()
     saved.append(job.coordinator.checkpointer.saved)
     job.close()
     again = sharded()
@@ -270,7 +270,7 @@ def in_the_background(directory: str) -> list[float]:
         writer.save(parts, dict, {"optimizer_steps": step}, rank=0, durable=False)
         with torch.no_grad():
             weight.to_local().fill_(-1.0)
-        writer.settle()
+        writer.wait()
         assert (writer.saved, writer.trouble) == (step, "")
     for path in writer.store.paths():
         writer.store.read_shards(path, {"model.weight": weight.detach()})

@@ -71,14 +71,14 @@ def test_a_joiner_that_has_rehearsed_compiles_no_more(group: None, in_place: boo
     newest = NewestCall(model, module)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         one_pass(model)
-    told = json.loads(json.dumps(newest.told))
+    call = json.loads(json.dumps(newest.shapes))
 
     torch._dynamo.reset()
     compiler = Compiler()
     joiner, _, net = wrapped(compiler, in_place=in_place)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     random = torch.get_rng_state()
-    rehearse(joiner, told)
+    rehearse(joiner, call)
     assert compiler.compiled
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -103,7 +103,7 @@ def test_only_training_passes_of_compiled_models_are_noted(group: None) -> None:
     plain = GrowingModel(nn.Linear(2, 1))
     newest = NewestCall(plain, plain.module)
     plain(torch.ones(1, 2))
-    assert newest.told is None
+    assert newest.shapes is None
     net = nn.Linear(2, 1)
     net.compile(backend=Compiler())
     model = GrowingModel(net)
@@ -112,18 +112,18 @@ def test_only_training_passes_of_compiled_models_are_noted(group: None) -> None:
         model(torch.ones(1, 2))
     model.eval()
     model(torch.ones(1, 2))
-    assert newest.told is None
+    assert newest.shapes is None
     model.train()
     model(torch.ones(3, 2))
-    assert newest.told["inputs"]["list"][0]["shape"] == [3, 2]
+    assert newest.shapes["inputs"]["list"][0]["shape"] == [3, 2]
 
 
-def test_arguments_of_other_types_are_not_told(group: None) -> None:
+def test_arguments_of_other_types_are_not_described(group: None) -> None:
     net = Net()
     net.compile(backend=Compiler())
     model = GrowingModel(net)
     newest = NewestCall(model, net)
     one_pass(model)
-    assert newest.told is not None
+    assert newest.shapes is not None
     model(torch.zeros(6, dtype=torch.long), extra={"bias": [torch.ones(2)], "other": object()})
-    assert newest.told is None
+    assert newest.shapes is None

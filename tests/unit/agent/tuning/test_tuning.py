@@ -113,7 +113,7 @@ def test_the_scheduler_hears_at_once_of_a_fit_on_more_gpus_and_of_the_first_nois
         heard.put((profile.explored_gpus, noise[0] is not None))
 
     advisor = Advisor(
-        profile, LIMITS, 1, 1, lambda: (noise[0], BatchChoice(32, 0)), adaptive=False, on_news=news
+        profile, LIMITS, 1, 1, lambda: (noise[0], BatchChoice(32, 0)), adaptive=False, on_first=news
     )
     advisor.start()
     try:
@@ -141,7 +141,7 @@ def test_a_size_that_was_measured_during_a_fit_is_told_with_the_next_fit(
         2,
         lambda: (None, BatchChoice(16, 0)),
         adaptive=False,
-        on_news=lambda: heard.append(advisor.explored),
+        on_first=lambda: heard.append(advisor.explored),
     )
     profile.add(Configuration(1, 1, 32), final=[0.1])
     fit = profile.fit
