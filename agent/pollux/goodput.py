@@ -52,10 +52,7 @@ _CHUNK = 4096  # pairs per vectorised slice: its temporaries (x 50 x 8 bytes) st
 
 
 class Optimum(NamedTuple):
-    """The best batch size per placement; zeros if none is feasible.
-
-    All fields have the placements' shape.
-    """
+    """The best batch size per placement; zeros if none is feasible. All fields have the placements' shape."""
 
     goodput: Floats
     """Examples of M0-equivalent progress per second."""
@@ -99,10 +96,7 @@ def rack_pair(params: ThroughputParams) -> tuple[float, float]:
 
 
 def _overlap(grad: Floats, sync: Floats, gamma: ArrayLike) -> Floats:
-    """(grad^gamma + sync^gamma)^(1/gamma).
-
-    The larger term is factored out, so that no power overflows.
-    """
+    """(grad^gamma + sync^gamma)^(1/gamma). The larger term is factored out, so that no power overflows."""
     high = np.maximum(grad, sync)
     low = np.minimum(grad, sync)
     gamma = _floats(gamma)
@@ -186,10 +180,7 @@ class Goodput:
     def evaluate(
         self, nodes: ArrayLike, gpus: ArrayLike, m: ArrayLike, s: ArrayLike = 0, racks: ArrayLike = 1
     ) -> Floats:
-        """Goodput [examples/s] at a local batch and accumulation.
-
-        Arguments broadcast; limits are not checked.
-        """
+        """Goodput [examples/s] at a local batch and accumulation. Arguments broadcast; limits are not checked."""
         batch = _floats(gpus) * _floats(m) * (_floats(s) + 1.0)
         noise = self.noise if self.adaptive else None
         time = step_time(self.params, nodes, gpus, m, s, racks)

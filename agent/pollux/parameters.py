@@ -11,10 +11,7 @@ from typing import NamedTuple
 
 
 class ThroughputParams(NamedTuple):
-    """theta of the throughput model (section 3.2, equations 8 to 11).
-
-    Seconds; `gamma` has no unit.
-    """
+    """theta of the throughput model (section 3.2, equations 8 to 11). Seconds; `gamma` has no unit."""
 
     alpha_grad: float
     beta_grad: float
@@ -50,10 +47,7 @@ class NoiseScale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """Batch sizes that a job allows [examples].
-
-    Raises ValueError if they contradict each other.
-    """
+    """Batch sizes that a job allows [examples]. Raises ValueError if they contradict each other."""
 
     initial: int
     """M0: the batch size that the user submitted."""

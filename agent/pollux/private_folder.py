@@ -46,10 +46,7 @@ class UnsafePath(PermissionError):
 
 
 class PrivateFolder:
-    """An open folder that only this user, or root, may write to.
-
-    A context manager: leaving it closes the folder.
-    """
+    """An open folder that only this user, or root, may write to. A context manager: leaving it closes the folder."""
 
     def __init__(self, path: Path) -> None:
         """Open the folder. Raises UnsafePath and other OSErrors."""
@@ -58,10 +55,7 @@ class PrivateFolder:
 
     @classmethod
     def make(cls, path: Path) -> Self:
-        """Open the folder.
-
-        Create it first, for this user alone, where it is missing.
-        """
+        """Open the folder. Create it first, for this user alone, where it is missing."""
         if not path.is_dir():
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_directory(path.parent)
@@ -87,10 +81,7 @@ class PrivateFolder:
         return os.listdir(self.descriptor)
 
     def read(self, name: str) -> IO[bytes]:
-        """Open a file of the folder for reading.
-
-        Raises UnsafePath and other OSErrors.
-        """
+        """Open a file of the folder for reading. Raises UnsafePath and other OSErrors."""
         # No call blocks, not even on a FIFO under this name.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=self.descriptor)
@@ -205,10 +196,7 @@ def _open_folder(path: Path) -> int:
 
 
 def _check_ancestor(path: Path, facts: os.stat_result) -> bool:
-    """Whether everybody may add names to the directory.
-
-    Raises UnsafePath where everybody may change them, too.
-    """
+    """Whether everybody may add names to the directory. Raises UnsafePath where everybody may change them, too."""
     if not facts.st_mode & stat.S_IWOTH:
         return False
     if not facts.st_mode & stat.S_ISVTX:

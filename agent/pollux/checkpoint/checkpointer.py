@@ -36,10 +36,7 @@ TRIAL_S = 30.0
 
 
 class Checkpointer:
-    """Saves and restores one training.
-
-    Every rank calls it alike, unless a method says otherwise.
-    """
+    """Saves and restores one training. Every rank calls it alike, unless a method says otherwise."""
 
     def __init__(self, training: Training, attempt: Attempt) -> None:
         self.last_attempt: LastAttempt | None = None
@@ -129,10 +126,7 @@ class Checkpointer:
         return None if self.writer is None else self.writer.open(exchange)
 
     def restore_more(self, parts: Mapping[str, Any]) -> None:
-        """Load further parts of the checkpoint that `restore` opened.
-
-        Before the loader. Raises CheckpointError.
-        """
+        """Load further parts of the checkpoint that `restore` opened. Before the loader. Raises CheckpointError."""
         if self._state is not None:
             self._load({name: part for name, part in parts.items() if part is not None}, self._state)
 
@@ -165,10 +159,7 @@ class Checkpointer:
     # -- ranks that come in -----------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """A checkpoint's content now, without random numbers, for joiners.
-
-        Without shards, too.
-        """
+        """A checkpoint's content now, without random numbers, for joiners. Without shards, too."""
         parts, writer = self._training.parts(), self.writer
         states = {
             name: part.state_dict() if writer is None else writer.state(part) for name, part in parts.items()
@@ -194,10 +185,7 @@ class Checkpointer:
             self.writer.change_ranks(dist.get_world_size())
 
     def _take(self, state: Mapping[str, Any]) -> int:
-        """Take the entries of `state` that belong to no part.
-
-        Return its optimizer step.
-        """
+        """Take the entries of `state` that belong to no part. Return its optimizer step."""
         steps = int(state["progress"]["optimizer_steps"])
         self._random = (state["rng"], steps)
         params = state["params"]
@@ -226,10 +214,7 @@ class Checkpointer:
     # -- in the loop ------------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """On rank 0: whether a periodic checkpoint is due.
-
-        Notes one that has become durable.
-        """
+        """On rank 0: whether a periodic checkpoint is due. Notes one that has become durable."""
         writer = self.writer
         if writer is None:
             return False
@@ -347,19 +332,13 @@ class Checkpointer:
         return None if self.writer is None else self.writer.saved
 
     def receipt(self, seconds: float | None) -> Receipt | None:
-        """The newest durable checkpoint, which took so many seconds.
-
-        None without one, or where it failed (None).
-        """
+        """The newest durable checkpoint, which took so many seconds. None without one, or where it failed (None)."""
         if seconds is None or self.saved is None:
             return None
         return Receipt(self.saved, seconds, self._training.last_step_at)
 
     def holds(self, step: int) -> bool:
-        """Whether this rank knows of a checkpoint of that optimizer step.
-
-        Waits for one that is being written.
-        """
+        """Whether this rank knows of a checkpoint of that optimizer step. Waits for one that is being written."""
         if self.writer is not None:
             self.writer.wait()
         return self.saved == step

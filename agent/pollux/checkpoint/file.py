@@ -48,10 +48,7 @@ CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """What a checkpoint says of itself.
-
-    `size` is the archive's, in bytes; `saved_at` a POSIX time.
-    """
+    """What a checkpoint says of itself. `size` is the archive's, in bytes; `saved_at` a POSIX time."""
 
     meta: dict[str, Any]
     size: int
@@ -151,10 +148,7 @@ class CheckpointFile:
 
 
 def check_state(state: Any, place: str = "state") -> None:
-    """Raise StateError where `state` cannot be in a checkpoint.
-
-    `place` is its name in the message.
-    """
+    """Raise StateError where `state` cannot be in a checkpoint. `place` is its name in the message."""
     encode(state, lambda _: None, place)
 
 

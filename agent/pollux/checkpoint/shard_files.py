@@ -171,10 +171,7 @@ class _Reader(FileSystemReader):
 
 
 def _metadata(chunks: Iterable[Chunk]) -> Metadata:
-    """The chunks in torch's own terms.
-
-    Raises ValueError where ranks disagree on a tensor.
-    """
+    """The chunks in torch's own terms. Raises ValueError where ranks disagree on a tensor."""
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _Place] = {}
     for chunk in chunks:

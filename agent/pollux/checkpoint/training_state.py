@@ -54,10 +54,7 @@ def set_rng_state(state: Mapping[str, Any], device: torch.device) -> None:
 def restore_rng(
     states: Sequence[Mapping[str, Any]], rank: int, seed: int, step: int, device: torch.device
 ) -> None:
-    """This rank's generators as they were.
-
-    A rank that did not exist then gets its own from seed, step and rank.
-    """
+    """This rank's generators as they were. A rank that did not exist then gets its own from seed, step and rank."""
     if rank < len(states):
         set_rng_state(states[rank], device)
         return
@@ -75,10 +72,7 @@ def tell_ranks_apart(rank: int, seed: int) -> None:
 
 
 def is_finite(model: torch.nn.Module) -> bool:
-    """Whether all of this rank's parameters are finite.
-
-    Waits for the device once.
-    """
+    """Whether all of this rank's parameters are finite. Waits for the device once."""
     parts = [local_part(p.detach()) for p in model.parameters() if p.is_floating_point()]
     parts = [part for part in parts if part.numel()]
     if not parts:

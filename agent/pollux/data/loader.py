@@ -282,10 +282,7 @@ def _length_of(sized: object) -> int:
 
 
 def _sampler_order(sampler: Sampler[int], seed: int, pass_index: int) -> Order:
-    """List a sampler's indices; they depend on seed and pass alone.
-
-    The global random state stays as it was.
-    """
+    """List a sampler's indices; they depend on seed and pass alone. The global random state stays as it was."""
     set_epoch = getattr(sampler, "set_epoch", None)
     if callable(set_epoch):
         set_epoch(pass_index)

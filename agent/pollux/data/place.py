@@ -17,10 +17,7 @@ STATE_VERSION = 1
 
 @dataclass(frozen=True)
 class RankShare:
-    """One rank's share of each micro-batch.
-
-    Raises BatchError for impossible sizes.
-    """
+    """One rank's share of each micro-batch. Raises BatchError for impossible sizes."""
 
     rank: int
     world_size: int
@@ -224,10 +221,7 @@ class ElasticData(ABC):
         self.resize(replace(self._share, local_batch=local_batch))
 
     def resize(self, share: RankShare) -> None:
-        """Change rank, ranks and batch, from the next micro-batch on.
-
-        Every rank must do so at the same place.
-        """
+        """Change rank, ranks and batch, from the next micro-batch on. Every rank must do so at the same place."""
         if share != self._share:
             self._share = share
             self._moved()

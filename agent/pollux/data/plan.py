@@ -46,10 +46,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def stand_ins(self) -> tuple[int, int]:
-        """The slice that a rank without samples loads, at weight 0.
-
-        It lies in this same micro-batch.
-        """
+        """The slice that a rank without samples loads, at weight 0. It lies in this same micro-batch."""
         return self.start, min(self.start + FEWEST, self.stop)
 
     @property

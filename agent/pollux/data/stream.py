@@ -110,10 +110,7 @@ class ElasticStream(ElasticData):
         self._length = self._length or saved
 
     def _reaches(self, position: int) -> bool:
-        """Return True: a pass may be longer than the user's estimate.
-
-        Only reading finds where the pass ends.
-        """
+        """Return True: a pass may be longer than the user's estimate. Only reading finds where the pass ends."""
         return True
 
     @property

@@ -98,10 +98,7 @@ def follow(world: World, accelerator: Any) -> None:
 
 
 def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
-    """What the user has set for DistributedDataParallel.
-
-    Raises PolluxAgentError for a hook, which goes another way.
-    """
+    """What the user has set for DistributedDataParallel. Raises PolluxAgentError for a hook, which goes another way."""
     handler = getattr(accelerator, "ddp_handler", None)
     if handler is None:
         return {}

@@ -133,10 +133,7 @@ class ElasticMixin:
     # -- what Trainer calls -----------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer's.
-
-        Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none.
-        """
+        """As Trainer's. Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none."""
         if resume_from_checkpoint:
             directory = checkpoint_directory(self._attach.get("checkpoint_dir"), os.environ)
             if directory is None or not CheckpointStore(directory).paths():
@@ -248,10 +245,7 @@ class ElasticMixin:
             self._steps.micro_batches.close()  # type: ignore[attr-defined]
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The first micro-batch of the next step.
-
-        The agent acts (drains, saves, resizes) as it fetches it.
-        """
+        """The first micro-batch of the next step. The agent acts (drains, saves, resizes) as it fetches it."""
         try:
             return [next(epoch_iterator)], None
         except StopIteration:
@@ -267,10 +261,7 @@ class ElasticMixin:
         """
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """One optimizer step's passes.
-
-        Returns its mean loss over this rank's share.
-        """
+        """One optimizer step's passes. Returns its mean loss over this rank's share."""
         this: Any = self
         job, total, counted = self.job, None, True
         assert self._steps is not None

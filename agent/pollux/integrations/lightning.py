@@ -49,10 +49,7 @@ if TYPE_CHECKING:
 
 
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
-    """The ranks as `pollux run` and torchrun set them; the number may vary.
-
-    One where nobody has.
-    """
+    """The ranks as `pollux run` and torchrun set them; the number may vary. One where nobody has."""
 
     world: World | None = None
     """The ranks that are left, where some were lost."""
@@ -93,10 +90,7 @@ class _Batches:
                 yield batch
 
     def end(self) -> None:
-        """Let the last step of an epoch be counted.
-
-        Lightning knew it for the last and asked for no further one.
-        """
+        """Let the last step of an epoch be counted. Lightning knew it for the last and asked for no further one."""
         micro_batches, self.micro_batches = self.micro_batches, None
         if micro_batches is not None and next(micro_batches, None) is not None:
             # AMP has dropped the step, so it was not the last one: the fetched samples come again.
@@ -227,10 +221,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     # -- setting up -------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
-        """As DDPStrategy's.
-
-        Then the agent attaches to model, optimizer and scheduler, and restores.
-        """
+        """As DDPStrategy's. Then the agent attaches to model, optimizer and scheduler, and restores."""
         if trainer.state.fn != TrainerFn.FITTING:
             super().setup(trainer)
             return
@@ -306,10 +297,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         super().on_train_start()
 
     def begin_epoch(self) -> TrainingLoader | None:
-        """The loader for the next epoch, or the rest of one.
-
-        None where training is over.
-        """
+        """The loader for the next epoch, or the rest of one. None where training is over."""
         trainer, stepper = self.lightning_module.trainer, self.job.stepper
         assert self._batches is not None
         self._batches.end()

@@ -53,10 +53,7 @@ class MomentLag:
         return max(short, 1.0 / clip)
 
     def stepped(self, scale: float, newest: Sequence[float]) -> None:
-        """Count an optimizer step of `scale` M0.
-
-        `newest`: the weight of its squared gradient in each group's v.
-        """
+        """Count an optimizer step of `scale` M0. `newest`: the weight of its squared gradient in each group's v."""
         self._averages += [(0.0, 0.0)] * (len(newest) - len(self._averages))
         inverse = 1.0 / max(scale, 1.0)
         self._averages = [

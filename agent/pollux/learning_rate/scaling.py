@@ -87,10 +87,7 @@ class Legw:
         self._steps: Callable[[], float] = lambda: 0.0
 
     def follow(self, steps: Callable[[], float]) -> None:
-        """Store `steps`, which returns the scale-invariant steps made so far.
-
-        `attach` calls this.
-        """
+        """Store `steps`, which returns the scale-invariant steps made so far. `attach` calls this."""
         self._steps = steps
 
     def __call__(self, scale: float, noise: NoiseScale | None) -> float:

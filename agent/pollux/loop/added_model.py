@@ -51,18 +51,12 @@ class AddedModel:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """This model's own gradient noise scale as all ranks know it.
-
-        None until measured.
-        """
+        """This model's own gradient noise scale as all ranks know it. None until measured."""
         return self._trained.meter.total
 
     @property
     def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate.
-
-        Empty where there is none.
-        """
+        """The factor on each parameter group's learning rate. Empty where there is none."""
         return tuple(self._trained.rates.factors)
 
     @property

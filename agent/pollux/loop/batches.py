@@ -29,10 +29,7 @@ GATHERING = re.compile("AllGather|GatherLayer")
 
 
 class TrainingLoader:
-    """What `job.loader` returns: iterate over it once per epoch.
-
-    `data` is the loader beneath.
-    """
+    """What `job.loader` returns: iterate over it once per epoch. `data` is the loader beneath."""
 
     def __init__(self, stepper: Stepper, coordinator: Coordinator) -> None:
         self.data = stepper.training.data
@@ -155,10 +152,7 @@ def skip(stepper: Stepper, trained: TrainedModel) -> None:
 
 
 class MicroBatchContext:
-    """One forward and backward pass.
-
-    The ranks synchronise in a step's last pass only.
-    """
+    """One forward and backward pass. The ranks synchronise in a step's last pass only."""
 
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
         stepper.training.check_begun()
@@ -243,10 +237,7 @@ def whole_step(
     clip: float | None,
     weight: float | Tensor | None,
 ) -> Tensor | None:
-    """Make one pass, and the optimizer step after the step's last pass.
-
-    See `Job.step`.
-    """
+    """Make one pass, and the optimizer step after the step's last pass. See `Job.step`."""
     if not callable(loss_of):
         raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
     loss: Tensor | None = None

@@ -136,10 +136,7 @@ class Coordinator:
             memory.note(restores=restores)
 
     def begin_epoch(self) -> None:
-        """Begin an epoch.
-
-        A training that counted as finished (fewer epochs, a first of several loops) goes on.
-        """
+        """Begin an epoch. A training that counted as finished (fewer epochs, a first of several loops) goes on."""
         self.training.progress.finished = False
         self.drains.train_on()
         self._warn_unless_finite()
@@ -397,10 +394,7 @@ class Coordinator:
         self._keep_drain(decision)
 
     def close(self) -> None:
-        """End the reports and the resizes.
-
-        The last checkpoint is written before, by `stop`.
-        """
+        """End the reports and the resizes. The last checkpoint is written before, by `stop`."""
         self.exchange.take()
         self.endings.close()
         if self._main:
@@ -408,10 +402,7 @@ class Coordinator:
         self.line.close()
 
     def report(self) -> dict[str, Any]:
-        """The report to the scheduler.
-
-        Called off the main thread: it reads plain attributes only.
-        """
+        """The report to the scheduler. Called off the main thread: it reads plain attributes only."""
         parts: tuple[Mapping[str, Any], ...] = (
             report_of(self.training),
             self.checkpointer.report(),

@@ -36,10 +36,7 @@ TOLERANCE = 1e-3
 
 
 def check_first(training: Training, exchange: ControlExchange, steps: int) -> None:
-    """Compare the ranks after the first of `steps` among them.
-
-    See `check_equal` and `check_stream`.
-    """
+    """Compare the ranks after the first of `steps` among them. See `check_equal` and `check_stream`."""
     if steps in FIRST_STEPS:
         check_equal(training, exchange)
     if steps == 1:
@@ -47,10 +44,7 @@ def check_first(training: Training, exchange: ControlExchange, steps: int) -> No
 
 
 def check_equal(training: Training, exchange: ControlExchange) -> None:
-    """Raise RanksDiffer on every rank if some rank's parameters differ.
-
-    The reference is rank 0.
-    """
+    """Raise RanksDiffer on every rank if some rank's parameters differ. The reference is rank 0."""
     if exchange.group is None:
         return
     exactly = len(set(exchange.gather(training.profile.gpu_type))) == 1

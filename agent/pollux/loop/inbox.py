@@ -8,10 +8,7 @@ from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdr
 
 
 class Inbox:
-    """Takes orders from any thread.
-
-    The training thread asks it what all ranks are to act on.
-    """
+    """Takes orders from any thread. The training thread asks it what all ranks are to act on."""
 
     def __init__(self, drains: Drains, resizer: Resizer) -> None:
         self._drains, self._resizer = drains, resizer

@@ -209,10 +209,7 @@ class Job(JobReadings):
         coordinator.resizer.close()
 
     def micro_batch(self) -> MicroBatchContext:
-        """Context of one forward and backward pass.
-
-        Only a step's last one synchronises the ranks.
-        """
+        """Context of one forward and backward pass. Only a step's last one synchronises the ranks."""
         return MicroBatchContext(self._stepper, self._first)
 
     def skip(self) -> None:

@@ -25,10 +25,7 @@ class JobReadings:
 
     @property
     def stepper(self) -> Stepper:
-        """The agent's part in the steps.
-
-        Raises PolluxAgentError before `loader` was called.
-        """
+        """The agent's part in the steps. Raises PolluxAgentError before `loader` was called."""
         self.training.check_begun()
         return self._stepper
 

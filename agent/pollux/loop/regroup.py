@@ -35,10 +35,7 @@ def regroup(
     groups: Groups,
     resizer: Resizer,
 ) -> None:
-    """Carry out a move, after the same optimizer step on all ranks.
-
-    Leaving ranks do not return.
-    """
+    """Carry out a move, after the same optimizer step on all ranks. Leaving ranks do not return."""
     main, rank, size = training.world.rank == 0, training.world.rank, training.world.size
     training.leave_groups()
     checkpointer.leave_group()

@@ -1,7 +1,4 @@
-"""The training's share of a job's report: the payload of `publish_v1`.
-
-Numbers are finite, or null.
-"""
+"""The training's share of a job's report: the payload of `publish_v1`. Numbers are finite, or null."""
 
 from __future__ import annotations
 
@@ -14,10 +11,7 @@ from pollux.tuning.measurements import Configuration
 
 
 def report_of(training: Training) -> dict[str, Any]:
-    """The present report of a training.
-
-    Called off the main thread: it reads plain attributes only.
-    """
+    """The present report of a training. Called off the main thread: it reads plain attributes only."""
     progress, limits, world, data = training.progress, training.limits, training.world, training.data
     noise, profile, choice = training.noise_scale, training.profile, training.choice
     prior, (measured_gpus, measured_nodes) = profile.prior, profile.measured()

@@ -28,10 +28,7 @@ logger = logging.getLogger("pollux")
 
 
 class Stepper:
-    """Takes the optimizer steps of one training on this rank.
-
-    All ranks' steppers take the same steps.
-    """
+    """Takes the optimizer steps of one training on this rank. All ranks' steppers take the same steps."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -42,10 +39,7 @@ class Stepper:
 
     @property
     def share(self) -> float:
-        """Weight of the present micro-batch's mean loss in the step's.
-
-        Valid within the pass.
-        """
+        """Weight of the present micro-batch's mean loss in the step's. Valid within the pass."""
         step = self.training.step
         return self.training.data.weight * (step.weight if step.accumulates else 1.0)
 
@@ -300,10 +294,7 @@ class Stepper:
     # -- the end of a step ------------------------------------------------------------------------------------
 
     def before_optimizer_step(self, model: TrainedModel, closure: bool) -> None:
-        """End a measured pass where the loop has no contexts that would.
-
-        Called by the optimizers' hooks.
-        """
+        """End a measured pass where the loop has no contexts that would. Called by the optimizers' hooks."""
         training, step = self.training, self.training.step
         group = step.group
         if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
@@ -384,10 +375,7 @@ class Stepper:
         step.scheduler_calls = max(model.schedule.end(worth) for model in training.models)
 
     def end_step(self) -> None:
-        """End the step that the optimizer has made.
-
-        At the same step on every rank.
-        """
+        """End the step that the optimizer has made. At the same step on every rank."""
         self.commit_in_hand()
         training, step = self.training, self.training.step
         step.stepped = False

@@ -184,10 +184,7 @@ class AccumulationEstimator:
 
 
 class DifferencedEstimator:
-    """One rank, one pass per step: successive steps' gradients.
-
-    Holds one copy of the gradient.
-    """
+    """One rank, one pass per step: successive steps' gradients. Holds one copy of the gradient."""
 
     def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
         self._norms = norms
@@ -195,10 +192,7 @@ class DifferencedEstimator:
         self._previous: list[tuple[Tensor, Tensor]] | None = None
 
     def keep(self, unscale: Tensor | None) -> None:
-        """Remember this step's gradient for the next step.
-
-        `unscale` is AMP's inverse loss scale.
-        """
+        """Remember this step's gradient for the next step. `unscale` is AMP's inverse loss scale."""
         seen = [(p, p.grad) for p in self._params if p.grad is not None]
         self._previous = [
             (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
@@ -206,10 +200,7 @@ class DifferencedEstimator:
         ]
 
     def compare(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
-        """Return mean |g_b|^2 and |g_B|^2 of two gradients; forget the first.
-
-        None if they do not match.
-        """
+        """Return mean |g_b|^2 and |g_B|^2 of two gradients; forget the first. None if they do not match."""
         previous, self._previous = self._previous, None
         if not previous:
             return None

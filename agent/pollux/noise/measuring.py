@@ -277,10 +277,7 @@ class NoiseMeter:
         self._due_from = self._step + self.sampling
 
     def _unscale(self) -> Tensor | None:
-        """Return AMP's inverse loss scale as a tensor on the device.
-
-        Reading it does not wait for the device.
-        """
+        """Return AMP's inverse loss scale as a tensor on the device. Reading it does not wait for the device."""
         if self._scaler is None or not self._scaler.is_enabled():
             return None
         scale = loss_scale(self._scaler)

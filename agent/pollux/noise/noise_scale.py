@@ -42,10 +42,7 @@ class SampleKind(NamedTuple):
 
 
 def unbiased(kind: SampleKind, local: Floats, total: Floats, initial: float) -> tuple[Floats, Floats]:
-    """Return (sqr, var), each [groups].
-
-    `local` is the mean |g_b|^2 and `total` is |g_B|^2, each [groups].
-    """
+    """Return (sqr, var), each [groups]. `local` is the mean |g_b|^2 and `total` is |g_B|^2, each [groups]."""
     n, b = kind.gradients, kind.examples
     if n < 2:
         raise ValueError(f"a noise scale needs two gradients or more to compare, got {n}")

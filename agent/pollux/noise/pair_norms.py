@@ -47,18 +47,12 @@ class _Run(NamedTuple):
 
 
 class PairNorms:
-    """Measure the same parameters' `.grad` twice: `first`, then `second`.
-
-    Neither synchronises with the host.
-    """
+    """Measure the same parameters' `.grad` twice: `first`, then `second`. Neither synchronises with the host."""
 
     def __init__(
         self, norms: GradientNorms, params: Sequence[Tensor], *, rank: int = 0, ranks: int = 1
     ) -> None:
-        """Select this rank's share of `params`, as `rank` of `ranks`.
-
-        All ranks list `params` in the same order.
-        """
+        """Select this rank's share of `params`, as `rank` of `ranks`. All ranks list `params` in the same order."""
         self._norms = norms
         places = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
         self._places = tuple(group for _, group in places)

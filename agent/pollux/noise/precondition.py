@@ -99,10 +99,7 @@ class GradientNorms:
 
     @property
     def understood(self) -> bool:
-        """False if an optimizer is not understood.
-
-        Its gradients are not measured.
-        """
+        """False if an optimizer is not understood. Its gradients are not measured."""
         return all(family.understood for family in self.families)
 
     @property
@@ -115,10 +112,7 @@ class GradientNorms:
 
     @property
     def warm(self) -> bool:
-        """False while the optimizer's state says too little.
-
-        Gradients seen until then do not count.
-        """
+        """False while the optimizer's state says too little. Gradients seen until then do not count."""
         families = self.families
         if not families or not self.understood:
             return False
@@ -134,18 +128,12 @@ class GradientNorms:
         self._size: int = sum(local_part(p).numel() for p in self.group_of)
 
     def leave_out(self, params: Iterable[Tensor]) -> None:
-        """Stop measuring parameters whose gradients are sparse.
-
-        A sparse gradient has other rows at each step.
-        """
+        """Stop measuring parameters whose gradients are sparse. A sparse gradient has other rows at each step."""
         for param in params:
             self.group_of.pop(param, None)
 
     def count_from_state(self) -> None:
-        """Read the number of steps from the optimizer's state.
-
-        The user may have restored that state.
-        """
+        """Read the number of steps from the optimizer's state. The user may have restored that state."""
         groups = self.optimizer.param_groups
         counts = [group[key] for group in groups for key in ("step", "k") if key in group]
         counts += [next((s["step"] for s in self.optimizer.state.values() if "step" in s), 0)]
@@ -263,10 +251,7 @@ class GradientNorms:
                 yield group, pieces, seconds
 
     def turned(self, param: Tensor) -> bool:
-        """Tell whether P mixes the elements of the parameter's gradient.
-
-        Such a gradient is measured as a whole.
-        """
+        """Tell whether P mixes the elements of the parameter's gradient. Such a gradient is measured as a whole."""
         group = self.group_of.get(param)
         families = self.families
         return group is not None and bool(families) and families[group].matrices is not None

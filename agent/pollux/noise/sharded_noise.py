@@ -82,10 +82,7 @@ class ReduceScatterEstimator:
 
     @torch.no_grad()
     def end(self) -> tuple[Squares, Squares] | None:
-        """Return this rank's parts of the mean |g_b|^2 and of |g_B|^2.
-
-        None without a measurement.
-        """
+        """Return this rank's parts of the mean |g_b|^2 and of |g_B|^2. None without a measurement."""
         if not self._measuring:
             return None
         self._measuring = False

@@ -22,10 +22,7 @@ from pollux.ranks.sharding import is_shard
 
 
 class StepRule(NamedTuple):
-    """How a second moment v becomes a preconditioner P.
-
-    P = 1 / (sqrt(v) / corrected + eps).
-    """
+    """How a second moment v becomes a preconditioner P. P = 1 / (sqrt(v) / corrected + eps)."""
 
     corrected: float
     """Root of the weight that v's averages have beyond their start at zero."""
@@ -94,10 +91,7 @@ class Family:
 
 
 def _newest(group: Mapping[str, Any]) -> float:
-    """Return the newest gradient's weight in v.
-
-    It is 1/1000, as in Adam, if the optimizer states no constant.
-    """
+    """Return the newest gradient's weight in v. It is 1/1000, as in Adam, if the optimizer states no constant."""
     if "rho" in group:
         return 1.0 - float(group["rho"])
     betas = group.get("betas")
@@ -225,10 +219,7 @@ def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | No
 
 
 def _of_group(optimizer: Optimizer, group: Mapping[str, Any]) -> Family | None:
-    """Return the one family of all of a group's parameters with a state.
-
-    Return None if no parameter has a state.
-    """
+    """Return the one family of all of a group's parameters with a state. Return None if no parameter has a state."""
     stepped = [param for param in group["params"] if optimizer.state.get(param)]
     # For a parameter with one element, every number in the state has the parameter's shape.
     large = [param for param in stepped if param.numel() > 1] or stepped
@@ -299,10 +290,7 @@ def _by_exact_state(
 
 
 def _sgd_options(optimizer: Optimizer) -> bool:
-    """Tell whether the options are exactly those of SGD.
-
-    LARS and signSGD keep the same state as SGD.
-    """
+    """Tell whether the options are exactly those of SGD. LARS and signSGD keep the same state as SGD."""
     options = set(optimizer.defaults) - _IMPLEMENTATION
     return options == _SGD_OPTIONS
 

@@ -20,10 +20,7 @@ Group = Mapping[str, Any]
 
 
 def stored(state: State, *keys: str) -> Tensor | None:
-    """Return the state's first tensor among `keys`, in floating point.
-
-    Quantized states are decoded.
-    """
+    """Return the state's first tensor among `keys`, in floating point. Quantized states are decoded."""
     for key in keys:
         value = state.get(key)
         if not isinstance(value, Tensor):
@@ -159,18 +156,12 @@ def _trust(weights: Tensor, update: Tensor) -> Tensor:
 
 
 def rotation(state: State) -> list[Tensor | None]:
-    """Return SOAP's eigenvectors by axis; None for an axis without any.
-
-    P acts on Q_0' g Q_1 (Vyas et al., 2024).
-    """
+    """Return SOAP's eigenvectors by axis; None for an axis without any. P acts on Q_0' g Q_1 (Vyas et al., 2024)."""
     return [q if isinstance(q, Tensor) else None for q in state.get("Q") or []]
 
 
 def inverse_roots(state: State) -> list[Tensor | None]:
-    """Return Shampoo's inverse roots by axis (Gupta et al., 2018).
-
-    They are all of its P.
-    """
+    """Return Shampoo's inverse roots by axis (Gupta et al., 2018). They are all of its P."""
     found: list[Tensor | None] = []
     while (
         root := state.get(f"inv_pre_cond_{len(found)}", state.get(f"inv_precond_{len(found)}"))

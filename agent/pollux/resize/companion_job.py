@@ -112,10 +112,7 @@ class CompanionJob:
             self._cancel()  # it may have been sent away before it had a job id
 
     def send_away(self) -> None:
-        """Tell the joiners to end, and cancel the job.
-
-        Asks Slurm: not on the training thread.
-        """
+        """Tell the joiners to end, and cancel the job. Asks Slurm: not on the training thread."""
         self._stopped.set()
         try:
             for awaited in ("go", "call"):
@@ -200,10 +197,7 @@ class CompanionJob:
 
 
 def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
-    """Submit the companion job; return its id. sbatch(1).
-
-    Raises RecruitmentFailed where Slurm refuses.
-    """
+    """Submit the companion job; return its id. sbatch(1). Raises RecruitmentFailed where Slurm refuses."""
     parent = environ.get("SLURM_JOB_ID", "")
     options = {
         "job-name": f"{environ.get('SLURM_JOB_NAME', 'job')}.companion",
@@ -246,10 +240,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _output_of(job_id: str) -> str:
-    """Where a job's output goes.
-
-    Empty where Slurm does not say: sbatch then chooses.
-    """
+    """Where a job's output goes. Empty where Slurm does not say: sbatch then chooses."""
     if not job_id:
         return ""
     shown = show_job(job_id)

@@ -29,10 +29,7 @@ class Groups:
         """Where the ranks meet; None before the first resize."""
 
     def open(self) -> Rendezvous:
-        """On rank 0: the store of the rendezvous.
-
-        Raises RankLost where it cannot be opened.
-        """
+        """On rank 0: the store of the rendezvous. Raises RankLost where it cannot be opened."""
         if self.rendezvous is None:
             self.rendezvous = Rendezvous.open()
         return self.rendezvous
@@ -47,10 +44,7 @@ class Groups:
         return self.meet(decision.address, decision.port, decision.secret)
 
     def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
-        """End this rank.
-
-        Its groups stay as they are: the script may still end them itself.
-        """
+        """End this rank. Its groups stay as they are: the script may still end them itself."""
         rendezvous = self._join(decision)
         # If this rank ended now, ranks that are still in the old groups would see a failure.
         until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
@@ -65,10 +59,7 @@ class Groups:
         rank: int,
         environ: MutableMapping[str, str] = os.environ,
     ) -> World:
-        """Leave the present groups; form the decision's, as `rank`.
-
-        Raises RankLost where other ranks do not come.
-        """
+        """Leave the present groups; form the decision's, as `rank`. Raises RankLost where other ranks do not come."""
         rendezvous = self._join(decision)
         # A companion's node may fail, or Slurm may end its job: the job's own ranks then start again.
         own = rank < decision.size - decision.lent

@@ -30,10 +30,7 @@ STOP = "stop"
 
 
 class Joiner:
-    """This rank on its way into a job.
-
-    `content` is that of the companion's file.
-    """
+    """This rank on its way into a job. `content` is that of the companion's file."""
 
     def __init__(self, content: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
         try:
@@ -61,10 +58,7 @@ class Joiner:
 
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str] = os.environ) -> Joiner | None:
-        """Read the file that POLLUX_COMPANION names; None in a job of its own.
-
-        Raises LaunchError.
-        """
+        """Read the file that POLLUX_COMPANION names; None in a job of its own. Raises LaunchError."""
         name = environ.get("POLLUX_COMPANION")
         if not name:
             return None
@@ -76,10 +70,7 @@ class Joiner:
         return cls(content, environ)
 
     def world(self, device: torch.device) -> World:
-        """The world that this rank will be in.
-
-        Until then it has a process group of its own. Raises RankLost.
-        """
+        """The world that this rank will be in. Until then it has a process group of its own. Raises RankLost."""
         self._rendezvous = Rendezvous.join(*self._address)
         atexit.register(self._failed)
         if is_own():

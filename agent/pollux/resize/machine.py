@@ -211,10 +211,7 @@ Next = tuple[ResizeState, tuple[Action, ...]]
 
 
 def transition(state: ResizeState, event: Event) -> Next:
-    """Return the next state, and the actions of rank 0.
-
-    An event without meaning in this state changes nothing.
-    """
+    """Return the next state, and the actions of rank 0. An event without meaning in this state changes nothing."""
     match event:
         case Started(move, answer):
             return replace(state, first_step_of=move, answering=True), (Acknowledge(move, answer),)

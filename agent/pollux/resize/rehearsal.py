@@ -21,10 +21,7 @@ logger = logging.getLogger("pollux")
 
 
 class NewestCall:
-    """Arguments of a wrapped model in its newest training pass.
-
-    Only those of a compiled model are noted.
-    """
+    """Arguments of a wrapped model in its newest training pass. Only those of a compiled model are noted."""
 
     def __init__(self, wrapper: torch.nn.Module, module: torch.nn.Module) -> None:
         self.shapes: Any = None

@@ -71,10 +71,7 @@ class ResizeDecision:
 
     @classmethod
     def parse(cls, sent: Any) -> ResizeDecision:
-        """Return the decision that rank 0 sent.
-
-        Raises RankLost where it is not one that rank 0 sends.
-        """
+        """Return the decision that rank 0 sent. Raises RankLost where it is not one that rank 0 sends."""
         try:
             decision = cls(**{**sent, "stay": tuple(sent["stay"])})
         except (KeyError, TypeError) as error:
@@ -123,10 +120,7 @@ class Answer:
 def objection(
     request: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool
 ) -> str | None:
-    """Return why the ranks cannot follow the request; None if they can.
-
-    `resting`: the training makes no more steps.
-    """
+    """Return why the ranks cannot follow the request; None if they can. `resting`: the training makes no more steps."""
     places, wanted = set(world.places), set(request.nodes)
     if capability is not ResizeCapability.IN_PLACE:
         return "this job cannot be resized in place"

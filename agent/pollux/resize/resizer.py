@@ -39,10 +39,7 @@ ANSWERS = 5
 
 
 class Resizer:
-    """The resizes of one training.
-
-    Only rank 0 gets orders.
-    """
+    """The resizes of one training. Only rank 0 gets orders."""
 
     def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
         self.capability = ResizeCapability.REQUEUE
@@ -212,10 +209,7 @@ class Resizer:
         )
 
     def _tell(self, decision: ResizeDecision) -> None:
-        """Tell the launchers and the joiners about the move.
-
-        Raises PolluxAgentError if they do not accept it.
-        """
+        """Tell the launchers and the joiners about the move. Raises PolluxAgentError if they do not accept it."""
         if self._launcher is not None:
             leaving = self._leavers(self._training.world, decision).nodes
             self._launcher.announce(decision.number, leaving, lent=decision.lent)
@@ -327,10 +321,7 @@ class Resizer:
         return Receipt(self._training.progress.optimizer_steps, seconds, last_step_at or 0.0)
 
     def _acknowledge(self, move: int, answer: Answer) -> None:
-        """In a thread: acknowledge as soon as every leaving rank has ended.
-
-        The training goes on.
-        """
+        """In a thread: acknowledge as soon as every leaving rank has ended. The training goes on."""
         try:
             self._see_off(answer.leavers)
             if not self._line.connected:
@@ -343,10 +334,7 @@ class Resizer:
             self._advance(machine.Answered())
 
     def _see_off(self, leavers: Leavers) -> None:
-        """Wait until the leavers have ended.
-
-        Launchers see it on the job's own nodes; a companion's ranks say so.
-        """
+        """Wait until the leavers have ended. Launchers see it on the job's own nodes; a companion's ranks say so."""
         wait = self._attempt.settings.gone_wait
         if leavers.nodes and self._launcher is not None:
             missing = leavers.nodes - self._launcher.gone(leavers.nodes, wait)

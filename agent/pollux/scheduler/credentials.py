@@ -85,10 +85,7 @@ class Credentials:
         self._lock = threading.Lock()
 
     def grant(self, gateway: Gateway) -> Grant:
-        """Return the grant; ask for it where there is none.
-
-        Raises GatewayAway, AccessOver.
-        """
+        """Return the grant; ask for it where there is none. Raises GatewayAway, AccessOver."""
         with self._lock:
             if self._grant is None:
                 if not self._asked_slurm:
@@ -101,10 +98,7 @@ class Credentials:
         self._refused = False
 
     def replace(self, grant: Grant, error: GatewayError) -> None:
-        """Forget a grant that the gateway refuses.
-
-        Raises AccessOver at the second refusal in a row.
-        """
+        """Forget a grant that the gateway refuses. Raises AccessOver at the second refusal in a row."""
         with self._lock:
             if self._grant is not grant:
                 return  # another thread has replaced it

@@ -175,10 +175,7 @@ class Gateway:
 
 
 def _document(content: bytes, *, strict: bool) -> Any:
-    """Parse an answer's body.
-
-    Where it is not JSON: ValueError if `strict`, else None.
-    """
+    """Parse an answer's body. Where it is not JSON: ValueError if `strict`, else None."""
     try:
         return json.loads(content) if content else None
     except (ValueError, RecursionError):
@@ -188,10 +185,7 @@ def _document(content: bytes, *, strict: bool) -> Any:
 
 
 def _loopback(url: SplitResult) -> str:
-    """Return the address of this machine that an http URL names.
-
-    Raises ValueError where it names another one.
-    """
+    """Return the address of this machine that an http URL names. Raises ValueError where it names another one."""
     host = "127.0.0.1" if url.hostname == "localhost" else url.hostname or ""
     try:
         here = url.scheme == "http" and ipaddress.ip_address(host).is_loopback

@@ -44,10 +44,7 @@ class JobGateway:
         return answer
 
     def acknowledge(self, move_id: int, stamps: Mapping[str, Any]) -> bool:
-        """Report that a move's checkpoint is durable.
-
-        Return True if the move counts on the checkpoint.
-        """
+        """Report that a move's checkpoint is durable. Return True if the move counts on the checkpoint."""
         answer = self._ask("POST", "/v1/acknowledgements", {"move": move_id, **stamps})
         return isinstance(answer, dict) and bool(answer.get("accepted"))
 

@@ -58,10 +58,7 @@ class SchedulerLine:
         *,
         main: bool,
     ) -> None:
-        """Begin to report and to receive orders, on rank 0 of a Pollux job.
-
-        See `Publisher`.
-        """
+        """Begin to report and to receive orders, on rank 0 of a Pollux job. See `Publisher`."""
         if self.access is None:
             return
         if main:

@@ -16,10 +16,7 @@ class DrainOrder:
 
 @dataclass(frozen=True)
 class ResizeOrder:
-    """Resize in place.
-
-    `terms` as the gateway gives them, unchecked.
-    """
+    """Resize in place. `terms` as the gateway gives them, unchecked."""
 
     terms: Mapping[str, Any]
 

@@ -130,10 +130,7 @@ class Publisher:
         return self._ended
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Publish once more if that is quick, and end.
-
-        Harmless when called twice or before `start`.
-        """
+        """Publish once more if that is quick, and end. Harmless when called twice or before `start`."""
         with self._lock:
             self._closing = True
         self._leaving.set()
@@ -208,10 +205,7 @@ class Publisher:
             self._orders.close()
 
     def _introduce(self) -> None:
-        """Read earlier runs' measurements, before the first report.
-
-        Give up after INTRODUCTIONS tries.
-        """
+        """Read earlier runs' measurements, before the first report. Give up after INTRODUCTIONS tries."""
         mine = self.introduction
         if mine is None:
             return
@@ -280,10 +274,7 @@ class Publisher:
         pending.done.set()
 
     def pause(self) -> float:
-        """Seconds until the next round.
-
-        They are spread, so that jobs started together do not report together.
-        """
+        """Seconds until the next round. They are spread, so that jobs started together do not report together."""
         with self._lock:
             waiting = self._pending is not None and not self._pending.done.is_set()
         if waiting:

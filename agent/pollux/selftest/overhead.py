@@ -268,10 +268,7 @@ def measure(plan: OverheadPlan, model: str, optimizer: str) -> dict[str, np.ndar
 
 
 def interval(logs: np.ndarray) -> tuple[float, float, float]:
-    """Return the overhead and its 95 % bootstrap interval.
-
-    `logs` holds logarithmic ratios [rounds, steps].
-    """
+    """Return the overhead and its 95 % bootstrap interval. `logs` holds logarithmic ratios [rounds, steps]."""
 
     def middle(values: np.ndarray) -> Any:
         cut = values.shape[-2] // 5

@@ -39,10 +39,7 @@ class Grant:
 
     @classmethod
     def from_document(cls, document: Any, job_id: int, attempt: int) -> Grant:
-        """Read a grant of this attempt.
-
-        Raises ValueError; no message holds the token.
-        """
+        """Read a grant of this attempt. Raises ValueError; no message holds the token."""
         if not isinstance(document, dict):
             raise ValueError("expected a JSON object")
         token, interval = document.get("token"), document.get("publish_interval_s", 30.0)

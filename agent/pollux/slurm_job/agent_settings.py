@@ -37,10 +37,7 @@ class AgentSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
-        """Read the settings.
-
-        Raises PolluxAgentError where a variable is not a number.
-        """
+        """Read the settings. Raises PolluxAgentError where a variable is not a number."""
         default = cls()
         names = [field.name for field in fields(cls)]
         return cls(

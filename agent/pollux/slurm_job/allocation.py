@@ -209,19 +209,13 @@ def show_job(job_id: str) -> str | None:
 
 
 def munge_socket() -> Path | None:
-    """Return the socket that AuthInfo of slurm.conf names.
-
-    None: munge's own, or scontrol does not answer.
-    """
+    """Return the socket that AuthInfo of slurm.conf names. None: munge's own, or scontrol does not answer."""
     found = re.search(r"^AuthInfo\s+= .*?socket=([^,\s]+)", _shown("config") or "", re.MULTILINE)
     return Path(found.group(1)) if found else None
 
 
 def gpu_type_of(node: str) -> str:
-    """Return Slurm's name for the type of a node's GPUs.
-
-    Empty where they have no type, or several.
-    """
+    """Return Slurm's name for the type of a node's GPUs. Empty where they have no type, or several."""
     found = re.search(r"\bGres=(\S+)", _shown("node", node) or "")
     # "gpu:a100:2(S:0-1)"; GPUs without a type are "gpu:2".
     kinds = set(re.findall(r"(?:^|,)gpu:([^:(,]+):", found.group(1))) if found else set()

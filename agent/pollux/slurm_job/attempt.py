@@ -38,10 +38,7 @@ class Attempt:
         seed: int,
         environ: Mapping[str, str] = os.environ,
     ) -> Attempt:
-        """Read the environment.
-
-        Raises PolluxAgentError where a variable makes no sense.
-        """
+        """Read the environment. Raises PolluxAgentError where a variable makes no sense."""
         access, alone = read_access(environ), stands_alone(environ)
         return cls(
             access,

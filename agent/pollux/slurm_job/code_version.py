@@ -15,10 +15,7 @@ from pathlib import Path
 
 
 def _digest(paths: Iterable[Path]) -> str:
-    """16 hexadecimal digits of the files' names and contents.
-
-    Files that cannot be read count as empty.
-    """
+    """16 hexadecimal digits of the files' names and contents. Files that cannot be read count as empty."""
     digest = hashlib.sha256()
     for path in paths:
         try:

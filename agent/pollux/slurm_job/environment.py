@@ -27,10 +27,7 @@ starts all ranks again."""
 
 @dataclass
 class Times:
-    """When this attempt reached each stage of its start.
-
-    POSIX times, 0 where it did not (yet).
-    """
+    """When this attempt reached each stage of its start. POSIX times, 0 where it did not (yet)."""
 
     launched_at: float = 0.0
     imported_at: float = 0.0

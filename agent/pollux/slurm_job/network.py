@@ -10,10 +10,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that holds an IPv4 address of this machine.
-
-    In the form of GLOO_SOCKET_IFNAME. netdevice(7).
-    """
+    """The interface that holds an IPv4 address of this machine. In the form of GLOO_SOCKET_IFNAME. netdevice(7)."""
     try:
         wanted = socket.inet_aton(address)
     except OSError:

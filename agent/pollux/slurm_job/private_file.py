@@ -14,10 +14,7 @@ class Unusable(Exception):
 
 
 def read_private(path: Path) -> str:
-    """Read a file that only this user can write; others' could mislead.
-
-    Raises OSError and Unusable.
-    """
+    """Read a file that only this user can write; others' could mislead. Raises OSError and Unusable."""
     # O_NOFOLLOW and O_NONBLOCK: another user may have put a link or a pipe there.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -39,10 +39,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class MemoryBounds:
-    """The largest batch per GPU, by type of GPU, where one has failed.
-
-    A part of the checkpoint.
-    """
+    """The largest batch per GPU, by type of GPU, where one has failed. A part of the checkpoint."""
 
     def __init__(self, device: torch.device, directory: Path | None, gpu_type: str = "") -> None:
         self.gpu_type = gpu_type or device.type
@@ -52,10 +49,7 @@ class MemoryBounds:
 
     @property
     def bound(self) -> int | None:
-        """The most examples per pass on this rank's type of GPU.
-
-        None where none has failed.
-        """
+        """The most examples per pass on this rank's type of GPU. None where none has failed."""
         return self._bounds.get(self.gpu_type)
 
     def most_within(self, limits: BatchLimits, local_batch: int) -> int:
@@ -121,10 +115,7 @@ class MemoryBounds:
         return dict(self._bounds)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Add the bounds of `state`.
-
-        Of two for the same type the lower one counts.
-        """
+        """Add the bounds of `state`. Of two for the same type the lower one counts."""
         for gpu_type, bound in state.items():
             if isinstance(bound, int) and bound > 0:
                 self._bounds[gpu_type] = min(bound, self._bounds.get(gpu_type, bound))

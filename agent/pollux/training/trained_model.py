@@ -46,10 +46,7 @@ logger = logging.getLogger("pollux")
 
 
 class TrainedModel:
-    """A model in training.
-
-    Made in two steps: a checkpoint is restored between them.
-    """
+    """A model in training. Made in two steps: a checkpoint is restored between them."""
 
     meter: NoiseMeter
     rates: LearningRateScaler
@@ -234,10 +231,7 @@ class TrainedModel:
     def begin_step(
         self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
     ) -> None:
-        """Begin a step over `samples` examples.
-
-        `scale`: M / M0 where the learning rate follows it.
-        """
+        """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
         self.meter.begin_group(step, passes, local_batch * self.ranks_per_replica, samples, whole=whole)
         self.schedule.begin()
         self._scale_in_hand = scale
@@ -246,17 +240,11 @@ class TrainedModel:
         self.scale_to(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
-        """This rank's noise scale of each parameter group, not agreed yet.
-
-        None until measured.
-        """
+        """This rank's noise scale of each parameter group, not agreed yet. None until measured."""
         return self.averages.groups() or [None] * self.norms.groups
 
     def agree(self, noise: Sequence[NoiseScale | None], sampling: int, read_every: int) -> None:
-        """Take over rank 0's noise scales and intervals.
-
-        Keep the former noise scales where it has none.
-        """
+        """Take over rank 0's noise scales and intervals. Keep the former noise scales where it has none."""
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
@@ -311,10 +299,7 @@ class TrainedModel:
             logger.warning(not_understood(self.optimizer))
 
     def _stepped(self) -> None:
-        """Count a step, from the optimizer's hook.
-
-        AMP calls a fused optimizer even for a step that it skips.
-        """
+        """Count a step, from the optimizer's hook. AMP calls a fused optimizer even for a step that it skips."""
         if skips_step(self.optimizer):
             return
         self.norms.steps += 1

@@ -117,18 +117,12 @@ class Training:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The agreed gradient noise scale; None until measured.
-
-        Of several models, the least.
-        """
+        """The agreed gradient noise scale; None until measured. Of several models, the least."""
         return least_noise(self.models)
 
     @property
     def params(self) -> ThroughputParams | None:
-        """The fitted throughput model.
-
-        None before the first fit, and on ranks other than 0.
-        """
+        """The fitted throughput model. None before the first fit, and on ranks other than 0."""
         return None if self.advisor is None else self.advisor.params
 
     @property
@@ -205,10 +199,7 @@ class Training:
             torch.cuda.synchronize(self.world.device)
 
     def enter_groups(self, world: World, choice: BatchChoice) -> None:
-        """Go on among the ranks of `world`.
-
-        Every rank of it does so after the same step.
-        """
+        """Go on among the ranks of `world`. Every rank of it does so after the same step."""
         self.world, self.choice = world, choice
         for model in self.models:
             model.rewrap(world)

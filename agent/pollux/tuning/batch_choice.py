@@ -264,10 +264,7 @@ class Advisor:
             self._on_first()
 
     def advise(self) -> bool:
-        """Refit after new measurements, and look for a better batch size.
-
-        Returns True if a fit exists.
-        """
+        """Refit after new measurements, and look for a better batch size. Returns True if a fit exists."""
         version = self._profile.version
         if version != self._seen:
             explored = self._profile.explored_gpus, self._profile.explored_nodes

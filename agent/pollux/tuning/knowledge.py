@@ -69,10 +69,7 @@ class Introduction:
 def introduction(
     model: Any, limits: BatchLimits, profile: StepProfile, environ: Mapping[str, str] = os.environ
 ) -> Introduction | None:
-    """Return a training's introduction; the answer goes into its profile.
-
-    None with `#POLLUX prior=no`.
-    """
+    """Return a training's introduction; the answer goes into its profile. None with `#POLLUX prior=no`."""
     if environ.get("POLLUX_PRIOR", "").strip().lower() in ("no", "false", "0", "off"):
         return None
 

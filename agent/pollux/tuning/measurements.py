@@ -18,10 +18,7 @@ class Configuration(NamedTuple):
 
 
 class ProfileRows(NamedTuple):
-    """The profile as columns, one row per configuration.
-
-    The arguments of `pollux.fit.fit`.
-    """
+    """The profile as columns, one row per configuration. The arguments of `pollux.fit.fit`."""
 
     nodes: NDArray[np.float64]
     gpus: NDArray[np.float64]

@@ -1,7 +1,4 @@
-"""Time passes on the device's clock, without waiting for the device.
-
-Stalls of the data loader are counted apart.
-"""
+"""Time passes on the device's clock, without waiting for the device. Stalls of the data loader are counted apart."""
 
 from __future__ import annotations
 

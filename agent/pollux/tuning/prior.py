@@ -35,10 +35,7 @@ class Prior:
 
     @classmethod
     def from_answer(cls, answer: Any) -> Prior | None:
-        """Read the answer of `prior_v1`.
-
-        None for an empty or an impossible answer.
-        """
+        """Read the answer of `prior_v1`. None for an empty or an impossible answer."""
         if not isinstance(answer, dict):
             return None
         try:

@@ -89,10 +89,7 @@ class StepProfile:
             self.version += 1
 
     def _forget_old(self) -> None:
-        """Put the configurations last measured before the newest one.
-
-        The newest one has no time yet.
-        """
+        """Put the configurations last measured before the newest one. The newest one has no time yet."""
         oldest = self._clock() - EXPIRY
         known = sorted((t.at or math.inf, key) for key, t in self._times.items())
         surplus = len(known) - MOST_CONFIGURATIONS
