@@ -13,10 +13,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import Config, parse_config
+from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, LeaderLost
@@ -146,7 +149,9 @@ def test_the_lead_is_confirmed_after_slurm_answered(tmp_path: Path) -> None:
     polluxd never moved a job.
     """
     store = LeadingStore(leads=False)
-    controller = Controller(config(tmp_path), FakeSlurm([]), store, None)  # type: ignore[arg-type]
+    slurm, leading = FakeSlurm([]), cast(Any, store)
+    acting = Reconciler(slurm, leading, limits=MoveSettings(), lease=60.0, authorize=lambda: 1)
+    controller = Controller(config(tmp_path), slurm, leading, acting)
     with pytest.raises(LeaderLost, match="while Slurm answered"):
         controller.step()
 
