@@ -287,17 +287,11 @@ class Checkpointer:
         models = [part for name, part in parts.items() if name.endswith("model")]
         finite = all(map(training_state.is_finite, models))
         random = training_state.rng_state(self._training.world.device)
-        answers = exchange.gather((random, finite, self._training.data.rank_state()))
-        if not all(finite for _, finite, _ in answers):
+        answers = exchange.gather((random, finite))
+        if not all(finite for _, finite in answers):
             return None
 
-        def rest() -> dict[str, Any]:
-            found = self._rest([rng for rng, _, _ in answers])
-            if self._training.data.divided:
-                found["loader"]["ranks"] = [place for _, _, place in answers]
-            return found
-
-        return rest
+        return lambda: self._rest([rng for rng, _ in answers])
 
     def copy(self, exchange: ControlExchange) -> None:
         """Copy the state into the nodes' memory; every rank calls it after the same step."""
@@ -357,11 +351,6 @@ class Checkpointer:
     def sharded(self) -> bool:
         """All ranks write a checkpoint, each its shards."""
         return self.writer is not None and self.writer.sharded
-
-    @property
-    def takes_all(self) -> bool:
-        """No rank can write a checkpoint alone."""
-        return self.sharded or self._training.data.divided
 
     def report(self) -> dict[str, Any]:
         """The checkpoints' share of a report."""

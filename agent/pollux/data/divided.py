@@ -1,10 +1,9 @@
-"""Read streams that divide themselves: each rank has samples of its own.
+"""Read streams that divide themselves by rank, and divide the rest of a pass again at another number of ranks.
 
-Examples are webdataset with `split_by_node`, torchdata's StatefulDataLoader over a DistributedSampler, Hugging Face's
-`split_dataset_by_node` and Mosaic's StreamingDataset. No rank can read another one's samples, so all ranks take equally
-many per micro-batch, and a checkpoint holds a state of each rank's stream. Rank i goes on from state i, at the same
-number of ranks. Only a stream that tells a place as a number of samples over all ranks (Mosaic's) also goes on at
-another number of ranks: it divides the rest of its pass again.
+Mosaic's StreamingDataset is one: it tells its place as a number of samples over all ranks. All ranks take equally many
+samples per micro-batch, so rank 0's place is that of all. Other streams that divide themselves (webdataset's
+`split_by_node`, Hugging Face's `split_dataset_by_node`) go on at the same number of ranks alone: the loader refuses
+them, since a job that cannot move is none for this agent.
 
 Parts of a stream may differ in length, and `length` may be wrong. A rank's stream therefore does not end with the pass:
 where it has no more samples, it begins again. Each rank sees all its samples before it sees one of them again.
@@ -24,7 +23,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from pollux.data.place import ElasticData, RankShare
 from pollux.data.plan import MicroBatch, next_micro_batch
-from pollux.data.stream import checksum
 from pollux.errors import DataError
 from pollux.ranks.plain_values import encode
 from pollux.ranks.torch_internals import pin_memory
@@ -34,7 +32,7 @@ class DividedStream(ElasticData):
     """Iterate over this rank's own stream.
 
     `length` is the number of samples of a pass over all ranks. The other options are those of ElasticStream. Raises
-    DataError if the stream is empty, or if its checkpoint is of another number of ranks.
+    DataError if the stream is empty.
     """
 
     divided = True
@@ -64,40 +62,27 @@ class DividedStream(ElasticData):
         self._collate = collate_fn or default_collate
         self._pin = pin_memory and torch.cuda.is_available()
         self._stateful = _stateful(dataset)
-        """What has the stream's state; None: it is read again from its start."""
-        self._reshards = reshards(self._stateful)
+        """What has the stream's state."""
         self._source: Iterator[Any] | None = None
         self._round = 0
         """How often the stream has begun again."""
         self._read = 0
         """Samples read since it began; with `_before`, of the whole stream."""
         self._before = 0
-        """Samples over all ranks in this round before the state that a stream which reshards went on from."""
+        """Samples over all ranks in this round before the state that the stream went on from."""
         self._buffer: deque[Any] = deque()
         """Samples read and not committed."""
         self._handed = 0
         """Of them, samples in micro-batches that were handed out."""
         self._mark: tuple[int, int, Any] = (0, 0, None)
-        """Round, `_before` and the stream's state at a place, where it has one."""
+        """Round, `_before` and the stream's state at a place; without a state, at the stream's start."""
         self._since = 0
         """This rank's committed samples since the mark."""
-        self._other_ranks = 0
-        """Ranks of a checkpoint that this number of ranks cannot go on from."""
-        self.first_read: tuple[int, int, int] | None = None
-        """Pass and number of the first sample that this rank has read, and its checksum."""
+        self._first = True
 
     @property
     def length(self) -> int:
         return self._length
-
-    @property
-    def bound(self) -> str | None:
-        if self._reshards:
-            return None
-        return (
-            "its data stream divides itself by rank, and goes on at the same number of ranks alone "
-            f"({self.world_size})"
-        )
 
     def commit(self) -> None:
         super().commit()
@@ -107,39 +92,31 @@ class DividedStream(ElasticData):
         self._handed = 0
         super().rewind()
 
-    def rank_state(self) -> dict[str, Any]:
-        """Return this rank's place in its own stream."""
+    def state_dict(self) -> dict[str, Any]:
         if not self._buffer and self._source is not None:
             # The stream stands exactly where the last commit was.
-            self._mark, self._since = (self._round, self._before, self._state()), 0
-            if self._mark[2] is None:
-                self._since = self._read
-            elif self._reshards:
-                self._mark = (self._round, self._samples(), self._mark[2])
+            self._mark, self._since = (self._round, self._samples(), self._state()), 0
         began, before, state = self._mark
-        return {"round": began, "before": before, "state": state, "since": self._since}
+        place = {"round": began, "before": before, "state": state, "since": self._since * self.world_size}
+        return super().state_dict() | {"stream": place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        states: Sequence[Mapping[str, Any]] = state.get("ranks") or ()
-        if not states:
+        places: Sequence[Mapping[str, Any]] = state.get("ranks") or ()
+        if "stream" in state:
+            place, ranks = state["stream"], 1
+        elif places:  # a checkpoint of version 0.1.0
+            place, ranks = places[0], len(places)
+        else:
             raise DataError(
-                "expected the places of a stream that divides itself by rank, but the checkpoint is of data that the "
+                "expected the place of a stream that divides itself by rank, but the checkpoint is of data that the "
                 "agent divided: restore the script's loader, or train into another checkpoint directory"
             )
         self._source = None
         self._buffer.clear()
-        self._handed = self._other_ranks = 0
-        if len(states) == self.world_size:
-            own = states[self.rank]
-        elif self._reshards:
-            own = states[0]
-        else:
-            # No error yet: a training that is finished reads no more.
-            self._other_ranks = len(states)
-            return
-        self._mark = (own["round"], own["before"], own["state"])
-        self._since = -(-own["since"] * len(states) // self.world_size)
+        self._handed = 0
+        self._mark = (place["round"], place["before"], place["state"])
+        self._since = -(-place["since"] * ranks // self.world_size)
 
     # -- within -------------------------------------------------------
 
@@ -183,13 +160,6 @@ class DividedStream(ElasticData):
         micro = self._plan(self._cursor, self._length)
         if micro is None:
             return None
-        if self._other_ranks:
-            raise DataError(
-                f"the data stream divides itself by rank, and the checkpoint holds the places of {self._other_ranks} "
-                f"ranks, here are {self.world_size}: train on {self._other_ranks} GPUs "
-                f"(#POLLUX min-gpus={self._other_ranks} max-gpus={self._other_ranks}), or give every rank the whole "
-                "stream, without divided=True, which the agent divides among any number of GPUs"
-            )
         wanted = self._handed + micro.local_samples
         while len(self._buffer) < wanted:
             self._buffer.append(self._next())
@@ -208,11 +178,10 @@ class DividedStream(ElasticData):
             assert self._source is not None
             for sample in self._source:
                 self._read += 1
-                if self.first_read is None:
-                    self.first_read = self._pass, 0, checksum(sample)
-                    encode(
-                        self._state(), lambda _: None, "the stream's state_dict()"
-                    )  # now, and not at the first save
+                if self._first:
+                    self._first = False
+                    # Now, and not at the first save.
+                    encode(self._state(), lambda _: None, "the stream's state_dict()")
                 return sample
             if empty:
                 raise DataError(
@@ -235,7 +204,6 @@ class DividedStream(ElasticData):
         if callable(set_epoch):
             set_epoch(self._round)
         if state is not None:
-            assert self._stateful is not None
             self._stateful.load_state_dict(copy.deepcopy(state))
         self._source, self._read = iter(self.dataset), 0
 
@@ -244,11 +212,7 @@ class DividedStream(ElasticData):
         return self._before + self._read * self.world_size
 
     def _state(self) -> Any:
-        if self._stateful is None:
-            return None
-        if self._reshards:
-            return copy.deepcopy(self._stateful.state_dict(self._samples(), True))
-        return copy.deepcopy(self._stateful.state_dict())
+        return copy.deepcopy(self._stateful.state_dict(self._samples(), True))
 
 
 def reshards(stream: Any) -> bool:

@@ -43,6 +43,12 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
     `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
     """
     divided = options.pop("divided", None)
+    if divided and not reshards(dataset):
+        raise DataError(
+            f"expected divided=True with a stream that goes on at any number of ranks, as Mosaic's StreamingDataset "
+            f"does, got {type(dataset).__name__}: give every rank the whole data (without webdataset's split_by_node, "
+            "say), and leave divided=True out; the loader divides it"
+        )
     _check_undivided(dataset, options)
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
@@ -57,7 +63,7 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
                 "shuffle inside the dataset, and for workers pass DataLoader(dataset, batch_size=None)"
             )
         options = {k: v for k, v in options.items() if k not in unknown}
-        if divided or (divided is None and reshards(dataset)):
+        if divided is not False and reshards(dataset):
             return _divided(dataset, share, batch_size, options)
         stream = ElasticStream(dataset, share, **options)
         if not stream.length:
@@ -67,11 +73,6 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
             )
         _check_length(stream.length, batch_size)
         return stream
-    if divided:
-        raise DataError(
-            f"expected divided=True with a stream, got {type(dataset).__name__}, which has indices: leave it out, the "
-            "agent gives each rank indices of its own"
-        )
     sampler = options.get("sampler")
     _check_length(_length_of(sampler if sampler is not None else dataset), batch_size)
     return ElasticLoader(dataset, share, **options)

@@ -60,7 +60,7 @@ class ElasticData(ABC):
     """
 
     divided = False
-    """Each rank has samples of its own, and a place of its own in them."""
+    """The dataset itself gives each rank samples of its own."""
 
     def __init__(self, share: RankShare, *, seed: int, drop_last: bool, equal_parts: bool = False) -> None:
         self.drop_last, self.equal_parts = drop_last, equal_parts
@@ -140,11 +140,6 @@ class ElasticData(ABC):
     def last_of_pass(self) -> bool:
         """Whether the current micro-batch is the last one of the pass."""
         return self._current is not None and self._current.last
-
-    @property
-    def bound(self) -> str | None:
-        """Why the place holds at this number of ranks alone; None: at any."""
-        return None
 
     def __len__(self) -> int:
         """Micro-batches in a whole pass at the present sizes."""
@@ -237,13 +232,6 @@ class ElasticData(ABC):
             "seed": self._seed,
             "len": self.length,
         }
-
-    def rank_state(self) -> dict[str, Any] | None:
-        """Return this rank's own place, where `divided`.
-
-        A checkpoint holds all of them, beside `state_dict`, as "ranks".
-        """
-        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a saved place; ranks and batch size may differ. Raises DataError."""

@@ -252,7 +252,7 @@ class Coordinator:
     def _placed(self, decision: Decision) -> Decision:
         """Return the decision with this rank's place: the ranks compare theirs."""
         data = self.training.data
-        sample = -1 if data.divided else data.position
+        sample = data.position
         return replace(decision, epoch=self.training.progress.epoch, sample=sample)
 
     def _ready(self, move: int) -> tuple[int, bool]:
@@ -308,14 +308,6 @@ class Coordinator:
             self._resize(decision.resize)
 
     def _drain(self, move: int, seconds: float | None) -> None:
-        bound = self.training.data.bound
-        if bound is not None:
-            # The order does not say to how many GPUs the job would move.
-            self.drains.followed.add(move)
-            if self._main:
-                logger.warning("move %d is refused: %s", move, bound)
-                self.resizer.refuse(move, bound)
-            return
         receipt = self.checkpointer.receipt(seconds)
         if self._main and receipt is None:
             self.resizer.refuse(move, self.checkpointer.trouble or "no checkpoint could be written")
@@ -344,7 +336,7 @@ class Coordinator:
         Rank 0 answers an order to drain by a checkpoint that it writes alone.
         """
         self._left = True
-        if self._main and not self.checkpointer.takes_all:
+        if self._main and not self.checkpointer.sharded:
             self.drains.rest(self._save_alone)
             self._keep_drain(self.exchange.under_way)
 

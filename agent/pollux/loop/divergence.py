@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pollux.data.divided import DividedStream
 from pollux.data.stream import ElasticStream
 from pollux.errors import RanksDiffer
 from pollux.ranks.control import ControlExchange
@@ -69,19 +68,10 @@ def check_stream(training: Training, exchange: ControlExchange) -> None:
 
     A stream that augments its samples at random looks the same, so this is no error.
     """
-    if exchange.group is None or not isinstance(training.data, ElasticStream | DividedStream):
+    if exchange.group is None or not isinstance(training.data, ElasticStream):
         return
     found: list[tuple[int, int, int] | None] = exchange.gather(training.data.first_read)
     first = found[0]
-    if training.data.divided:
-        sums = {read[2] for read in found if read is not None}
-        if len(sums) == 1 and sums != {0} and exchange.rank == 0:
-            logger.warning(
-                "the first sample of the stream is the same one on all %d ranks, though job.loader(..., divided=True) "
-                "says that the stream divides itself by rank: leave divided=True out, and the loader divides it",
-                len(found),
-            )
-        return
     differ = [
         rank
         for rank, read in enumerate(found)
@@ -90,9 +80,9 @@ def check_stream(training: Training, exchange: ControlExchange) -> None:
     if differ and exchange.rank == 0:
         logger.warning(
             "sample %d of the stream is another one on rank %s than on rank 0. A stream that divides itself by rank "
-            "(split_by_node of webdataset) needs job.loader(..., divided=True). One that shuffles in another order on "
-            "each rank loses samples and repeats others: give every rank the same stream, and the loader divides it. "
-            "Move random augmentation to job.loader(..., transform=...)",
+            "(split_by_node of webdataset), or that shuffles in another order on each rank, loses samples and repeats "
+            "others: give every rank the same stream, and the loader divides it. Move random augmentation to "
+            "job.loader(..., transform=...)",
             first[1] if first is not None else 0,
             ", ".join(map(str, differ)),
         )

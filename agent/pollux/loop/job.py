@@ -122,7 +122,7 @@ class Job(JobReadings):
         Other options are those of ElasticLoader: shuffle, sampler, collate_fn, num_workers, pin_memory, drop_last,
         equal_parts (each rank has equally many samples, some of them twice, at a pass's end too; for losses over the
         samples of all ranks). For an iterable dataset they are those of ElasticStream: length (about the samples of a
-        pass), transform, collate_fn, pin_memory, drop_last, equal_parts, divided (the stream divides itself by rank).
+        pass), transform, collate_fn, pin_memory, drop_last, equal_parts.
 
         Raises BatchError for sizes that contradict each other, DataError for data that cannot be divided.
         """

@@ -49,7 +49,7 @@ class Decision:
     epoch: int = -1
     """The epoch, on each rank its own; -1: not given."""
     sample: int = -1
-    """Samples used in the present pass, on each rank its own; -1: not given, or the ranks have places of their own."""
+    """Samples used in the present pass, on each rank its own; -1: not given."""
     noise: tuple[NoiseScale | None, ...] = field(default=())
     """Per parameter group, one model's after the other's; None while unknown."""
 

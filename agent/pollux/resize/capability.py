@@ -56,7 +56,7 @@ def capability_of(
     training: Training, attempt: Attempt, environ: Mapping[str, str] = os.environ
 ) -> ResizeCapability:
     """The capability of this training, by how it was started and made. Called once, where its loop begins."""
-    if training.data.bound is not None or not may_resize(attempt, environ):
+    if not may_resize(attempt, environ):
         return ResizeCapability.REQUEUE
     obstacle = obstacle_in_place(training)
     if obstacle is not None:

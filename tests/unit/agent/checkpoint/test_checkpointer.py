@@ -69,13 +69,8 @@ class Writer(CheckpointWriter):
 
 
 class Data:
-    divided = False
-
     def __init__(self) -> None:
         self.loaded: Any = None
-
-    def rank_state(self) -> Any:
-        return None
 
     def state_dict(self) -> Any:
         return {"position": 7}
@@ -131,7 +126,7 @@ def test_without_a_writer_nothing_is_due_or_written(made: Any) -> None:
     made.it.writer = None
     clock.now += 1e9
     assert made.it.due() is False
-    assert (made.it.keeps, made.it.writing, made.it.takes_all, made.it.saved) == (False, False, False, None)
+    assert (made.it.keeps, made.it.writing, made.it.sharded, made.it.saved) == (False, False, False, None)
     assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
     assert made.it.holds(3) is False
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import DataError
 from pollux.loop import slips
-from tests.unit.agent.loading import DATA, loaders
+from tests.unit.agent.loading import DATA, LikeMosaic, loaders
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import network
 
@@ -99,5 +99,5 @@ def test_a_stream_that_divides_itself_cannot_promise_them() -> None:
     model = network()
     job = attach(model, torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(DataError, match="leave out equal_parts"):
-        job.loader(DATA["stream"](8), 4, divided=True, length=8, equal_parts=True)
+        job.loader(LikeMosaic(0, 1), 4, length=8, equal_parts=True)
     job.close()

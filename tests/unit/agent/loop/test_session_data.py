@@ -10,7 +10,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from pollux import attach
 from pollux.data.stream import checksum
 from pollux.errors import BatchError, DataError
-from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import network, train_step
 
@@ -154,14 +152,6 @@ def test_a_length_told_wrong_bends_no_gradient_and_is_corrected_after_the_first_
     assert job.dataset_length == EXAMPLES
 
 
-class OwnPart(Stream):
-    """Half of the stream on each of two ranks."""
-
-    def __iter__(self) -> Iterator[Any]:
-        samples = super().__iter__()
-        return (sample for sample in samples if sample[2] % 2 == int(os.environ["RANK"]))
-
-
 def interrupted(
     directory: Path, steps: int, kind: type[Stream] = Stream, **options: Any
 ) -> tuple[list[int], int]:
@@ -199,49 +189,6 @@ def test_a_stream_goes_on_at_another_number_of_ranks_where_it_was(
     assert used == dict.fromkeys(range(EXAMPLES), 2)
     assert before[0][1] > EXAMPLES  # into the second pass
     assert after[0][1] < EXAMPLES  # not read again from its start
-
-
-def divided(directory: Path, steps: int) -> Any:
-    try:
-        return interrupted(directory, steps, OwnPart, divided=True)
-    except DataError as error:
-        return str(error)
-
-
-def test_a_stream_that_divides_itself_goes_on_at_the_same_number_of_ranks(ranks: Any, tmp_path: Path) -> None:
-    before = ranks(2, divided, tmp_path, 12)
-    assert all("the places of 2 ranks, here are 3" in told for told in ranks(3, divided, tmp_path, 10**6))
-    after = ranks(2, divided, tmp_path, 10**6)
-    used = Counter(index for seen, _ in before + after for index in seen)
-    assert used == dict.fromkeys(range(EXAMPLES), 2)
-    assert all(len(seen) == 34 for seen, _ in before)  # into the second pass
-    assert max(read for _, read in after) < EXAMPLES  # not read again from its start
-
-
-def ordered_away(directory: Path) -> Any:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
-    loader = job.loader(OwnPart(), 6, length=EXAMPLES, divided=True)
-    for _ in job.epochs(1):
-        for x, y, _ in loader:
-            if job.is_main and job.progress.optimizer_steps == 2:
-                job.coordinator.inbox.put(DrainOrder(7))
-            train_step(job, optimizer, x, y)
-    found = job.report()
-    job.close()
-    return found.get("resize"), found.get("resize_refused"), job.progress.optimizer_steps
-
-
-def test_a_job_whose_stream_divides_itself_stays_where_it_is(
-    ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    (resize, refused, steps), _ = ranks(2, ordered_away, tmp_path)
-    assert resize is None
-    assert refused["id"] == 7
-    assert refused["why"].endswith("goes on at the same number of ranks alone (2)")
-    assert steps == 9
 
 
 def pairs(samples: list[Any]) -> Any:
@@ -318,11 +265,6 @@ def test_a_stream_that_divides_itself_by_rank_is_told_of(ranks: Any) -> None:
         "sample 0 of the stream is another one on rank 1 than on rank 0. A stream that divides itself"
     )
     assert on_the_page(told)
-    (told,), none = ranks(2, partial(told_of, divided=True), Stream)
-    assert not none
-    assert told.startswith("the first sample of the stream is the same one on all 2 ranks")
-    assert on_the_page(told)
-    assert ranks(2, partial(told_of, divided=True), DividesItself) == [[], []]
 
 
 def test_checksums_of_samples() -> None:

@@ -52,7 +52,7 @@ def training(
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
-    data = SimpleNamespace(divided=divided, bound=None)
+    data = SimpleNamespace(divided=divided)
     return SimpleNamespace(
         models=[first] * models, step=step, world=world, data=data, on_ranks=None, takes_joiners=False
     )
