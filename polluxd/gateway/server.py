@@ -83,7 +83,8 @@ class GatewayServer:
         count = 0
         while True:
             try:
-                accepted, peer = await loop.sock_accept(listener)
+                # Several in a row: uvloop's sock_accept waits a turn of the loop for each.
+                accepted, peer = _accept(listener) or await loop.sock_accept(listener)
             except OSError as error:
                 # No descriptor is left.
                 log.warning("no connection can be accepted: %s", error.strerror or error)
@@ -111,6 +112,16 @@ class GatewayServer:
             log.debug("a connection was not made", exc_info=True)
             self.entrance.leave(visitor)
             accepted.close()
+
+
+def _accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:
+    """Return a connection that waits, and its peer; None where none waits. Raises OSError."""
+    try:
+        accepted, peer = listener.accept()
+    except BlockingIOError:
+        return None
+    accepted.setblocking(False)
+    return accepted, peer
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
