@@ -14,7 +14,7 @@ from pollux.scheduler.munge import Munge
 from pollux.version import __version__
 from polluxd.config.config_file import Config
 from polluxd.gateway.app import GatewayService
-from polluxd.gateway.munge_socket import munge_socket
+from polluxd.gateway.client import munge_socket
 from polluxd.gateway.server import GatewayServer
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import Store

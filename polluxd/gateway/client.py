@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,8 +16,6 @@ from pollux.scheduler.munge import Munge, MungeError
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config.settings import GatewaySettings
 from polluxd.errors import PolluxError, SlurmGarbled
-
-from .munge_socket import munge_socket
 
 _ANSWER_S = 65.0
 _LARGEST = 256 << 20
@@ -82,6 +81,12 @@ class UserClient:
         if not isinstance(answer, Mapping) or answer.get("nonce") != nonce:
             raise GatewayAway(f"{self._gateway.address}: the token belongs to another question")
         return str(answer["token"])
+
+
+def munge_socket(slurm_settings: str) -> Path | None:
+    """Return the socket that AuthInfo of slurm.conf names in `scontrol show config`; None: munge's own."""
+    named = re.search(r"^AuthInfo\s+= .*?socket=([^,\s]+)", slurm_settings, re.MULTILINE)
+    return Path(named[1]) if named else None
 
 
 def user_client(slurm_settings: str, environ: Mapping[str, str] = os.environ) -> UserClient:

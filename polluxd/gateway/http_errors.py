@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .records import Refusal
 
-RETRY = 503
-
 
 class HttpRefusal(Exception):
     """A request gets an error in place of an answer.
@@ -24,7 +22,7 @@ def token_refused(why: str) -> HttpRefusal:
 
 
 def unavailable(why: str) -> HttpRefusal:
-    return HttpRefusal(RETRY, "unavailable", why)
+    return HttpRefusal(503, "unavailable", why)
 
 
 def not_sensible(why: str) -> HttpRefusal:
@@ -42,7 +40,7 @@ def of_attempt(refusal: Refusal) -> HttpRefusal:
             return HttpRefusal(409, "attempt-over", "the job has ended, or a later attempt of it runs")
         case "unknown":
             return HttpRefusal(
-                RETRY, "not-known-yet", "polluxd has not seen this attempt of the job yet: try again"
+                503, "not-known-yet", "polluxd has not seen this attempt of the job yet: try again"
             )
         case "too-often":
             return too_often("this attempt sends too much: at most 120 reports a minute and 20 fingerprints")

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from pollux.scheduler.munge import Munge
-from polluxd.gateway.munge_socket import munge_socket
+from polluxd.gateway.client import munge_socket
 from polluxd.model import JobState
 from tests.integration.gateway.serving import PATIENCE_S, Caller, serving
 from tests.integration.store.reports import payload

@@ -9,8 +9,7 @@ from threading import Thread
 import pytest
 
 from polluxd.errors import PolluxError, SlurmGarbled
-from polluxd.gateway.client import NoGateway, UserClient, user_client
-from polluxd.gateway.munge_socket import munge_socket
+from polluxd.gateway.client import NoGateway, UserClient, munge_socket, user_client
 
 CONFIG = """\
 Configuration data as of 2026-11-22T12:00:00
