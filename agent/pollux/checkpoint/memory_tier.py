@@ -47,6 +47,12 @@ class MemoryTier:
     def __init__(self, training: Training, memory: NodeMemory | None, share: float) -> None:
         """`share`: of the node's memory, for the copies of all its ranks; 0 makes none."""
         self._training, self._memory, self._share = training, memory, share
+        self._number = 0
+        """Of the training in its script, which may train several models, one after another."""
+        if memory is not None:
+            self._number = memory.trainings = memory.trainings + 1
+            if self._number > 1:
+                memory.note(restores=False, copied=0, saved=0)
         self.on = memory is not None and share > 0
         """This rank copies, or would if it were its node's first one."""
         self.copies = 0
@@ -126,6 +132,7 @@ class MemoryTier:
         shards = {name: local_part(value) for name, value in shards_of(written).items()}
         world = self._training.world
         return {
+            "number": self._number,
             "fingerprint": fingerprint_of([self._training.models[0].module]),
             "place": (world.rank, world.size) if self._sharded else None,
             "shards": shards,
@@ -268,16 +275,16 @@ class MemoryTier:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             place = (world.rank, world.size) if self._sharded else None
-            if head == (fingerprint, place):
+            if head == (self._number, fingerprint, place):
                 found.append((copy, content))
         return found
 
 
-def _head(content: Any) -> tuple[Any, Any]:
-    """The fingerprint and the place of a copy, without its tensors."""
+def _head(content: Any) -> tuple[Any, Any, Any]:
+    """The number, the fingerprint and the place of a copy, without its tensors."""
     (_, pairs, _), _ = content
-    named = {key: value for key, value in pairs if key in ("fingerprint", "place")}
-    return named["fingerprint"], decode(named["place"], _no_tensor)
+    named = {key: value for key, value in pairs if key in ("number", "fingerprint", "place")}
+    return named["number"], named["fingerprint"], decode(named["place"], _no_tensor)
 
 
 def _no_tensor(place: Any) -> Tensor:

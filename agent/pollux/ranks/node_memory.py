@@ -91,8 +91,8 @@ class NodeMemory:
     def __init__(self, workers: int) -> None:
         self.slots = [(Slot(), Slot()) for _ in range(workers)]
         """By local rank."""
-        self.local_rank = 0
-        """Of the worker that this process is."""
+        self.local_rank = self.trainings = 0
+        """Of the worker that this process is: its rank on this node, and the trainings that it has begun."""
         self._shared = mmap.mmap(-1, _SHARED.size)
 
     @property

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from pollux import attach
 from pollux.errors import CheckpointError
 from pollux.goodput import BatchChoice
+from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
@@ -173,3 +174,21 @@ def test_ranks_that_see_different_checkpoints_say_so(ranks: Any, tmp_path: Path)
     adapt_and_finish(str(tmp_path), 1)
     for message in ranks(2, shared_or_not, str(tmp_path)):
         assert "file system that all nodes share" in message
+
+
+def test_a_second_training_of_a_script_begins_anew(request: pytest.FixtureRequest) -> None:
+    """A script may train several seeds, one after another: the node's memory holds copies of the first training."""
+    request.addfinalizer(lambda: hand_on(None))
+    hand_on(NodeMemory(1))
+    steps = []
+    for _ in range(2):
+        model = torch.nn.Linear(2, 1)
+        job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        steps.append(job.progress.optimizer_steps)
+        loader = job.loader(torch.utils.data.TensorDataset(torch.zeros(64, 2)), 8)
+        for _ in job.epochs(1):
+            for (x,) in loader:
+                job.step(lambda x=x, job=job: job.model(x).sum())
+        assert job.coordinator.checkpointer.memory.copies
+        job.close()
+    assert steps == [0, 0]
