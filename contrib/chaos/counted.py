@@ -56,7 +56,7 @@ if args.sharded:
     fully_shard(model)
 optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
 job = pollux.attach(model, optimizer, seed=1)
-loader = job.loader(TensorDataset(x, y, torch.arange(len(y))), 32, max_batch_size=128)
+loader = job.loader(TensorDataset(x, y, torch.arange(len(y))), 32, max_batch_size=128, per_gpu=(1, 32))
 
 launch = torch.tensor([time.time_ns()])
 if distributed.is_initialized():

@@ -398,4 +398,4 @@ def test_a_planted_fault_is_found(site: Site, name: str) -> None:
 def test_a_user_without_rights_in_slurm_is_found(site: Site) -> None:
     found = site.doctor(user="pollux")
     assert "adminlevel=operator" in found["rights"][0]["remedy"]
-    assert any("polluxd.toml" in finding["said"] for finding in found["configuration"])
+    assert any("polluxd.toml" in finding["result"] for finding in found["configuration"])

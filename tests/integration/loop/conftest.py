@@ -156,6 +156,10 @@ class Loop:
         """How many moves of a running job have ended well."""
         return sum(m.path != "start" and m.step is Step.TRAINING for m in self.store.moves(job_id))
 
+    def completed_starts(self, job_id: int) -> int:
+        """How many starts of a job have ended well."""
+        return sum(m.path == "start" and m.step is Step.TRAINING for m in self.store.moves(job_id))
+
     def requeues(self, job_id: int) -> int:
         """How often a move, finished or not, has sent the job back to the queue."""
         return sum(Step.REQUEUED in move.times for move in self.store.moves(job_id))
