@@ -89,12 +89,6 @@ def simulate(
     seed: Annotated[
         int | None, typer.Option("--seed", help="seed of all random numbers [default: the scenario's, or 0]")
     ] = None,
-    in_parallel: Annotated[
-        int,
-        typer.Option(
-            "--jobs-in-parallel", min=1, help="policies simulated at the same time; the results stay the same"
-        ),
-    ] = 1,
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
@@ -123,7 +117,7 @@ def simulate(
     kind = None if workload is None else recorded.recognise(workload)
     jobs, title = _jobs(workload, kind, generate_jobs, profiles, scenario)
     with _watched(names, len(jobs)) as heard:
-        results = compare(jobs, profiles, names, scenario, in_parallel=in_parallel, heard=heard)
+        results = compare(jobs, profiles, names, scenario, heard=heard)
     document = {"workload": title, "scenario": asdict(scenario), "policies": results}
     if as_json is not None:
         as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")

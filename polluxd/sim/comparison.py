@@ -6,6 +6,7 @@ The result is the same.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -38,14 +39,16 @@ def compare(
     names: Sequence[str],
     scenario: Scenario,
     *,
-    in_parallel: int = 1,
+    in_parallel: int | None = None,
     heard: Heard = lambda _name, _ended, _of: None,
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of each policy, in the order of `names`.
 
-    Runs share nothing, so parallelism changes no result.
+    `in_parallel` policies are simulated at the same time; None: one per core. Runs share nothing, so parallelism
+    changes no result.
     """
-    if in_parallel <= 1 or len(names) == 1:
+    in_parallel = in_parallel or len(os.sched_getaffinity(0))
+    if in_parallel == 1 or len(names) == 1:
         return {name: _run(submissions, profiles, name, scenario, heard) for name in names}
     # Forked children of a process that may have threads are a risk; a fresh interpreter costs a second.
     context = multiprocessing.get_context("spawn")

@@ -61,7 +61,7 @@ def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int
     x, y = data.train.tensors
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=rule, measure_every=1)
+    job = pollux.attach(model, optimizer, seed=seed, adaptive=True, scaling=rule, measuring={"every": 1})
     loader = job.loader(data.train, M0, max_batch_size=M0 * scale, per_gpu=(M0, M0))
     assert job.training.advisor is not None
     job.training.advisor.close()  # keep the batch size fixed

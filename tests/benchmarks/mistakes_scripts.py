@@ -649,7 +649,7 @@ SLIPS = (
     Slip("an exception caught in a step's last pass", of_body(caught_exception), like=GIVEN_UP),
     Slip("continue on one rank", of_body(continue_on_one), 2),
     Slip("a step after a pass left out on all ranks", of_body(step_after_nothing), 2),
-    Slip("break on rank 0 alone", of_body(break_on_rank_0, measure_every=1000), 2),
+    Slip("break on rank 0 alone", of_body(break_on_rank_0, measuring={"every": 1000}), 2),
     Slip("a loss that is NaN", of_body(always_nan)),
     Slip("layers thawed in epoch 1", thawed(False), 2, PLAIN_THAW),
     Slip("layers frozen in epoch 1", thawed(True), 2, PLAIN_FREEZE),

@@ -214,7 +214,7 @@ def train(
     mode = getattr(optimizer, "train", lambda: None), getattr(optimizer, "eval", lambda: None)
     mode[0]()
     scaling: Any = partial(square_root_adascale) if entry.scaling == ALONE else entry.scaling
-    job = pollux.attach(model, optimizer, adaptive=True, scaling=scaling, measure_every=4)
+    job = pollux.attach(model, optimizer, adaptive=True, scaling=scaling, measuring={"every": 4})
     most = M0 * (scale or LARGEST)
     per_gpu = (M0 // 2, most) if scale == 0 else (min(most // 2, M0), max(most // 2, M0))
     loader = job.loader(Orders(data.train, seeds), M0, max_batch_size=most, per_gpu=per_gpu, collate_fn=whole)

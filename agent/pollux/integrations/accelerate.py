@@ -76,8 +76,7 @@ def attach(
         getattr(optimizer, "optimizer", optimizer),
         scheduler,
         scaler=accelerator.scaler,
-        ddp_kwargs=ddp_arguments(accelerator),
-        **options,
+        **options | {"ddp_kwargs": ddp_arguments(accelerator) | options.get("ddp_kwargs", {})},
     )
 
 
@@ -104,7 +103,8 @@ def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
         return {}
     if str(getattr(handler.comm_hook, "value", handler.comm_hook)) != "no":
         raise PolluxAgentError(
-            "expected DistributedDataParallelKwargs without comm_hook: give it to the agent as comm_hook=(state, hook)"
+            "expected DistributedDataParallelKwargs without comm_hook: give it to the agent as "
+            'ddp_kwargs={"comm_hook": (state, hook)}'
         )
     arguments: dict[str, Any] = handler.to_kwargs()
     return arguments

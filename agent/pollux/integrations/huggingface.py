@@ -173,8 +173,7 @@ class ElasticMixin:
             this.lr_scheduler,
             scaler=accelerator.scaler,
             state=TrainerState(self),
-            ddp_kwargs=ddp_arguments(accelerator),
-            **options,
+            **options | {"ddp_kwargs": ddp_arguments(accelerator) | options.get("ddp_kwargs", {})},
         )
         self._job, self._over = job, job.progress.finished
         job.training.on_ranks, job.training.takes_joiners = self._on_ranks, True

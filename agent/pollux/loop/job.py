@@ -23,7 +23,6 @@ from pollux.loop.notices import announce, notice
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
-from pollux.noise.estimators import CommunicationHook
 from pollux.ranks.control import Decision
 from pollux.resize.capability import may_grow
 from pollux.resize.joining import Joiner
@@ -71,7 +70,6 @@ class Job(JobReadings):
         *,
         scaling: str | Rule = "auto",
         ddp_kwargs: Mapping[str, Any] | None = None,
-        comm_hook: CommunicationHook | None = None,
     ) -> AddedModel:
         """Train a further model by this job, as a GAN's critic.
 
@@ -95,7 +93,6 @@ class Job(JobReadings):
             decay=self._first.averages.decay,
             measure_every=self._first.measure_every,
             ddp_kwargs=ddp_kwargs,
-            comm_hook=comm_hook,
         )
         training.add(name, added)
         self.coordinator.exchange.groups += added.norms.groups

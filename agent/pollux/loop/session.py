@@ -13,16 +13,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.optim import Optimizer
 
 from pollux.checkpoint.training_state import Stateful
+from pollux.errors import PolluxAgentError
 from pollux.learning_rate.scaling import Rule, rule_for
 from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
-from pollux.noise.estimators import CommunicationHook
 from pollux.noise.noise_scale import DECAY
 from pollux.ranks.ending import print_lost_ranks_in_one_line
 from pollux.ranks.world import join
@@ -36,7 +36,18 @@ from pollux.tuning.mode import mode_for
 from pollux.tuning.profile import StepProfile
 from pollux.tuning.throughput import ThroughputModel
 
-__all__ = ["Job", "attach"]
+__all__ = ["Job", "Measuring", "attach"]
+
+
+class Measuring(TypedDict, total=False):
+    """How the agent measures a training, where the defaults do not fit."""
+
+    every: int
+    """Optimizer steps from one measured gradient to the next; by default 1 to 20, by cost."""
+    decay: float
+    """Decay of the noise scale's averages per step of M0 examples."""
+    step_time: ThroughputModel
+    """An equation of step times that replaces the agent's (`pollux.tuning.throughput`)."""
 
 
 def attach(
@@ -51,11 +62,8 @@ def attach(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
     state: Stateful | dict[str, Any] | None = None,
-    noise_decay: float = DECAY,
-    measure_every: int | None = None,
+    measuring: Measuring | None = None,
     ddp_kwargs: Mapping[str, Any] | None = None,
-    comm_hook: CommunicationHook | None = None,
-    throughput: ThroughputModel | None = None,
 ) -> Job:
     """Join the job's other ranks, restore the newest checkpoint, wrap `model`.
 
@@ -77,12 +85,9 @@ def attach(
         seed: of the order of the data.
         state: the script's own state, saved and restored: a dict of plain values and of objects with `state_dict` and
             `load_state_dict`, or one such object. Plain values are restored in the dict.
-        noise_decay: decay of the noise scale's averages per step of M0 examples.
-        measure_every: optimizer steps from one measured gradient to the next. None: 1 to 20, by cost.
-        ddp_kwargs: further arguments of DistributedDataParallel.
-        comm_hook: a communication hook for DistributedDataParallel, as (state, function). The agent's hook, which
-            measures the noise, calls it.
-        throughput: an equation of step times that replaces the agent's (`pollux.tuning.throughput`).
+        measuring: how the agent measures; see `Measuring`.
+        ddp_kwargs: further arguments of DistributedDataParallel; "comm_hook", as (state, function), is a communication
+            hook that the agent's own hook, which measures the noise, calls.
 
     Raises:
         LaunchError: the environment variables that describe the ranks contradict each other.
@@ -92,6 +97,11 @@ def attach(
     """
     parameter = first_trained(model)
     check_arguments(optimizer, scheduler, scaler, state)
+    options: Measuring = measuring or {}
+    if unknown := set(options) - set(Measuring.__annotations__):
+        raise PolluxAgentError(
+            f"expected measuring with {', '.join(Measuring.__annotations__)}, got {', '.join(sorted(unknown))}"
+        )
     rule = rule_for(scaling)
     attempt = Attempt.begin(checkpoint_dir, seed=seed)
     joiner = Joiner.from_environment()
@@ -104,13 +114,12 @@ def attach(
         optimizer,
         scheduler,
         rule,
-        decay=noise_decay,
-        measure_every=measure_every,
+        decay=options.get("decay", DECAY),
+        measure_every=options.get("every"),
         ddp_kwargs=ddp_kwargs,
-        comm_hook=comm_hook,
     )
     profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
-    profile.model = throughput
+    profile.model = options.get("step_time")
     memory = MemoryBounds(world.device, attempt.directory, profile.gpu_type)
     effective_mode, may_adapt = mode_for(mode, adaptive, attempt.adaptive)
     training = Training(

@@ -57,7 +57,7 @@ def train(device: torch.device, *, adaptive: bool) -> dict[str, Any]:
     data, test = (drawn(count, generator, patterns) for count in (TRAINED, HELD_OUT))
     model = network().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    job = pollux.attach(model, optimizer, adaptive=adaptive, throughput=PaidByThePass())
+    job = pollux.attach(model, optimizer, adaptive=adaptive, measuring={"step_time": PaidByThePass()})
     loader = job.loader(data, M0, max_batch_size=MOST, per_gpu=(4, MOST))
     largest = M0
     for _ in job.epochs(EPOCHS, statistical=True):

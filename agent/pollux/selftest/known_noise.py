@@ -25,7 +25,7 @@ def compare(device: torch.device) -> dict[str, Any]:
     x = torch.randn(EXAMPLES, 8)
     y = (x @ torch.randn(8, 4) + torch.randn(EXAMPLES, 4)).argmax(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    job = pollux.attach(model, optimizer, adaptive=False, noise_decay=1 - 1e-9, measure_every=1)
+    job = pollux.attach(model, optimizer, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     loader = job.loader(TensorDataset(x, y), M0)
     for _ in job.epochs(STEPS * M0 / EXAMPLES):
         for inputs, targets in loader:

@@ -143,7 +143,7 @@ def _pollux(
     model.to(device)
     optimizer = optimizer_by_name(optimizer_name, model)
     # On one rank a lone pass is measured in two halves, as it would be in training; the batch size stays.
-    job = pollux.attach(model, optimizer, adaptive=size == 1, measure_every=sampling)
+    job = pollux.attach(model, optimizer, adaptive=size == 1, measuring={"every": sampling})
     loader = job.loader(data, local * size, max_batch_size=local * size, drop_last=True)
     for _ in job.epochs(1e9, statistical=True):
         for x, y in loader:

@@ -63,20 +63,17 @@ class TrainedModel:
         decay: float,
         measure_every: int | None = None,
         ddp_kwargs: Mapping[str, Any] | None = None,
-        comm_hook: CommunicationHook | None = None,
     ) -> None:
         """`measure_every` None: as rank 0 decides. Raises PolluxAgentError."""
         if measure_every is not None and measure_every < 1:
-            raise PolluxAgentError(
-                f"expected to measure every so many steps, 1 or more, got measure_every={measure_every}"
-            )
+            raise PolluxAgentError(f"expected to measure every so many steps, 1 or more, got {measure_every}")
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
         self.measure_every = measure_every
-        self.comm_hook = comm_hook
-        """The script's own."""
         self.ranks_per_replica = 1
         """Ranks that hold one replica together, by tensor parallelism; they take the same samples."""
         self._ddp = dict(ddp_kwargs or {})
+        self.comm_hook: CommunicationHook | None = self._ddp.pop("comm_hook", None)
+        """The script's own."""
         self.norms = GradientNorms(optimizer, chosen=rule is not automatic)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
         self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
@@ -132,9 +129,7 @@ class TrainedModel:
             self.ranks_per_replica = ranks_per_replica(self.module)
             self.norms.leave_out(held_elsewhere(self.module, world.rank, self.ranks_per_replica))
             if self.comm_hook is not None or self._ddp:
-                raise PolluxAgentError(
-                    "expected `ddp_kwargs` and `comm_hook` for a plain model, got one under fully_shard"
-                )
+                raise PolluxAgentError("expected `ddp_kwargs` for a plain model, got one under fully_shard")
         elif grows or world.distributed:
             if world.device.type == "cuda":
                 self._ddp.setdefault("device_ids", [world.device])

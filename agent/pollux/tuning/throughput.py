@@ -6,7 +6,7 @@ They replace Pollux's T_iter (pollux/goodput.py).
         def fit(self, rows): ...                                     # rows: pollux.tuning.measurements.ProfileRows
         def step_time(self, nodes, gpus, local_batch, accumulation): ...
 
-    job = pollux.attach(model, optimizer, throughput=Pipelined())
+    job = pollux.attach(model, optimizer, measuring={"step_time": Pipelined()})
 
 The agent tunes the batch size by the user's equation. The scheduler evaluates Pollux's equation for all jobs. It gets
 parameters that are fitted to the user's predictions around the measured configurations (`sampled`).

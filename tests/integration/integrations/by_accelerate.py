@@ -34,7 +34,7 @@ def train(
     optimizer = (torch.optim.SGD if exact else torch.optim.AdamW)(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.99**n)
     optimizer = accelerator.prepare(optimizer)
-    options = {"checkpoint_dir": checkpoints, "adaptive": adaptive, "measure_every": 1}
+    options = {"checkpoint_dir": checkpoints, "adaptive": adaptive, "measuring": {"every": 1}}
     job = attach(accelerator, model, optimizer, scheduler, **options)
     loader = job.loader(data(), 16, max_batch_size=64, per_gpu=(1, 32))
     used: list[int] = []

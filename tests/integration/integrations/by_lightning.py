@@ -78,7 +78,7 @@ def train(
     strategy = ElasticStrategy(
         max_batch_size=64,
         per_gpu=(1, 32),
-        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measure_every": 1},
+        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measuring": {"every": 1}},
     )
     trainer = lightning.Trainer(
         accelerator="cpu",

@@ -89,7 +89,7 @@ def train(
         callbacks=[script],
         max_batch_size=64,
         per_gpu=(1, 32),
-        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measure_every": 1},
+        attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measuring": {"every": 1}},
     )
     script.trainer = trainer
     stopped = False

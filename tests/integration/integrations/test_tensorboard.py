@@ -32,7 +32,7 @@ def train(checkpoints: Path, to: Any, *, save_at: int, die_at: int | None) -> in
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, checkpoint_dir=checkpoints, adaptive=True, measure_every=1)
+    job = attach(model, optimizer, checkpoint_dir=checkpoints, adaptive=True, measuring={"every": 1})
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=8)
     board = Board(job, to, every=2)
     for _ in job.epochs(4, statistical=True):

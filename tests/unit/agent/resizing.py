@@ -174,7 +174,7 @@ class Training:
             self.scheduler,
             scaler=self.scaler,
             adaptive=False,
-            measure_every=2,
+            measuring={"every": 2},
             checkpoint_dir=directory,
         )
         self.model = self.job.model  # as a script keeps it

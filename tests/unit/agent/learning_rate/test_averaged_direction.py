@@ -79,7 +79,7 @@ def test_between_the_square_root_and_sgd_s_rule() -> None:
 def test_a_training_by_muon_steps_with_it(scaling: str, factor: float) -> None:
     model = torch.nn.Linear(4, 3, bias=False)
     optimizer = torch.optim.Muon(model.parameters())
-    job = attach(model, optimizer, adaptive=True, scaling=scaling, measure_every=10**6)
+    job = attach(model, optimizer, adaptive=True, scaling=scaling, measuring={"every": 10**6})
     x = torch.randn(512, 4)
     loader = job.loader(TensorDataset(x, x[:, :3]), 8, max_batch_size=32, per_gpu=(1, 16))
     rates: list[float] = []

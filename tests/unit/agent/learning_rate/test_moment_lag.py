@@ -108,7 +108,7 @@ def test_a_training_steps_with_it_when_its_batch_grows_and_shrinks(
 ) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.Adam(model.parameters())
-    job = attach(model, optimizer, adaptive=True, scaling=scaling, measure_every=10**6)
+    job = attach(model, optimizer, adaptive=True, scaling=scaling, measuring={"every": 10**6})
     x = torch.randn(512, 4)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 8, max_batch_size=32, per_gpu=(1, 16))
     rates: list[float] = []

@@ -22,6 +22,7 @@ from pollux.errors import (
     CheckpointError,
     ForeignCheckpoint,
     LaunchError,
+    PolluxAgentError,
     RankLost,
     RestartLoop,
     StateError,
@@ -145,6 +146,11 @@ def test_ranks_seeded_alike_draw_other_dropout_masks_but_split_data_alike(ranks:
     torch.testing.assert_close(alone, first)
 
 
+def test_an_unknown_word_of_measuring_is_refused() -> None:
+    with pytest.raises(PolluxAgentError, match="expected measuring with every, decay, step_time, got evry"):
+        start(measuring={"evry": 1})
+
+
 # -- the loss -------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +159,7 @@ def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    job, optimizer = start(checkpoint_dir=tmp_path, measure_every=1)
+    job, optimizer = start(checkpoint_dir=tmp_path, measuring={"every": 1})
     for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * (float("nan") if n == 9 else 1.0))

@@ -55,7 +55,7 @@ def play(
     second = torch.optim.SGD(critic.parameters(), lr=0.05, momentum=0.5)
     schedule = LambdaLR(second, lambda n: 0.999**n)
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
-    job = attach(generator, first, adaptive=adaptive, measure_every=2, checkpoint_dir=directory)
+    job = attach(generator, first, adaptive=adaptive, measuring={"every": 2}, checkpoint_dir=directory)
     judge = job.add_model("critic", critic, second, schedule)
     loader = job.loader(data(), 24, max_batch_size=96 if adaptive else None, per_gpu=per_gpu)
     if job.training.advisor is not None:
@@ -177,7 +177,7 @@ def critics_in_turn() -> tuple[int, int, int, int]:
     """
     generator, critic = players()
     first, second = (torch.optim.SGD(p.parameters(), lr=0.01) for p in (generator, critic))
-    job = attach(generator, first, adaptive=False, measure_every=3)
+    job = attach(generator, first, adaptive=False, measuring={"every": 3})
     judge = job.add_model("critic", critic, second)
     for n, (real, ids) in enumerate(job.loader(data(), 8, per_gpu=(1, 8))):
         with judge.micro_batch():
@@ -276,7 +276,7 @@ def without_contexts() -> list[int]:
     """
     generator, critic = players()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic)]
-    job = attach(generator, optimizers[0], adaptive=False, measure_every=1)
+    job = attach(generator, optimizers[0], adaptive=False, measuring={"every": 1})
     judge = job.add_model("critic", critic, optimizers[1], ddp_kwargs={"gradient_as_bucket_view": True})
     for real, ids in job.loader(data(), 24):
         for model, optimizer, x in zip(

@@ -24,7 +24,7 @@ def trained(*, statistical: bool, count: float = 3) -> tuple[list[int], Any, Any
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     scheduler = OneCycleLR(optimizer, 1e-3, total_steps=3 * (len(examples) // M0))
-    job = attach(model, optimizer, scheduler, adaptive=True, measure_every=1)
+    job = attach(model, optimizer, scheduler, adaptive=True, measuring={"every": 1})
     loader = job.loader(examples, M0, max_batch_size=4 * M0, per_gpu=(1, 2 * M0))
     job.training.choice = BatchChoice(2 * M0, 1)
     found = []

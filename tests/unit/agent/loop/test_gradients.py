@@ -21,7 +21,7 @@ from tests.unit.agent.regression import EXAMPLES, data, network
 def gradients_with_pollux(per_gpu: tuple[int, int]) -> list[Tensor]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    job = attach(model, optimizer, adaptive=False, measure_every=2)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 2})
     loader = job.loader(data(), 24, per_gpu=per_gpu, shuffle=False)
     seen = []
     for _ in job.epochs(1):

@@ -30,7 +30,9 @@ def break_on(where: int, folder: str) -> str:
     logging.getLogger("pollux").addFilter(keep)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    job = attach(model, optimizer, adaptive=False, measure_every=1000)  # no other collective of the agent
+    job = attach(
+        model, optimizer, adaptive=False, measuring={"every": 1000}
+    )  # no other collective of the agent
     loader = job.loader(data(), 16)
     try:
         for _ in job.epochs(3, statistical=True):
@@ -67,7 +69,7 @@ def leaves_a_pass_out(where: int) -> str:
     """Leave out a step's only pass on one rank."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    job = attach(model, optimizer, adaptive=False, measure_every=1000)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1000})
     loader = job.loader(data(), 16)
     try:
         for _ in job.epochs(3, statistical=True):

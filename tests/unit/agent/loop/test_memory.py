@@ -84,7 +84,7 @@ def train(
 @pytest.mark.parametrize("backward", [False, True])
 def test_one_rank_takes_the_step_again_in_smaller_passes(backward: bool) -> None:
     model = Fails(20, healthy=2, backward=backward)
-    job, seen, steps = train(model, measure_every=1000)
+    job, seen, steps = train(model, measuring={"every": 1000})
     assert sorted(seen) == list(range(EXAMPLES)), "no sample lost, none used twice"
     assert (job.limits.local_max, job.batch_size) == (16, 32), "the bound is kept, and the batch size too"
     assert (16, 1) in steps
@@ -92,20 +92,20 @@ def test_one_rank_takes_the_step_again_in_smaller_passes(backward: bool) -> None
 
 def test_the_failed_step_is_the_one_that_plain_training_takes() -> None:
     whole, halved = Fails(1000), Fails(20)
-    train(whole, measure_every=1000)
-    train(halved, measure_every=1000)
+    train(whole, measuring={"every": 1000})
+    train(halved, measuring={"every": 1000})
     for one, other in zip(whole.parameters(), halved.parameters(), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_memory_that_runs_out_at_the_bound_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        train(Fails(10), measure_every=1000)
+        train(Fails(10), measuring={"every": 1000})
 
 
 def test_a_batch_that_may_not_shrink_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        train(Fails(20), per_gpu=(20, 32), measure_every=1000)
+        train(Fails(20), per_gpu=(20, 32), measuring={"every": 1000})
 
 
 def test_other_errors_are_the_users() -> None:
@@ -115,13 +115,13 @@ def test_other_errors_are_the_users() -> None:
 
 
 def test_the_bound_outlives_the_process_and_is_held_to(tmp_path: Path) -> None:
-    train(Fails(20), tmp_path, measure_every=1000)
-    job, _, _ = train(Fails(20), tmp_path, measure_every=1000)
+    train(Fails(20), tmp_path, measuring={"every": 1000})
+    job, _, _ = train(Fails(20), tmp_path, measuring={"every": 1000})
     assert job.limits.local_max == 16
     with pytest.raises(BatchError, match="lower it to 16"):
         train(Fails(20), tmp_path, per_gpu=(20, 32))
     (tmp_path / FILE).write_text("{ half a file")
-    job, _, _ = train(Fails(20), tmp_path, measure_every=1000)
+    job, _, _ = train(Fails(20), tmp_path, measuring={"every": 1000})
     assert job.limits.local_max == 16, "the checkpoint holds it too"
 
 
@@ -208,7 +208,7 @@ def test_with_several_models_the_whole_batch_is_taken_again(second_too: bool) ->
     def weights(most: int) -> list[torch.Tensor]:
         first, second = Fails(most), Fails(most if second_too else 1000)
         one, two = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (first, second))
-        job = attach(first, one, measure_every=1000)
+        job = attach(first, one, measuring={"every": 1000})
         other = job.add_model("second", second, two)
         loader = job.loader(data(), 32, per_gpu=(2, 32))
         used: list[int] = []
@@ -257,7 +257,7 @@ def test_a_step_that_is_taken_again_counts_once() -> None:
     """One model has stepped already when the other one's pass fails."""
     first, second = Fails(1000), Fails(20)
     one, two = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (first, second))
-    job = attach(first, one, measure_every=1000)
+    job = attach(first, one, measuring={"every": 1000})
     other = job.add_model("second", second, two)
     for x, y, _ in job.loader(data(), 32, per_gpu=(2, 32)):
         with job.micro_batch():

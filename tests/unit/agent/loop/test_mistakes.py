@@ -323,7 +323,7 @@ def noise_of(compiled: bool) -> tuple[float, list[float]]:
     torch.manual_seed(0)
     model = network()
     optimizer = SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False, measure_every=1)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1})
     loader = job.loader(data(), 32, per_gpu=(1, 4))
     if compiled:
         job.model = torch.compile(job.model, backend="eager")

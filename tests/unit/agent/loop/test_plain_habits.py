@@ -89,7 +89,7 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = network()
     optimizer = SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     size = 8 if own else 32
     loader = job.loader(data(832), size, per_gpu=(1, 4), shuffle=False)
     for n, (x, y, _) in enumerate(micro for _ in job.epochs(2) for micro in loader):
@@ -126,7 +126,9 @@ def test_accumulation_by_the_users_own_no_sync_is_measured_between_ranks(ranks: 
 def gradients(static: bool) -> list[Tensor]:
     model = network()
     optimizer = SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, measure_every=1, ddp_kwargs={"static_graph": static})
+    job = attach(
+        model, optimizer, adaptive=False, measuring={"every": 1}, ddp_kwargs={"static_graph": static}
+    )
     found = []
     for x, y, _ in job.loader(data(), 32, per_gpu=(1, 4), shuffle=False):
         with job.micro_batch():
@@ -185,7 +187,7 @@ def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
     torch.manual_seed(0)
     model = kind()
     optimizer = make(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, measure_every=1)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1})
     loader = job.loader(data(), 32, per_gpu=per_gpu)
     for _ in job.epochs(3, statistical=True):
         for x, y, ids in loader:
@@ -244,7 +246,7 @@ def branching(make: Any, in_place: bool) -> tuple[int, float, float]:
     model = Branches()
     optimizer = make(model.parameters(), lr=0.0)
     ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": in_place}
-    job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9, ddp_kwargs=ddp)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9}, ddp_kwargs=ddp)
     loader, chosen = job.loader(data(192), 16), random.Random(job.rank)
     for x, y, _ in (batch for _ in job.epochs(4) for batch in loader):
         with job.micro_batch():
@@ -282,7 +284,7 @@ def scales(apart: bool, per_gpu: tuple[int, int]) -> list[tuple[float, float]]:
     optimizers: list[torch.optim.Optimizer] = (
         [SGD([group], lr=0.0) for group in groups] if apart else [SGD(groups, lr=0.0)]
     )
-    job: Job = attach(model, optimizers[0], adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
+    job: Job = attach(model, optimizers[0], adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     head = job.add_model("head", model[2], optimizers[1]) if apart else None
     loader = job.loader(data(), 16, per_gpu=per_gpu)
     for _ in job.epochs(3, statistical=True):

@@ -90,7 +90,7 @@ def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool
     """
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, measure_every=1, checkpoint_dir=directory)
+    job = attach(model, optimizer, adaptive=True, measuring={"every": 1}, checkpoint_dir=directory)
     loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
     known = job.training.advisor is None or job.params is not None
     last = job.coordinator.checkpointer.last_attempt

@@ -100,7 +100,7 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, measure_every=1)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, measuring={"every": 1})
     loader = job.loader(data(), 28)
     seen: list[int] = []
     steps = 0
@@ -131,7 +131,7 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
-    job = attach(model, optimizer, adaptive=True, measure_every=1)
+    job = attach(model, optimizer, adaptive=True, measuring={"every": 1})
     loader = job.loader(data(), 12, max_batch_size=60, per_gpu=(1, 12))
     if job.training.advisor is not None:
         job.training.advisor.close()  # the proposals below are all that there are

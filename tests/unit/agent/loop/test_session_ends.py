@@ -92,7 +92,7 @@ def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
 
 
 def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
-    job, optimizer = start(adaptive=True, measure_every=1000)
+    job, optimizer = start(adaptive=True, measuring={"every": 1000})
     loader = job.loader(data(106), 8, max_batch_size=32, per_gpu=(1, 32))
     job.training.choice = BatchChoice(32, 0)
     job.training.models[0].meter.agreed = (NoiseScale(sqr=1.0, var=3.0),)
@@ -126,7 +126,7 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
 
 
 def test_one_gpu_that_measures_every_step_in_two_halves_reports_its_goodput() -> None:
-    job, optimizer = start(adaptive=True, measure_every=1)
+    job, optimizer = start(adaptive=True, measuring={"every": 1})
     loader = job.loader(data(320), 32, max_batch_size=32, per_gpu=(1, 32))
     for x, y in loader:
         step(job, optimizer, x, y)
@@ -246,7 +246,7 @@ def test_a_parameter_group_added_in_mid_training_is_trained_on() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, scaling="linear", measure_every=1)
+    job = attach(model, optimizer, adaptive=True, scaling="linear", measuring={"every": 1})
     loader = job.loader(data(256), 8, max_batch_size=16, per_gpu=(1, 16))
     job.training.choice = BatchChoice(16, 0)
     for n, (x, y) in enumerate(loader):

@@ -96,7 +96,7 @@ def skipped_on_one(how: str, unused: bool) -> Tensor:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     options = {"find_unused_parameters": True} if unused else None
-    job = attach(model, optimizer, adaptive=False, measure_every=1, ddp_kwargs=options)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1}, ddp_kwargs=options)
     for k, (x, y, _) in enumerate(job.loader(data(192), 24, per_gpu=(1, 6), shuffle=False)):
         out = job.rank == 1 and k in (2, 5, 7)
 

@@ -104,7 +104,12 @@ def trained(m0: int, most: int, kind: str) -> tuple[list[Tensor], Tensor, tuple[
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
     ddp = {"gradient_as_bucket_view": True} if kind == "view" else {}
     job = attach(
-        model, optimizer, scaler=scaler, adaptive=False, measure_every=1, noise_decay=1 - 1e-9, ddp_kwargs=ddp
+        model,
+        optimizer,
+        scaler=scaler,
+        adaptive=False,
+        measuring={"every": 1, "decay": 1 - 1e-9},
+        ddp_kwargs=ddp,
     )
     x, y, index = data().tensors
     dataset = TensorDataset(x, y, index, tokens())

@@ -29,7 +29,7 @@ def thawed(first: bool, passes: int, bare: bool) -> Tensor:
     model = network()
     model[0].requires_grad_(first)  # type: ignore[index, union-attr]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    job = attach(model, optimizer, adaptive=False, measure_every=1)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1})
     loader = job.loader(data(192), 24, per_gpu=(1, 24 // job.world.size // passes), shuffle=False)
     for epoch in job.epochs(2):
         if epoch:

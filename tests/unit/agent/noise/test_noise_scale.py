@@ -114,11 +114,9 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
         model,
         optimizer,
         scaler=scaler,
-        comm_hook=hook_of(name),
         adaptive=adaptive,
-        measure_every=1,
-        noise_decay=1 - 1e-9,
-        ddp_kwargs=DDP_OPTIONS.get(name),
+        measuring={"every": 1, "decay": 1 - 1e-9},
+        ddp_kwargs={"comm_hook": hook_of(name), **DDP_OPTIONS.get(name, {})},
     )
     loader = job.loader(planted(), M0, max_batch_size=M0, per_gpu=per_gpu)
     for _ in job.epochs(1, statistical=True):
@@ -206,7 +204,7 @@ def measure_bare(name: str) -> tuple[float, float, int]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
         precondition(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, measure_every=1, noise_decay=1 - 1e-9)
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     for n, (x,) in enumerate(job.loader(planted(), M0)):
         if n % 10 == 7:
             with job.model.no_sync():
@@ -239,9 +237,9 @@ def what_arrives(name: str) -> float:
     job = attach(
         model,
         optimizer,
-        comm_hook=hook_of(name),
         adaptive=False,
-        measure_every=2,
+        measuring={"every": 2},
+        ddp_kwargs={"comm_hook": hook_of(name)},
     )
     rows = planted().tensors[0]
     off = 0.0
@@ -364,7 +362,7 @@ def measure_groups() -> list[tuple[float, float]]:
     optimizer = torch.optim.SGD(groups, lr=0.0)
     # A bucket per parameter: their halves of the estimate come from two calls of the hook.
     ddp = {"bucket_cap_mb": 1e-5}
-    job = attach(model, optimizer, adaptive=False, measure_every=1, noise_decay=1 - 1e-9, ddp_kwargs=ddp)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9}, ddp_kwargs=ddp)
     for (x,) in job.loader(planted(), M0):
         with job.micro_batch():
             job.backward(job.model(x).mean())
@@ -408,7 +406,7 @@ def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> Non
     var_error = (spread / (n - 1) / steps) ** 0.5
     sqr_error = ((4 * float(mean @ covariance @ mean) / m0 + spread * n / (n - 1)) / steps) ** 0.5
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=True, measure_every=1, noise_decay=1 - 1e-9)
+    job = attach(model, optimizer, adaptive=True, measuring={"every": 1, "decay": 1 - 1e-9})
     high = per_gpu if per_gpu == 8 else m0
     for a, b in job.loader(TensorDataset(x, y), m0, max_batch_size=m0, per_gpu=(1, high)):
         with job.micro_batch():
@@ -428,7 +426,7 @@ def test_a_real_network_against_every_examples_own_gradient(per_gpu: int) -> Non
 def test_only_steps_that_are_due_are_measured() -> None:
     model = torch.nn.Linear(D, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=False, measure_every=5)
+    job = attach(model, optimizer, adaptive=False, measuring={"every": 5})
     for (x,) in job.loader(planted(), M0, per_gpu=(M0 // 4, M0 // 4)):
         with job.micro_batch():
             job.backward(job.model(x).mean())

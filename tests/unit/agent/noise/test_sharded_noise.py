@@ -91,7 +91,12 @@ def train(
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
     ddp = {} if sharded else {"find_unused_parameters": True}
     job = attach(
-        model, optimizer, scaler=scaler, adaptive=False, measure_every=1, noise_decay=1 - 1e-6, ddp_kwargs=ddp
+        model,
+        optimizer,
+        scaler=scaler,
+        adaptive=False,
+        measuring={"every": 1, "decay": 1 - 1e-6},
+        ddp_kwargs=ddp,
     )
     grads: list[torch.Tensor] = []
     for x, y in job.loader(data(), M0, per_gpu=(1, per_gpu)):

@@ -405,7 +405,9 @@ def test_sde_leaves_coupled_decay_and_other_families_alone() -> None:
 def train(optimizer_class: Any, caplog: Any, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    job = attach(model, optimizer_class(model.parameters()), mode="enforce", measure_every=1, **options)
+    job = attach(
+        model, optimizer_class(model.parameters()), mode="enforce", measuring={"every": 1}, **options
+    )
     x = torch.randn(256, 4)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 4, max_batch_size=32, per_gpu=(1, 8))
     with caplog.at_level(logging.WARNING, "pollux"):

@@ -98,8 +98,7 @@ def train(
         model,
         optimizer_of(kind, model),
         adaptive=False,
-        measure_every=1,
-        noise_decay=1 - 1e-6,
+        measuring={"every": 1, "decay": 1 - 1e-6},
         checkpoint_dir=folder,
     )
     loader = job.loader(data(), M0, per_gpu=(1, per_gpu))

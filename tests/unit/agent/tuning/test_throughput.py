@@ -131,7 +131,7 @@ def test_an_equation_that_fails_gives_way_to_pollux_own(answer: Any, caplog: Any
 
 def test_attach_takes_it() -> None:
     model, own = torch.nn.Linear(2, 1), Tiled()
-    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), throughput=own)
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), measuring={"step_time": own})
     job.profile.add(Configuration(1, 1, 8), final=[0.1])
     job.profile.add(Configuration(1, 1, 16), final=[0.1])
     params = job.profile.fit()
