@@ -20,10 +20,12 @@ from polluxd.config.setting_info import (
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError
 from polluxd.model.snapshot_json import decode_snapshot
+from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.shares import read_shares
 
 from . import access
 from .access import ConfigOption, JsonOption
-from .output import Column, emit, emit_json, table
+from .output import Column, emit, emit_json, number, plain, table
 from .preview import PREVIEW_COLUMNS, preview, sentences
 from .setting_words import Given, changes, rows
 
@@ -127,3 +129,68 @@ def preview_(config: Path | None, options: dict[str, Given | None], as_json: boo
         console.print()
     for line in sentences(before, after) if jobs else [f"{title}: there were no Pollux jobs"]:
         console.print(line, markup=False)
+
+
+SHARE_COLUMNS = (
+    Column("of", "OF"),
+    Column("name", "NAME", plain),
+    Column("weight", "WEIGHT", number(), right=True),
+    Column("by_share", "BY SLURM'S SHARE", number(), right=True),
+    Column("remark", "REMARK", flexible=True, rank=1),
+)
+
+
+@app.command("slurm-shares")
+def slurm_shares(
+    config: ConfigOption = None,
+    apply: Annotated[
+        bool, typer.Option("--set", help="make these the weights of accounts and users")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare the weights of accounts and users with Slurm's shares (sacctmgr)."""
+    loaded = access.configuration(config)
+    store, defaults = access.open_store(config)
+    present = store.settings(defaults)
+    conf = Path(loaded.slurm.conf) if loaded.slurm.conf else None
+    shares = read_shares(Slurm(conf, timeout_s=60.0).ask, loaded.slurm.cluster)
+    if not shares.accounts:
+        raise PolluxError(
+            f"slurmdbd shows no user of cluster {loaded.slurm.cluster}: shares are set by sacctmgr, with Fairshare="
+        )
+    tables = (
+        ("account", present.account_weights, shares.accounts),
+        ("user", present.user_weights, shares.users),
+    )
+    emit(
+        [
+            {
+                "of": of,
+                "name": name,
+                "weight": weights.get(name, 1.0),
+                "by_share": by_share.get(name),
+                "remark": _share_remark(name, weights.get(name, 1.0), by_share.get(name), shares.differing),
+            }
+            for of, weights, by_share in tables
+            for name in sorted(
+                weights.keys() | by_share.keys() | (shares.differing if of == "user" else set())
+            )
+        ],
+        SHARE_COLUMNS,
+        as_json=as_json,
+        console=access.console(),
+    )
+    if apply:
+        store.set_settings(
+            {f"{of}_weights": {**weights, **by_share} for of, weights, by_share in tables}, access.who()
+        )
+
+
+def _share_remark(name: str, weight: float, by_share: float | None, differing: frozenset[str]) -> str:
+    if by_share is None:
+        return (
+            "share differs by account: --set leaves this weight"
+            if name in differing
+            else "unknown to slurmdbd"
+        )
+    return "" if weight == by_share else "differs"

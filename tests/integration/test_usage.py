@@ -15,8 +15,10 @@ import pytest
 
 from contrib.devcluster import DevCluster
 from polluxd.model import JobState
+from polluxd.site.slurm_checks import Slurm
 from polluxd.slurm.protocol import Geometry
 from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.slurm.shares import read_shares
 
 pytestmark = pytest.mark.slurm
 
@@ -125,3 +127,15 @@ def test_an_unknown_job_and_a_cluster_without_slurmdbd_are_told(
     without = usage(dev_cluster, 1)
     assert (without.returncode, without.stdout) == (1, "")
     assert "slurmdbd" in without.stderr
+
+
+def test_shares_are_read_from_slurmdbd(accounted: DevCluster) -> None:
+    for words in ("vision fairshare=2", "nlp fairshare=1"):
+        accounted.command(
+            "sacctmgr", "-i", "add", "account", *words.split(), f"cluster={accounted.cluster_name}"
+        )
+    for account in ("vision", "nlp"):
+        accounted.command("sacctmgr", "-i", "add", "user", "daemon", f"account={account}", "fairshare=1")
+    found = read_shares(Slurm(accounted.slurm_conf, timeout_s=60.0).ask, accounted.cluster_name)
+    assert found.accounts["vision"] / found.accounts["nlp"] == pytest.approx(2.0, rel=0.01)
+    assert found.users["daemon"] == 1.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, Snapsh
 from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
 from polluxd.policy.autoscale import desired_nodes
+from polluxd.slurm.shares import ShareWeights
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
 from tests.build import nodes, report
@@ -79,6 +82,9 @@ class Recorded:
 
     def settings(self, defaults: PolicySettings) -> PolicySettings:
         return self.current
+
+    def set_settings(self, values: Mapping[str, Any], _who: str) -> None:
+        self.current = replace(self.current, **values)
 
 
 @pytest.fixture
@@ -180,6 +186,27 @@ def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl)
     assert found["before"]["objective"] == plans[0].objective
     assert (found["settings_after"]["power"], found["settings_before"]["power"]) == (1.0, -1.0)
     assert recorded.current == PolicySettings()
+
+
+def test_weights_are_compared_with_slurms_shares_and_set(recorded, polluxctl, monkeypatch):
+    recorded.current = PolicySettings(account_weights={"vision": 2.0, "gone": 3.0})
+    shares = ShareWeights({"vision": 1.5, "nlp": 0.5}, {"bob": 1.0}, frozenset({"ada"}))
+    monkeypatch.setattr("polluxd.cli.setting_commands.read_shares", lambda _ask, _cluster: shares)
+    loaded = SimpleNamespace(slurm=SimpleNamespace(conf="", cluster="dev"))
+    monkeypatch.setattr("polluxd.cli.access.configuration", lambda _config: loaded)
+    monkeypatch.setattr("polluxd.cli.access.who", lambda: "root")
+    found = {row["name"]: row for row in json.loads(polluxctl("settings", "slurm-shares", "--json").out)}
+    assert {name: (row["weight"], row["by_share"], row["remark"]) for name, row in found.items()} == {
+        "gone": (3.0, None, "unknown to slurmdbd"),
+        "nlp": (1.0, 0.5, "differs"),
+        "vision": (2.0, 1.5, "differs"),
+        "ada": (1.0, None, "share differs by account: --set leaves this weight"),
+        "bob": (1.0, 1.0, ""),
+    }
+    assert recorded.current.account_weights == {"vision": 2.0, "gone": 3.0}, "nothing is set without --set"
+    assert polluxctl("settings", "slurm-shares", "--set").status == 0
+    assert recorded.current.account_weights == {"vision": 1.5, "gone": 3.0, "nlp": 0.5}
+    assert recorded.current.user_weights == {"bob": 1.0}
 
 
 def test_a_preview_in_words(recorded, polluxctl):
