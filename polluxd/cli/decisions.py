@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from polluxd.store import CycleSummary
 from . import access
 from .access import ConfigOption, JsonOption
 from .output import Column, clock, count, emit, emit_json, number, plain, table
-from .replay import DIFFERENCE_COLUMNS, differences
+from .replay import DIFFERENCE_COLUMNS, SAMPLES, differences, gain, speedups
 
 app = typer.Typer(
     help="The decisions made so far, and their replay.", no_args_is_help=True, rich_markup_mode=None
@@ -115,3 +116,43 @@ def replay(
         console.print(table(found, DIFFERENCE_COLUMNS, console.width))
     if found:
         raise typer.Exit(1)
+
+
+GAIN_COLUMNS = (
+    Column("decisions", "DECISIONS", right=True),
+    Column("hours", "HOURS", number(), right=True),
+    Column("held", "SPEEDUP NOW", number(), right=True),
+    Column("planned", "AS DECIDED", number(), right=True),
+    Column("gained_hours", "TRAINING GAINED [h]", number(), right=True),
+    Column("error_hours", "+/- [h]", number(), right=True),
+)
+
+
+@app.command("gain")
+def gain_(
+    config: ConfigOption = None,
+    newest: Annotated[int, typer.Option("--newest", "-n", min=2, help="decisions to look at")] = 10000,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up what the decisions promise against what the jobs hold.
+
+    In mode observe: what polluxd would have gained. SPEEDUP is the sum over the jobs, 1 for a job at its fair share and
+    0 for one that waits. The cost of moves is left out.
+    """
+    store, _ = access.open_store(config)
+    kept = [s.cycle for s in store.cycles(newest) if s.kept and s.cycle.solver is not None][::-1]
+    sample = kept[:: max(1, -(-len(kept) // SAMPLES))]
+    found = gain(
+        [
+            (cycle.started_at, *speedups(decode_snapshot(data)))
+            for cycle in sample
+            if (data := store.cycle_snapshot(cycle.id)) is not None
+        ]
+    )
+    if found is None:
+        raise PolluxError(
+            "expected two decisions or more with their snapshots: wait for polluxd's next decisions"
+        )
+    error = None if found.error is None else found.error * found.hours
+    row = {**asdict(found), "gained_hours": found.gained_hours, "error_hours": error}
+    emit([row], GAIN_COLUMNS, as_json=as_json, console=access.console())
