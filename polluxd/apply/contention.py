@@ -19,7 +19,7 @@ from typing import NamedTuple
 from polluxd.apply.neighbours import rank, waiting_plain_jobs, waits
 from polluxd.apply.placed import geometry
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobState, Placement, Plan, Snapshot
+from polluxd.model import KEPT_BACK, JobState, Placement, Plan, Snapshot
 from polluxd.policy.owners import beyond_share
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 
@@ -35,7 +35,8 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
     """Return the jobs without GPUs for which the plan finds none.
 
     They may take GPUs that become free. Jobs under a ceiling or a rule on numbers of GPUs are left out, and jobs that
-    would take their user or account beyond its share: only polluxd enforces these, and Slurm does not.
+    would take their user or account beyond its share, and jobs that wait for the sake of money: only polluxd enforces
+    these, and Slurm does not.
     """
     settings = snapshot.settings
     if settings.gpu_counts != "any":
@@ -50,7 +51,7 @@ def unplaced(snapshot: Snapshot, plan: Plan) -> frozenset[int]:
         and job.spec.gpu_counts == "any"
         and job.account not in settings.account_ceilings
         and job.user not in settings.user_ceilings
-    )
+    ) - {a.job_id for a in plan.allocations if KEPT_BACK in a.reason}
     return found - beyond_share(snapshot, plan, found)
 
 

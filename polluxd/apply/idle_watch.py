@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polluxd.model import Allocation, JobState, Plan
+from polluxd.model import KEPT_BACK, Allocation, JobState, Plan
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 INTERVALS = 5
@@ -82,8 +82,8 @@ def _cause(allocation: Allocation | None) -> tuple[str, bool]:
     if allocation is None:
         return "the job takes no part in the decision", False
     explanation = allocation.explanation
-    if allocation.placement:
-        return allocation.reason, True  # it is being started
+    if allocation.placement or KEPT_BACK in allocation.reason:
+        return allocation.reason, True  # it is being started, or money is the reason
     if explanation is None:
         return allocation.reason, allocation.reason.startswith("infeasible:")
     return allocation.reason, explanation.limit not in _CONTRADICTED

@@ -182,7 +182,7 @@ class Reconciler:
         moves, reports, paused = records.moves, records.reports, records.settings.paused
         self._acted_on = {move.job_id: move for move in moves}
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
-        self._stopwatch.keep(moves)
+        self._stopwatch.keep(moves, seen.state.nodes)
         self.ids.keep(moves)
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}

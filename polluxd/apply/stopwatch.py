@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from polluxd.config.settings import MoveSettings
-from polluxd.model import Move, Step
+from polluxd.model import Move, Node, Step
 
 Stage = tuple[int, Step]
 """A move, by its id, at one of its steps."""
@@ -32,11 +32,14 @@ class Stopwatch:
         self._monotonic = monotonic
         self._since: dict[Stage, float] = {}
         self._tried: dict[Stage, float] = {}
+        self._booting: frozenset[str] = frozenset()
 
     def waited(self, move: Move) -> float:
-        """Seconds for which `move` has been at its step."""
+        """Seconds for which `move` has been at its step. While a node of its target boots, none pass."""
         stage = move.id, move.step
         now = self._monotonic()
+        if not self._booting.isdisjoint(move.target.nodes):
+            self._since[stage] = now
         if stage not in self._since:
             # Use the time of this step only: an earlier step may have a later time if the clock was set back.
             recorded = move.times.get(move.step, self._clock())
@@ -55,8 +58,9 @@ class Stopwatch:
         tried = self._tried.get((move.id, move.step))
         return float("inf") if tried is None else self._monotonic() - tried
 
-    def keep(self, moves: Iterable[Move]) -> None:
-        """Forget all but these moves."""
+    def keep(self, moves: Iterable[Move], nodes: Iterable[Node] = ()) -> None:
+        """Forget all but these moves; note which of the nodes boot."""
+        self._booting = frozenset(node.name for node in nodes if node.power == "booting")
         known = {move.id for move in moves}
         for times in (self._since, self._tried):
             for stage in [stage for stage in times if stage[0] not in known]:

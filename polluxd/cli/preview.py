@@ -9,6 +9,7 @@ from typing import Any
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, Plan, Snapshot
 from polluxd.policy import decide
+from polluxd.policy.cloud.renting import hourly
 
 from .output import Column, duration, number
 
@@ -63,7 +64,10 @@ def preview(
                 "reason_after": will.reason,
             }
         )
-    return rows, [summary(plan) for plan in plans]
+    return rows, [
+        summary(plan) | {"rented_cost": hourly(replace(snapshot, settings=settings), plan)}
+        for plan, settings in zip(plans, (before, after), strict=True)
+    ]
 
 
 def _seconds_left(allocation: Allocation) -> float | None:
@@ -100,5 +104,6 @@ def sentences(before: Side, after: Side) -> list[str]:
             ("running", "jobs with GPUs"),
             ("gpus", "GPUs held"),
             ("to_change", "jobs to start, move or stop"),
+            ("rented_cost", "cost of the rented nodes in use, per hour"),
         )
     ]

@@ -1,14 +1,17 @@
-"""`polluxctl recommend-nodes`: how many nodes the jobs would use well."""
+"""`polluxctl recommend-nodes`: how many nodes the jobs would use well, or are worth their price."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from polluxd.errors import ConfigError, PolluxError
+from polluxd.model import Snapshot
 from polluxd.model.snapshot_json import decode_snapshot
-from polluxd.policy.autoscale import HIGH, LOW, desired_nodes
+from polluxd.policy.cloud.autoscale import HIGH, LOW, desired_nodes
+from polluxd.policy.cloud.powered_down import rented
+from polluxd.policy.cloud.renting import hourly, price_of
 
 from . import access
 from .access import ConfigOption, JsonOption
@@ -27,13 +30,16 @@ def recommend_nodes(
 ) -> None:
     """Show how many nodes the jobs would use well.
 
-    Nothing is started or stopped.
+    Where nodes have prices: which of them are worth their price. Nothing is started or stopped.
     """
     newest = access.open_store(config)[0].newest_snapshot()
     if newest is None:
         raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
     cycle, data = newest
     snapshot = decode_snapshot(data)
+    if snapshot.settings.cloud_prices:
+        _by_price(cycle, snapshot, as_json)
+        return
     present = sum(n.gpus > 0 for n in snapshot.nodes)
     try:
         desired = desired_nodes(
@@ -62,3 +68,28 @@ def recommend_nodes(
     typer.echo(f"Desired: {count(desired.nodes, 'node')} ({step}), expected utility {desired.expected:.2f}.")
     for nodes, found in desired.tried:
         typer.echo(f"  {count(nodes, 'node'):<12} utility {found:.2f}")
+
+
+def _by_price(cycle: int, snapshot: Snapshot, as_json: bool) -> None:
+    """Show the rented nodes that jobs may use now, by the rule of the daemon."""
+    chosen = rented(snapshot)
+    kinds = {node.name: price_of(node, snapshot.settings)[0] for node in snapshot.nodes}
+    rows: list[dict[str, Any]] = [
+        {
+            "type": name,
+            "price": price,
+            "nodes": sum(kind == name for kind in kinds.values()),
+            "desired": sum(kinds[node] == name for node in chosen.nodes),
+        }
+        for name, price in sorted(snapshot.settings.cloud_prices.items())
+    ]
+    cost = hourly(snapshot, chosen.plan)
+    if as_json:
+        emit_json({"cycle": cycle, "rented": rows, "cost_per_hour": cost})
+        return
+    typer.echo(f"On the jobs and nodes of cycle {cycle}, by the prices of the settings:")
+    for row in rows:
+        typer.echo(
+            f"  {row['type']}: {row['desired']} of {count(row['nodes'], 'node')}, {row['price']:g} an hour each"
+        )
+    typer.echo(f"Cost: {cost:.2f} an hour.")

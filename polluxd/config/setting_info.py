@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from polluxd.config.cloud_settings import CloudSettings
 from polluxd.config.settings import SECTIONS, PolicySettings
 from polluxd.errors import ConfigError
 
@@ -102,7 +103,12 @@ def declared(section: str, schema: Mapping[str, Any]) -> tuple[SettingInfo, ...]
 @cache
 def infos(section: str) -> tuple[SettingInfo, ...]:
     """Return the settings of one section."""
-    return declared(section, TypeAdapter(SECTIONS[section]).json_schema())
+    found = declared(section, TypeAdapter(SECTIONS[section]).json_schema())
+    if section != "policy":
+        return found
+    # pydantic finds docstrings in the class that declares the fields alone.
+    inherited = declared(section, TypeAdapter(CloudSettings).json_schema())
+    return (*found[len(inherited) :], *inherited)
 
 
 @cache

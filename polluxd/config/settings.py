@@ -34,6 +34,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from polluxd.config.annotations import example, expected, run_time_only, unit
+from polluxd.config.cloud_settings import CloudSettings
 from polluxd.config.gpu_counts import RULES, is_rule
 
 
@@ -244,7 +245,7 @@ class CycleSettings(_Section):
 
 # Not strict as a whole: pydantic would then take no table for a dataclass. Its numbers and switches are.
 @dataclass(frozen=True, slots=True, config=_SECTION)
-class PolicySettings:
+class PolicySettings(CloudSettings):
     """How the cluster is shared.
 
     `polluxctl settings set` overrides these defaults at run time.

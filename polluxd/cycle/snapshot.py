@@ -169,7 +169,10 @@ def build_snapshot(
             foreign_gpus=node.foreign_gpus + others[node.name],
             rack=node.rack or facts.racks.get(node.name, ""),
             partitions=offers.on(node),
-            features=frozenset(),
+            # By its features a node may have a price; one that is off may get one.
+            features=node.features
+            if node.power != "on" or not settings.cloud_prices.keys().isdisjoint(node.features)
+            else frozenset(),
             tmp_mb=None,
             position=position,
         )

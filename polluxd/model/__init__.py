@@ -6,10 +6,11 @@ Units: seconds, GPUs, examples. Times are POSIX timestamps (float, UTC). Nothing
 from polluxd.model.jobs import GpuLimit, JobSpec, JobState, Snapshot, SnapshotJob
 from polluxd.model.moves import RESTARTING_PATHS, Move, Step
 from polluxd.model.nodes import NO_PLACEMENT, Node, Placement, Power
-from polluxd.model.plans import Allocation, DaemonMode, Explanation, Plan
+from polluxd.model.plans import KEPT_BACK, Allocation, DaemonMode, Explanation, Plan
 from polluxd.model.reports import Report
 
 __all__ = [
+    "KEPT_BACK",
     "NO_PLACEMENT",
     "RESTARTING_PATHS",
     "Allocation",

@@ -36,6 +36,8 @@ class Node:
     """Memory that Slurm gives to jobs here; 0: it sets no limit, or is not known."""
     foreign_memory_mb: int = 0
     power: Power = "on"
+    boot_s: float | None = None
+    """Of a node that is off: seconds that boots of such nodes took; None: none was seen."""
 
     @property
     def capacity(self) -> int:

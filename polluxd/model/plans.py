@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from polluxd.model.nodes import Placement
 
+KEPT_BACK = "; rented nodes are kept back: "
+"""Stands in the reason of each job that waits or leaves a node for the sake of money."""
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

@@ -8,6 +8,6 @@ Nothing here does I/O, reads a clock or draws a random number.
 """
 
 from polluxd.policy.cache import Cache
-from polluxd.policy.powered_down import decide
+from polluxd.policy.cloud.powered_down import decide
 
 __all__ = ["Cache", "decide"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polluxd.model import Allocation, Node, Snapshot
-from polluxd.policy.decision import decide
+from polluxd.policy.cloud.powered_down import decide
 from polluxd.policy.domains import eligible, partitions_of
 
 ADDED = "~one-more"
@@ -34,4 +34,4 @@ def one_node_more(snapshot: Snapshot, job_id: int) -> Allocation | None:
 
 
 def _copy(node: Node) -> Node:
-    return replace(node, name=ADDED, foreign_gpus=0, foreign_cpus=0, schedulable=True)
+    return replace(node, name=ADDED, foreign_gpus=0, foreign_cpus=0, schedulable=True, power="on")

@@ -57,9 +57,10 @@ def job_state(word: str) -> JobState:
 def schedulable(state: str) -> bool:
     """Tell whether Slurm starts work on a node in this state.
 
-    `IDLE+DRAIN` has two flags; a node in `IDLE*` does not respond.
+    `IDLE+DRAIN` has two flags; a node in `IDLE*` does not respond. No node responds while it boots.
     """
-    return all(word in _USABLE for word in state.split("+"))
+    flags = set(state.split("+"))
+    return flags - ({"NOT_RESPONDING"} if "POWERING_UP" in flags else set()) <= _USABLE
 
 
 def power(state: str) -> Power:

@@ -90,7 +90,7 @@ class CompanionJob:
         Args:
             facts: what joiners have to know about the job before they join.
             same: facts that must be equal on the joiners, by name.
-            wait: seconds until all joiners have to be ready.
+            wait: seconds until all joiners have to be ready, once their nodes have booted.
         """
         self.wanted = wanted
         self._rendezvous, self._facts, self._same, self._wait = rendezvous, facts, same, wait
@@ -175,11 +175,17 @@ class CompanionJob:
             trouble = self._rendezvous.heard(self._key("failed"))
             if trouble is not None:
                 raise RecruitmentFailed(f"a joiner's script has ended before its training: {trouble}")
+            if missing and time.monotonic() >= end and self._boots():
+                end = time.monotonic() + self._wait
             if missing and time.monotonic() >= end:
                 raise RecruitmentFailed(
                     f"{len(missing)} of {self.wanted.ranks} joiners were not ready after {self._wait:.0f} s"
                 )
             self._stopped.wait(_LOOK)
+
+    def _boots(self) -> bool:
+        """Whether Slurm still boots a node for the job. polluxd cancels a job that it no longer waits for."""
+        return "JobState=CONFIGURING" in (show_job(self._job_id or "") or "")
 
     def _cancel(self) -> None:
         if self._job_id is None:

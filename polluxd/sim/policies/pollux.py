@@ -22,8 +22,8 @@ from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
-from polluxd.policy.autoscale import desired_nodes
 from polluxd.policy.cache import Cache
+from polluxd.policy.cloud.autoscale import desired_nodes
 from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View
@@ -76,7 +76,7 @@ class Pollux:
     def nodes_wanted(self, view: View) -> int:
         """Return the node count by the utility of the present size.
 
-        Source: the paper, section 4.2.2, as `polluxd.policy.autoscale` implements it.
+        Source: the paper, section 4.2.2, as `polluxd.policy.cloud.autoscale` implements it.
         """
         cloud = view.scenario.cloud
         assert cloud is not None

@@ -46,3 +46,16 @@ def test_a_boot_that_fails_counts_once_however_long_the_node_stays_down() -> Non
     boots = Boots()
     play(boots, (0.0, BOOTING), *((float(at), DOWN) for at in range(1, 50)))
     assert play(boots, (1.0 + FIRST_S, OFF)) == [True]
+
+
+def test_the_mean_of_boots_that_succeeded_is_known_of_nodes_that_are_alike() -> None:
+    boots = Boots()
+    other = Node("d1", 4, features=frozenset({"spot"}), power="off")
+    play(boots, (0.0, OFF), (5.0, BOOTING), (65.0, ON), (900.0, OFF), (905.0, BOOTING), (945.0, ON))
+    alike, unlike = boots.observe((OFF, other), 2000.0)
+    assert (alike.boot_s, unlike.boot_s) == (50.0, None)
+    play(boots, (2001.0, BOOTING), (2500.0, OFF))
+    assert boots.observe((OFF,), 9999.0)[0].boot_s == 50.0, "a boot that failed is none"
+    restarted = Boots()
+    play(restarted, (0.0, BOOTING), (1.0, ON))
+    assert restarted.observe((OFF,), 9.0)[0].boot_s is None, "polluxd did not see its begin"

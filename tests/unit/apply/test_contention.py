@@ -34,7 +34,7 @@ from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Rules
 from tests.build import job as build_job
-from tests.build import snapshot
+from tests.build import node, snapshot
 from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
@@ -159,6 +159,20 @@ def test_a_job_under_a_rule_that_slurm_does_not_keep_may_not_contend() -> None:
     assert left(gpu_counts="powers-of-two") == frozenset()
     assert left(account_ceilings={"lab": 4}) == left(user_ceilings={"ann": 4}) == frozenset()
     assert left(account_ceilings={"other": 4}, user_ceilings={"bob": 4}) == {1}
+
+
+def test_a_job_that_waits_for_the_sake_of_money_may_not_contend() -> None:
+    """Slurm would boot any rented node for it."""
+    off = node("c1", power="off", gpu_type="big")
+    waits = build_job(1, JobSpec(min_gpus=4))
+    for prices in ({}, {"big": 9.0}):
+        snap = snapshot([node("n1", 2), off], [waits], cloud_prices=prices)
+        plan = decide(snap)
+        if not prices:  # an own node that is off boots for a job that has no room elsewhere
+            assert plan.of(1).placement
+        else:
+            assert not plan.of(1).placement
+            assert unplaced(snap, plan) == frozenset()
 
 
 def test_a_job_beyond_its_user_s_share_may_not_contend() -> None:

@@ -9,7 +9,17 @@ import pytest
 from polluxd.apply.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
 from polluxd.cli.health import health
 from polluxd.config.settings import CycleSettings, MoveSettings
-from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Node, Placement, Plan
+from polluxd.model import (
+    KEPT_BACK,
+    NO_PLACEMENT,
+    Allocation,
+    Explanation,
+    JobSpec,
+    JobState,
+    Node,
+    Placement,
+    Plan,
+)
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
@@ -144,6 +154,7 @@ def test_jobs_that_wait_for_their_user_or_do_not_wait_are_left_out(waiting: Slur
         (plan("", "contention"), False),
         (plan("", "nodes"), False),
         (plan("", "pinned"), True),
+        (plan(f"waits for GPUs{KEPT_BACK}any further one is not worth the price now"), True),
         (plan("", "ceiling"), True),
         (plan("", "contention", Placement(("n1",), 1)), True),
         (Plan((), 0.0, 0.0, "none"), False),

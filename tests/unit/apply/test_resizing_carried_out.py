@@ -105,6 +105,31 @@ def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:
     assert site.acting.begin([Intent(site.job, 0, "resize", BOTH, ONE, "")], CycleRecords())
 
 
+def test_a_move_waits_while_a_node_of_it_boots_and_its_limits_begin_after_that() -> None:
+    site = Site(training_timeout_s=100.0)
+    site.start(ONE)
+    site.begin(ONE, BOTH)
+    site.turn()
+    site.lend(1)
+    for _ in range(3):
+        site.turn()
+    assert site.steps == [Step.STARTED]
+    observe, boots = site.slurm.observe, True
+    site.slurm.observe = lambda: replace(  # type: ignore[method-assign]
+        found := observe(),
+        nodes=tuple(replace(n, power="booting") if boots and n.name == "n2" else n for n in found.nodes),
+    )
+    for seconds in (100.0, 100.0, 100.0, 1.0):
+        site.turn(seconds)
+    assert site.steps == [Step.STARTED]
+    boots = False
+    site.turn(60.0)
+    site.turn(60.0)
+    assert site.steps == [Step.STARTED]
+    site.turn(60.0)
+    assert site.steps == [Step.FAILED]
+
+
 def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site = Site()
     site.start(ONE)

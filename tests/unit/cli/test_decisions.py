@@ -17,7 +17,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
-from polluxd.policy.autoscale import desired_nodes
+from polluxd.policy.cloud.autoscale import desired_nodes
 from polluxd.slurm.shares import ShareWeights
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
@@ -272,3 +272,20 @@ def test_recommend_nodes_shows_the_size_that_the_policy_wishes_for(recorded, pol
     assert polluxctl("recommend-nodes", "--least", "3", "--most", "2").status == 2
     recorded.data = None
     assert "no snapshot is stored yet" in polluxctl("recommend-nodes").err
+
+
+def test_rented_nodes_are_recommended_and_their_cost_previewed_by_the_daemon_s_rule(recorded, polluxctl):
+    off = tuple(
+        replace(n, name=f"c{n.name}", power="off", features=frozenset({"p4"})) for n in SNAPSHOT.nodes
+    )
+    settings = replace(SNAPSHOT.settings, cloud_prices={"p4": 1.5}, cloud_hour_value=1e6)
+    rented = replace(SNAPSHOT, nodes=(*SNAPSHOT.nodes, *off), settings=settings)
+    recorded.data = encode(rented)
+    used = {name for a in decide(rented).allocations for name in a.placement.nodes if name.startswith("c")}
+    assert used
+    found = json.loads(polluxctl("recommend-nodes", "--json").out)
+    assert found["rented"] == [{"type": "p4", "price": 1.5, "nodes": len(off), "desired": len(used)}]
+    assert found["cost_per_hour"] == 1.5 * len(used)
+    assert f"p4: {len(used)} of {len(off)} nodes, 1.5 an hour each" in polluxctl("recommend-nodes").out
+    said = polluxctl("settings", "preview", "--cloud-price", "p4=2", "--cloud-hour-value", "1000000")
+    assert f"cost of the rented nodes in use, per hour: 0.0 before, {2.0 * len(used)} after" in said.out

@@ -162,7 +162,7 @@ def test_settings_set_merges_weights_and_shows_the_result(store, polluxctl):
     assert shown["power"] == "-inf"
     assert shown["account_weights"] == {"bio": 0.5, "nlp": 3.0}
     assert shown["user_weights"] == {"ada": 4.0}
-    assert set(shown) == set(PolicySettings.__slots__)
+    assert set(shown) == set(PolicySettings.__dataclass_fields__)
     assert store.current.power == -math.inf
     assert "-inf" in polluxctl("settings", "get").out
 

@@ -32,6 +32,13 @@ EVERY_OPTION = {
     "hysteresis": "0.1",
     "partial_nodes": True,
     "slurm_priority": "0.5",
+    "cloud_prices": ["p4d=32.8"],
+    "cloud_interruptions": ["p4d-spot=2"],
+    "cloud_hour_value": "20",
+    "cloud_account_hour_values": ["physics=40"],
+    "cloud_least": "1",
+    "cloud_most": "16",
+    "cloud_hours": "8-18",
 }
 
 
@@ -85,6 +92,11 @@ def test_an_optional_setting_can_be_turned_off():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (
+            {"cloud_hours": "18-8"},
+            "cloud_hours: expected hours from 0 to 24, the first below the last, such as 8-18, got '18-8'",
+        ),
+        ({"cloud_prices": ["p4d=0"]}, "cloud_prices.p4d: expected a price above 0, got 0"),
         (
             {"user_guarantees": ["a=1.5"]},
             "user_guarantees.a: expected a whole number of GPUs from 0, got '1.5'",

@@ -44,6 +44,13 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
     return build.slurm_job(job_id, state, **{"submit_time": 10.0, **more})
 
 
+def test_features_stay_where_a_node_has_or_may_get_a_price() -> None:
+    kinds = {"off": "off", "on": "on", "priced": "on"}
+    found = tuple(Node(n, 4, features=frozenset({n}), power=p) for n, p in kinds.items())  # type: ignore[arg-type]
+    snap = built(ClusterState(100.0, found, ()), settings=PolicySettings(cloud_prices={"priced": 1.0}))
+    assert [n.features for n in snap.nodes] == [{"off"}, frozenset(), {"priced"}]
+
+
 def snapshot(*jobs: SlurmJob, **more: object) -> Snapshot:
     return built(ClusterState(100.0, NODES, jobs), **more)
 

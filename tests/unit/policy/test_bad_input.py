@@ -10,7 +10,7 @@ import pytest
 from pollux.goodput import ThroughputParams
 from polluxd.model import JobSpec
 from polluxd.policy import decide
-from polluxd.policy.autoscale import desired_nodes
+from polluxd.policy.cloud.autoscale import desired_nodes
 from tests.build import job, report, running, snapshot
 from tests.unit.policy.invariants import check
 from tests.unit.policy.unlike_nodes import KINDS, QUICK, THETA, cluster, fitted

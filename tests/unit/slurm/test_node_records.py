@@ -63,6 +63,8 @@ def test_a_node_of_26_05() -> None:
         ("IDLE+REBOOT_REQUESTED", False),
         ("IDLE+CLOUD+POWERED_DOWN", True),
         ("MIXED+CLOUD+POWERING_UP", True),
+        ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+CLOUD+NOT_RESPONDING", False),
         ("IDLE+POWERING_DOWN", False),
         ("IDLE+POWER_DOWN", False),
         ("IDLE+RESERVED", True),

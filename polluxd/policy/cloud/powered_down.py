@@ -1,45 +1,63 @@
 """Decide about nodes that Slurm has powered down.
 
-Slurm boots such a node for a job that is placed there. A boot takes minutes, and a cloud node costs money. So no job
-grows onto a node that is powered down, and none moves there. A job that the awake nodes leave without GPUs may start
-there on its least size, as it would in Slurm without polluxd.
+Slurm boots such a node for a job that is placed there. A boot takes minutes, and a cloud node costs money. Nodes with a
+price are `renting`'s. Of the others that are powered down, no job grows onto one, and none moves there. A job that all
+other nodes leave without GPUs may start there on its least size, as it would in Slurm without polluxd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import Allocation, Plan, Snapshot, SnapshotJob
+from polluxd.model import Allocation, Node, Plan, Snapshot, SnapshotJob
 from polluxd.policy import decision
 from polluxd.policy.cache import Cache
+from polluxd.policy.cloud import renting
 
 _NO_ROOM = frozenset({"contention", "fragmentation"})
 """Limits (`Explanation.limit`) of a job for which the awake nodes have no room."""
 
 
 def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = True) -> Plan:
-    """Return the plan of `decision.decide` on the awake nodes, and starts on nodes that are powered down.
+    """Return the plan of `decision.decide` on the awake and the rented nodes, and starts on others that are off.
 
-    The plan's objective and bound are those of the awake nodes. Without explanations nothing starts on a node that is
-    powered down.
+    The plan's objective and bound are those of the nodes in use. Without explanations nothing starts on a node that is
+    powered down and has no price.
     """
-    if not any(node.power == "off" for node in snapshot.nodes):
-        return decision.decide(snapshot, cache=cache, explained=explained)
-    awake = tuple(
-        replace(node, schedulable=False) if node.power == "off" else node for node in snapshot.nodes
-    )
-    plan = decision.decide(replace(snapshot, nodes=awake), cache=cache, explained=explained)
-    left = _without_room(snapshot, plan)
+    off = _off(snapshot)
+    if any(renting.is_rented(node, snapshot.settings) for node in snapshot.nodes):
+        plan = rented(snapshot, cache).plan
+    else:
+        plan = decision.decide(_without(snapshot, off), cache=cache, explained=explained)
+    left = _without_room(snapshot, plan) if off else []
     if not left:
         return plan
     starts = {
         a.job_id: _booting(a)
-        for a in decision.decide(_asleep(snapshot, plan, left)).allocations
+        for a in decision.decide(_asleep(snapshot, off, plan, left)).allocations
         if a.placement
     }
     return replace(plan, allocations=tuple(starts.get(a.job_id, a) for a in plan.allocations))
+
+
+def rented(snapshot: Snapshot, cache: Cache | None = None) -> renting.Rental:
+    """Choose the rented nodes that jobs may use beside the awake ones."""
+    return renting.choose(
+        _without(snapshot, _off(snapshot)), lambda tried: decision.decide(tried, cache=cache)
+    )
+
+
+def _off(snapshot: Snapshot) -> list[Node]:
+    """Return the nodes that are powered down and have no price."""
+    return [n for n in snapshot.nodes if n.power == "off" and not renting.is_rented(n, snapshot.settings)]
+
+
+def _without(snapshot: Snapshot, off: Sequence[Node]) -> Snapshot:
+    names = {node.name for node in off}
+    closed = (replace(node, schedulable=False) if node.name in names else node for node in snapshot.nodes)
+    return replace(snapshot, nodes=tuple(closed)) if names else snapshot
 
 
 def _booting(allocation: Allocation) -> Allocation:
@@ -64,15 +82,15 @@ def _lacks_room(allocation: Allocation) -> bool:
     return allocation.explanation.limit in _NO_ROOM
 
 
-def _asleep(snapshot: Snapshot, plan: Plan, left: list[SnapshotJob]) -> Snapshot:
-    """Return a snapshot of the nodes that are powered down, and of the jobs that have no room elsewhere.
+def _asleep(snapshot: Snapshot, off: Sequence[Node], plan: Plan, left: list[SnapshotJob]) -> Snapshot:
+    """Return a snapshot of the nodes `off`, and of the jobs that have no room elsewhere.
 
     Each job has its least size. Ceilings and Slurm's limits have what the plan leaves of them.
     """
     given = {a.job_id: a.placement.gpus for a in plan.allocations}
     return replace(
         snapshot,
-        nodes=tuple(node for node in snapshot.nodes if node.power == "off"),
+        nodes=tuple(off),
         jobs=tuple(map(_least, left)),
         settings=_what_is_left(snapshot, given),
         limits=tuple(

@@ -1,0 +1,1 @@
+"""Nodes that are powered down, or rented."""
