@@ -2,7 +2,7 @@
 Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --pollux. job_submit.lua runs this file.
 ]]
 
-local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "gpu-types", "adaptive", "preemptible", "prior", "mode", "resize", "continue" }
+local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "gpu-types", "adaptive", "preemptible", "prior", "mode", "resize", "continue", "search" }
 
 -- Bytes of SBATCH_POLLUX and of --pollux, of one GPU type, and of all of a job's types. polluxd has the last two as well.
 local LONGEST_SOURCE, LONGEST_TYPE, LONGEST_TYPES = 1024, 64, 512
@@ -80,6 +80,14 @@ local function resize(text)
   return accepted, allowed
 end
 
+-- Of a file that the agent writes, too.
+local function search(text)
+  if #text <= 64 and string.match(text, "^%w[%w._-]*$") then
+    return text
+  end
+  return nil, "a name of at most 64 letters, digits, dots, dashes and underscores"
+end
+
 local READERS = {
   ["min-gpus"] = gpu_count,
   ["max-gpus"] = gpu_count,
@@ -91,6 +99,7 @@ local READERS = {
   ["mode"] = one_of("observe, advise or enforce"),
   ["resize"] = resize,
   ["continue"] = one_of("yes or no"),
+  ["search"] = search,
 }
 
 -- The smallest number of GPUs that the directives allow; nil where they contradict each other. How many GPUs whole

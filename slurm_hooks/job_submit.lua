@@ -197,9 +197,13 @@ end
 
 -- A job that is submitted from within a Pollux job inherits its variables, which would make it look like one.
 local function disinherit(job)
+  local environment = job.environment or {}
+  local nested = given(environment["POLLUX_SUBMITTED"])
   for _, name in ipairs({ "POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN" }) do
-    if given((job.environment or {})[name]) then job.environment[name] = "" end
+    if given(environment[name]) then job.environment[name] = "" end
   end
+  -- Outside of Pollux jobs, `polluxctl tune` sets it.
+  if nested and given(environment["POLLUX_SEARCH"]) then job.environment["POLLUX_SEARCH"] = "" end
 end
 
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
@@ -300,6 +304,10 @@ function pollux_submit(job, part_list, submit_uid)
   fields[#fields + 1] = "preemptible=" .. (wanted["preemptible"] or "yes")
   if wanted["continue"] == "yes" then
     fields[#fields + 1] = "continue=yes"
+  end
+  if wanted["search"] then
+    fields[#fields + 1] = "search=" .. wanted["search"]
+    job.environment["POLLUX_SEARCH"] = wanted["search"]
   end
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.cpus_asked then

@@ -1,4 +1,4 @@
-"""The job side of polluxd: `pollux.attach` and `pollux run`.
+"""The job side of polluxd: `pollux.attach`, `pollux.trial` and `pollux run`.
 
 Importing this package imports neither torch nor scipy: polluxd reads `pollux.goodput` from it.
 """
@@ -11,8 +11,9 @@ from pollux.version import __version__
 
 if TYPE_CHECKING:
     from pollux.loop.session import Job, attach
+    from pollux.loop.trial import trial
 
-__all__ = ["Job", "__version__", "attach"]
+__all__ = ["Job", "__version__", "attach", "trial"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from pollux.loop import session  # noqa: PLC0415 - brings torch in, at first use
 
         return getattr(session, name)
+    if name == "trial":
+        from pollux.loop.trial import trial  # noqa: PLC0415
+
+        return trial
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,6 +11,7 @@
     |-- UnsupportedTorch    this release of torch lacks an internal that the agent uses
     |-- OutOfMemory         a rank ran out of GPU memory; all ranks start again with a smaller batch
     |-- LoopMistake         the training loop calls something where it does harm
+    |-- SearchError         a search, a trial's suggestion or its value is not usable
     |-- RanksDiffer         ranks hold different parameters
     `-- RankLost            a rank ended, does not answer, or never joined
 
@@ -62,6 +63,10 @@ class RestartLoop(PolluxAgentError):
 
 class LoopMistake(PolluxAgentError):
     """The training loop calls something where it does harm."""
+
+
+class SearchError(PolluxAgentError):
+    """The search cannot be used."""
 
 
 class RanksDiffer(PolluxAgentError):

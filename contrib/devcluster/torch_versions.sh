@@ -12,7 +12,7 @@ set -euo pipefail
 
 packages=(python3-torch python3-venv ca-certificates procps lua5.1)
 # What the agent's tests import, torch aside. The environment sees the suite's torch.
-python_packages=(numpy scipy typer pytest pytest-timeout hypothesis scikit-learn)
+python_packages=(numpy scipy typer pytest pytest-timeout hypothesis scikit-learn optuna cmaes)
 status=0
 for suite in ${SUITES:-trixie forky}; do
   root=${ROOTS:-/var/tmp}/pollux-torch-$suite

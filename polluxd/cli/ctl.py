@@ -47,6 +47,11 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         "usage": Command(
             "usage:usage", "Add up what a job used over its moves and companions, from sacct.", "usage 1234"
         ),
+        "tune": Command(
+            "tune:app",
+            "Search over hyper-parameters with one array of jobs.",
+            "tune start batch.sh --trials 64 --metric accuracy --max",
+        ),
     },
     "Cluster": {
         "top": Command("top:top", "Watch the jobs live.", "top"),

@@ -48,6 +48,8 @@ class JobSpec:
     """GPU counts that the job can use: `any`, `powers-of-two`, `whole-nodes`, or a list such as `1,2,4,8`."""
     continues: bool = False
     """At its time limit the job goes back into the queue, until its training is finished."""
+    search: str = ""
+    """The search of the same user that the job is a trial of; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

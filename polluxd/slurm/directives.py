@@ -6,8 +6,8 @@ The comment of a job, all on one line:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T asked=1x2
 
-A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`. After `mem-per-gpu=` stand the demands on
-nodes (`polluxd.slurm.demands`). The comment of a companion job:
+A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`; then a job of a search has `search=NAME`.
+After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
@@ -34,6 +34,7 @@ _LONGEST = 2048
 """Characters of a comment, as the hook has it."""
 _DIGITS = 15
 _NONCE = re.compile("[0-9a-f]{32}")
+_SEARCH = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SITE_TEXT = "--"
 """The word before the site's own text."""
 
@@ -76,6 +77,7 @@ def parse_admin_comment(text: str) -> Directives | None:
     demands = read_demands({key: values.pop(key) for key in WORDS if key in values})
     gpu_counts = _gpu_counts(values.pop("gpu-counts", "any"))
     nonce = _nonce(values.pop("nonce", ""))
+    search = _search(values.pop("search", ""))
     read = {key: _READERS[key](key, value) for key, value in values.items()}
     spec = JobSpec(
         min_gpus=int(read.get("min-gpus", 1)),
@@ -86,6 +88,7 @@ def parse_admin_comment(text: str) -> Directives | None:
         mem_per_gpu_mb=int(read["mem-per-gpu"]) if "mem-per-gpu" in read else None,
         gpu_counts=gpu_counts,
         continues=bool(read.get("continue", False)),
+        search=search,
     )
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
@@ -105,6 +108,12 @@ def _companion(read: dict[str, float], nonce: str) -> Companion | None:
 def _nonce(text: str) -> str:
     if text and not _NONCE.fullmatch(text):
         raise DirectiveError(f"AdminComment: nonce is 32 hexadecimal digits, not {text!r}")
+    return text
+
+
+def _search(text: str) -> str:
+    if text and not _SEARCH.fullmatch(text):
+        raise DirectiveError(f"AdminComment: search is a name of at most 64 characters, not {text!r}")
     return text
 
 
@@ -147,4 +156,4 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "move": _count,
 }
 _COMPANION = ("companion-of", "attempt", "move")
-_KEYS = ("gpu-counts", "nonce", *_READERS, *WORDS)
+_KEYS = ("gpu-counts", "nonce", "search", *_READERS, *WORDS)

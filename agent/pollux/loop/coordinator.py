@@ -70,6 +70,8 @@ class Coordinator:
         self.restored: list[RestoredParameters] = []
         """Of each model, from its restore to the first loop."""
         self._finite = True
+        self.closed = False
+        """The script has closed its job, and no error was under way."""
         self._left = False
         """The loop over the epochs was left, and no optimizer step was made since."""
 
@@ -387,6 +389,7 @@ class Coordinator:
 
     def close(self) -> None:
         """End the reports and the resizes. The last checkpoint is written before, by `stop`."""
+        self.closed = sys.exc_info()[0] is None
         self.exchange.take()
         self.endings.close()
         if self._main:

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from pollux.errors import STOPPED_STATUS
 from pollux.loop.notices import notice
-from pollux.slurm_job.allocation import show_job
+from pollux.slurm_job.allocation import show_job, task_of
 from pollux.slurm_job.environment import time_limit_at, yes
 
 logger = logging.getLogger("pollux")
@@ -200,7 +200,7 @@ class Endings:
 
     def _requeue(self) -> None:
         """Put the job back into the queue. scontrol(1)."""
-        job_id = self._environ.get("SLURM_JOB_ID", "")
+        job_id = task_of(self._environ)  # the last task of an array has the id of all
         try:
             done = subprocess.run(
                 ["scontrol", "requeue", job_id],

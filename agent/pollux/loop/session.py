@@ -23,6 +23,7 @@ from pollux.errors import PolluxAgentError
 from pollux.learning_rate.scaling import Rule, rule_for
 from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
+from pollux.loop.trial import judge_by
 from pollux.noise.noise_scale import DECAY
 from pollux.ranks.ending import print_lost_ranks_in_one_line
 from pollux.ranks.world import join
@@ -126,5 +127,6 @@ def attach(
         world, first, profile, memory, mode=effective_mode, adaptive=may_adapt, scaler=scaler, state=state
     )
     job = Job(training, attempt, joiner)
+    judge_by(job)
     attempt.times.attached_at = time.time()
     return job

@@ -25,6 +25,7 @@ from typing import Any
 from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.resize.joining import STOP
+from pollux.search.tasks import TRIAL_VARIABLES
 from pollux.slurm_job.allocation import fewest_cpus, show_job
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER
 
@@ -43,6 +44,7 @@ _KEPT = (
     "POLLUX_CHECKPOINT_INTERVAL",
     "POLLUX_MODE",
     "POLLUX_PRIOR",
+    *TRIAL_VARIABLES,
 )
 _DROPPED = re.compile(
     r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|PMI|PMIX|TORCHELASTIC|POLLUX|ROLE)_.*"

@@ -204,8 +204,18 @@ def nodes_now(env: Mapping[str, str]) -> int:
 
 
 def show_job(job_id: str) -> str | None:
-    """Return `scontrol show job` as one line; None without an answer."""
-    return _shown("job", job_id)
+    """Return `scontrol show job` as one line; None without an answer.
+
+    The last task of an array has the array's id, by which Slurm shows all tasks.
+    """
+    lines = (_shown("job", job_id) or "").splitlines()
+    return next((line for line in lines if line.startswith(f"JobId={job_id} ")), None)
+
+
+def task_of(environ: Mapping[str, str]) -> str:
+    """Name this job as squeue does, `ARRAY_TASK` or `JOB`: the same in each of its attempts. Empty outside Slurm."""
+    array, number = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{number}" if array and number else environ.get("SLURM_JOB_ID", "")
 
 
 def munge_socket() -> Path | None:

@@ -36,7 +36,8 @@ for _, text in ipairs(said) do print((string.gsub(text, "\\n", " "))) end
 for _, key in ipairs({{"admin_comment", "begin_time", "requeue", "tres_per_job"}}) do
   print(tostring(job[key]))
 end
-for _, key in ipairs({{"GATEWAY", "GATEWAY_CA", "TOKEN", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE"}}) do
+for _, key in ipairs({{"GATEWAY", "GATEWAY_CA", "TOKEN", "ADAPTIVE", "PRIOR", "MODE", "RESIZE", "CONTINUE",
+  "SEARCH"}}) do
   print(tostring(job.environment and job.environment["POLLUX_" .. key]))
 end
 print((string.gsub(tostring(job.comment), "\\n", " ")))
@@ -75,6 +76,7 @@ class Outcome:
     mode: str | None = None
     resize: str | None = None
     continues: str | None = None
+    search: str | None = None
     comment: str | None = None
 
 

@@ -50,6 +50,15 @@ def test_a_companion_from_before_nonces_has_an_empty_one() -> None:
     assert read.companion == Companion(7, 0, 12, "")
 
 
+@pytest.mark.parametrize("name", ["-x", "a b", "x" * 65, "ä", "a/b"])
+def test_a_search_is_a_name(name: str) -> None:
+    read = parse_admin_comment("pollux:v1 search=lr_1")
+    assert read is not None
+    assert read.spec.search == "lr_1"
+    with pytest.raises(DirectiveError):
+        parse_admin_comment(f"pollux:v1 search={name}")
+
+
 @pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
 def test_rules_on_gpu_counts(rule: str) -> None:
     read = parse_admin_comment(f"pollux:v1 gpu-counts={rule}")

@@ -84,7 +84,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         (
             "#POLLUX min-gpu=2",
             "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, "
-            "preemptible, prior, mode, resize, continue)",
+            "preemptible, prior, mode, resize, continue, search)",
         ),
         (
             "#POLLUX\n#POLLUX min-gpus=two",
@@ -216,6 +216,24 @@ def test_whether_a_job_goes_on_after_its_time_limit_is_inherited_from_nowhere() 
     told = [parse_admin_comment(comment(submit(line))) for line in ("#POLLUX", "#POLLUX continue=yes")]
     assert [read is not None and read.spec.continues for read in told] == [False, True]
     assert not submit("#POLLUX continue=maybe").accepted
+
+
+def test_the_search_of_a_job_reaches_the_agent_and_polluxd() -> None:
+    made = submit("#POLLUX search=lr-1.v2")
+    assert made.search == "lr-1.v2"
+    read = parse_admin_comment(comment(made))
+    assert read is not None
+    assert read.spec.search == "lr-1.v2"
+    for name in ("../x", ".x", "a/b", "x" * 65, "a,b", ""):
+        assert "a name of at most 64 letters" in refused(submit(f"#POLLUX search={name}"))
+
+
+def test_a_search_is_inherited_from_the_shell_and_from_no_pollux_job() -> None:
+    shell = {"SLURM_OPEN_MODE": "a", "POLLUX_SEARCH": "lr"}
+    assert submit("", environment=shell).search == "lr"
+    inside = {**shell, "POLLUX_SUBMITTED": "17"}
+    assert submit("", environment=inside).search == ""
+    assert submit("#POLLUX search=own", environment=inside).search == "own"
 
 
 def option(text: str) -> dict[int, str]:

@@ -125,13 +125,15 @@ def test_the_approach_of_the_time_limit_ends_the_training_and_slurm_the_job(
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     monkeypatch.setenv("POLLUX_CONTINUE", "yes")
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     monkeypatch.setattr(endings, "SLURM_WAIT", 0.1)
     monkeypatch.setattr(coordinator, "MARGIN", 1e12)
     first = ranks(2, train, tmp_path / "ck", "map", 3, by_time_limit)
     assert {rank["code"] for rank in first} == {STOPPED_STATUS}
-    assert "requeue 7" in calls.read_text().splitlines()
+    assert "requeue 5_2" in calls.read_text().splitlines(), "7 may stand for the whole array"
     assert calls.read_text().count("requeue") == 1, "rank 0 alone asks for it"
     monkeypatch.delenv("SLURM_JOB_ID")
     assert_each_once(*first, *ranks(2, train, tmp_path / "ck", "map", 3))

@@ -20,6 +20,8 @@ from pollux.slurm_job.allocation import (
     node_address,
     nodes_now,
     read_allocation,
+    show_job,
+    task_of,
     visible_gpus,
     without_stale,
 )
@@ -153,9 +155,9 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     assert nodes_now(job | {"SLURM_JOB_NUM_NODES": "1"}) == 1
     assert nodes_now(job | {"POLLUX_GATEWAY": ""}) == 4
     assert len((tmp_path / "scontrol.asked").read_text().splitlines()) == 1
-    scontrol.write_text("#!/bin/sh\nprintf 'JobName=caf\\351 NumNodes=2\\n'\n")
+    scontrol.write_text("#!/bin/sh\nprintf 'JobId=7 JobName=caf\\351 NumNodes=2\\n'\n")
     assert nodes_now(job) == 2
-    for answer in ("exit 1", "echo garbled", "echo NumNodes=0", "echo NumNodes=9"):
+    for answer in ("exit 1", "echo garbled", "echo JobId=7 NumNodes=0", "echo JobId=7 NumNodes=9"):
         scontrol.write_text(f"#!/bin/sh\n{answer}\n")
         assert nodes_now(job) == 4
     scontrol.unlink()
@@ -191,3 +193,21 @@ def test_slurm_names_the_socket_of_munge_and_the_type_of_a_nodes_gpus(
     scontrol.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (munge_socket(), gpu_type_of("n1")) == (None, "")
+
+
+def test_the_last_task_of_an_array_is_not_taken_for_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm shows all tasks under the array's id, which the last task has, too."""
+    scontrol = tmp_path / "scontrol"
+    first = "JobId=8 ArrayJobId=7 ArrayTaskId=0 EndTime=2001-01-01T00:00:00"
+    scontrol.write_text(f"#!/bin/sh\necho '{first}'\necho 'JobId=7 ArrayJobId=7 EndTime=Unknown '\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert show_job("7") == "JobId=7 ArrayJobId=7 EndTime=Unknown"
+    assert show_job("9") is None
+
+
+def test_a_task_has_one_name_in_all_its_attempts() -> None:
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert (task_of(task), task_of({"SLURM_JOB_ID": "7"}), task_of({})) == ("7_3", "7", "")

@@ -1,0 +1,262 @@
+"""One search: the study that all its tasks share, and the rules by which trials begin and end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import optuna
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, BruteForceSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from pollux.errors import SearchError
+from pollux.search.journal import open_journal
+
+SAMPLERS = ("tpe", "random", "grid", "cma")
+PRUNERS = ("asha", "hyperband", "median", "none")
+STOPPED = "the search was stopped"
+STEPS = 20
+"""Parts of a training, by statistical progress. A trial may be stopped at the end of each."""
+_REDUCTION = 3
+"""One trial of so many passes a rung: 2 to 4 (Li et al., A System for Massively Parallel Hyperparameter Tuning)."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What the user asked of a search."""
+
+    maximize: bool = False
+    trials: int | None = None
+    """None: as many as there are tasks."""
+    metric: str = "value"
+    sampler: str = "tpe"
+    pruner: str = "asha"
+    gpu_hours: float | None = None
+    until: float | None = None
+    """POSIX seconds."""
+
+
+class Search:
+    """A study of Optuna in a journal. Raises SearchError where the journal cannot be read or written."""
+
+    def __init__(self, path: Path, name: str, settings: SearchSettings | None = None) -> None:
+        """Open the search; create it with `settings`, which count for nothing if it exists.
+
+        Without `settings`, raises KeyError if the search does not exist yet.
+        """
+        self.path, self.name = path, name
+        storage = open_journal(path)
+        try:
+            study = optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            if settings is None:
+                raise
+            direction = "maximize" if settings.maximize else "minimize"
+            study = optuna.create_study(
+                study_name=name, storage=storage, direction=direction, load_if_exists=True
+            )
+            study.set_user_attr("settings", asdict(settings))
+        self.study = study
+        self.settings = SearchSettings(**study.user_attrs.get("settings", {"maximize": self._maximizes}))
+        study.sampler, study.pruner = _sampler(self.settings.sampler), _pruner(self.settings.pruner)
+
+    @property
+    def _maximizes(self) -> bool:
+        return bool(self.study.direction == optuna.study.StudyDirection.MAXIMIZE)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials that began, in order."""
+        return [
+            trial for trial in self.study.get_trials(deepcopy=False) if "given_up" not in trial.user_attrs
+        ]
+
+    def trial_of(self, task: str) -> FrozenTrial | None:
+        """Return the newest trial of a task."""
+        found = [t for t in self.study.get_trials(deepcopy=False) if t.user_attrs.get("task") == task]
+        return found[-1] if found else None
+
+    # -- what a task does -------------------------------------------------------------------------------------
+
+    def begin(self, task: str, queue: Callable[[], frozenset[str] | None]) -> FrozenTrial:
+        """Return the trial of a task: that of its earlier attempts, or a new one.
+
+        A trial that comes back finished is not to be trained: it was stopped, or given up before its start. `queue`
+        asks Slurm for its jobs, None where it does not answer: the trials of tasks that are gone have failed.
+        """
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        # Slurm is asked after the journal was read: a task that begins in between is in neither.
+        here = queue() if any(trial.user_attrs.get("task") != task for trial in running) else None
+        for trial in running:
+            if here and task in here and trial.user_attrs.get("task") not in here:
+                self.end(trial, TrialState.FAIL, why="its task left Slurm's queue")
+        found = self.trial_of(task)
+        if found is None or found.state is TrialState.FAIL:
+            # One line of the journal: whoever is killed leaves a trial with its task behind, or none.
+            over = self.over()
+            self.study.add_trial(
+                create_trial(
+                    state=TrialState.PRUNED if over else TrialState.RUNNING,
+                    # The task's checkpoint was trained with these.
+                    params=found.params if found else {},
+                    distributions=found.distributions if found else {},
+                    user_attrs={"task": task} | ({"given_up": over} if over else {}),
+                )
+            )
+            found = self.trial_of(task)
+        assert found is not None
+        return found
+
+    def live(self, trial: FrozenTrial) -> optuna.trial.Trial:
+        """Return a running trial as Optuna's own, which suggests values."""
+        return optuna.trial.Trial(self.study, trial._trial_id)
+
+    def report(self, trial: optuna.trial.Trial, step: int, value: float, gpu_seconds: float) -> str:
+        """Note the value of a trial after a step (0 to STEPS). Returns why the trial is to stop; empty: it goes on.
+
+        A step that an evaluation skipped has the value of the next one, so that trials can be compared at each step.
+        """
+        before = self.frozen(trial)
+        if before.state.is_finished():
+            return str(before.user_attrs.get("why", "it was ended"))
+        last = before.last_step or 0
+        for each in range(last + 1, step + 1):
+            trial.report(value, each)
+        trial.set_user_attr("gpu_seconds", gpu_seconds)
+        over = self.over()
+        if not math.isfinite(value):
+            why = f"its value is {value}"
+        elif over and (self.stopped or self._in_lower_half(value)):
+            why = over
+        elif step > last and trial.should_prune() and step < STEPS:
+            why = f"its rank after {100 * step // STEPS} % of the training"
+        else:
+            return ""
+        self.end(self.frozen(trial), TrialState.PRUNED, why=why)
+        return why
+
+    def complete(self, trial: optuna.trial.Trial, value: float | None) -> None:
+        """Note that a training ended. `value`: the last one; None: as the journal has it."""
+        frozen = self.frozen(trial)
+        if value is None and frozen.last_step is not None:
+            value = frozen.intermediate_values[frozen.last_step]
+        if value is None or math.isnan(value):
+            self.end(frozen, TrialState.FAIL, why="it ended without a value")
+        else:
+            self.end(frozen, TrialState.COMPLETE, value)
+
+    def frozen(self, trial: optuna.trial.Trial) -> FrozenTrial:
+        """Return the present state of a trial."""
+        return self.study.get_trials(deepcopy=False)[trial.number]
+
+    def end(self, trial: FrozenTrial, state: Any, value: float | None = None, *, why: str = "") -> None:
+        """End a trial, unless it has ended."""
+        if trial.state.is_finished():
+            return
+        # BruteForceSampler stops Optuna's own loop at its last value: here is none. Another task may have been quicker.
+        with suppress(RuntimeError):
+            if why:
+                self.live(trial).set_user_attr("why", why)
+            self.study.tell(trial.number, value, state=state, skip_if_finished=True)
+
+    # -- the search as a whole --------------------------------------------------------------------------------
+
+    @property
+    def stopped(self) -> bool:
+        """`polluxctl tune stop` ended the search."""
+        return bool(self.study.user_attrs.get("stopped"))
+
+    def gpu_hours(self) -> float:
+        """Return the GPU hours that all trials reported."""
+        return float(sum(trial.user_attrs.get("gpu_seconds", 0.0) for trial in self.trials())) / 3600
+
+    def over(self) -> str:
+        """Return why no further trial begins; empty while trials may begin."""
+        settings = self.settings
+        if self.stopped:
+            return STOPPED
+        if settings.gpu_hours is not None and self.gpu_hours() >= settings.gpu_hours:
+            return f"the search has used its {settings.gpu_hours:g} GPU hours"
+        if settings.until is not None and time.time() >= settings.until:
+            return f"the search ended at {time.strftime('%Y-%m-%d %H:%M', time.localtime(settings.until))}"
+        return ""
+
+    def given_up(self) -> Counter[str]:
+        """Count the tasks that began no trial, by the reason."""
+        found = (trial.user_attrs.get("given_up") for trial in self.study.get_trials(deepcopy=False))
+        return Counter(why for why in found if why)
+
+    def count(self) -> int:
+        """Count the trials that need not be tried again."""
+        return sum(
+            t.state is not TrialState.FAIL and t.user_attrs.get("why") != STOPPED for t in self.trials()
+        )
+
+    def stop(self) -> None:
+        """End the search and its trials by hand."""
+        self.study.set_user_attr("stopped", True)
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.end(trial, TrialState.PRUNED, why=STOPPED)
+
+    def resume(self, *, gpu_hours: float | None, until: float | None) -> None:
+        """Let trials begin again, under new limits where they are given. An end that has passed is none."""
+        before = self.settings
+        late = before.until is not None and before.until <= time.time()
+        self.settings = replace(
+            before,
+            gpu_hours=before.gpu_hours if gpu_hours is None else gpu_hours,
+            until=until or (None if late else before.until),
+        )
+        self.study.set_user_attr("settings", asdict(self.settings))
+        self.study.set_user_attr("stopped", False)
+
+    def best(self) -> FrozenTrial | None:
+        """Return the best complete trial; None while there is none."""
+        try:
+            return self.study.best_trial
+        except ValueError:
+            return None
+
+    def _in_lower_half(self, value: float) -> bool:
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        values = [t.intermediate_values[t.last_step] for t in running if t.last_step is not None]
+        middle = median(values) if values else value
+        return value < middle if self._maximizes else value > middle
+
+
+def _sampler(name: str) -> BaseSampler:
+    match name:
+        case "tpe":
+            # Of trials that run at the same time, each avoids the values of the others.
+            return TPESampler(constant_liar=True)
+        case "random":
+            return RandomSampler()
+        case "grid":
+            return BruteForceSampler()
+        case "cma":
+            return CmaEsSampler()
+    raise SearchError(_unknown("sampler", name, SAMPLERS))
+
+
+def _pruner(name: str) -> BasePruner:
+    match name:
+        case "asha":
+            return SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
+        case "hyperband":
+            return HyperbandPruner(min_resource=1, max_resource=STEPS, reduction_factor=_REDUCTION)
+        case "median":
+            return MedianPruner()
+        case "none":
+            return NopPruner()
+    raise SearchError(_unknown("pruner", name, PRUNERS))
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    return f"expected the {what} of a search to be one of {', '.join(known)}, got {name!r}"

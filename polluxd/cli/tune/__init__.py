@@ -1,0 +1,5 @@
+"""`polluxctl tune`: searches over hyper-parameters."""
+
+from polluxd.cli.tune.command import app
+
+__all__ = ["app"]
