@@ -181,6 +181,9 @@ bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store
 bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json, tests/benchmarks/scale.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
 
+bench-web: setup ## what `polluxctl web` costs with 1,000 jobs on 2,048 GPUs (root; 4 minutes); tests/benchmarks/live_page.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.live_page --page tests/benchmarks/live_page.md
+
 bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.slurmctld_load --page tests/benchmarks/slurmctld_load.md
 

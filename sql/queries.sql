@@ -265,6 +265,26 @@ FROM (
 WHERE s.lasted > 0
 GROUP BY s.job_id;
 
+-- name: cluster_over_time
+-- One decision of each :every_s seconds since :since: GPUs in service, those of plain jobs, and the mean predicted speedup of
+-- the jobs with GPUs.
+SELECT extract(epoch FROM c.started_at)::double precision AS at, n.gpus, n.plain, d.speedup
+FROM (SELECT DISTINCT ON (floor(extract(epoch FROM started_at) / :every_s)) id, started_at, snapshot
+      FROM pollux.cycle
+      WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at >= to_timestamp(:since)
+      ORDER BY floor(extract(epoch FROM started_at) / :every_s), id DESC) c
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum((e ->> 'gpus')::integer), 0) AS gpus, coalesce(sum((e ->> 'foreign_gpus')::integer), 0) AS plain
+    FROM jsonb_array_elements(c.snapshot -> 'nodes') e WHERE coalesce((e ->> 'schedulable')::boolean, true)) n
+CROSS JOIN LATERAL (
+    SELECT avg(a.speedup)::double precision AS speedup
+    FROM (SELECT cycle_id, speedup, gpus FROM pollux.allocation WHERE until IS NULL AND cycle_id <= c.id
+          UNION ALL
+          SELECT cycle_id, speedup, gpus FROM pollux.allocation WHERE until > c.id AND cycle_id <= c.id) a
+    JOIN pollux.cycle o ON o.id = a.cycle_id AND o.cluster = :cluster
+    WHERE a.gpus > 0) d
+ORDER BY c.id;
+
 -- name: newest_snapshot
 SELECT id AS cycle_id, snapshot FROM pollux.cycle WHERE cluster = :cluster AND snapshot IS NOT NULL
 ORDER BY id DESC LIMIT 1;

@@ -36,7 +36,7 @@ def configuration(config: Path | None) -> Config:
     if config is None and os.geteuid() != 0 and not os.access(DEFAULT_PATH, os.R_OK):
         raise ConfigError(
             f"this command is for administrators: {getpass.getuser()} may not read {DEFAULT_PATH}. "
-            "Every user may run `polluxctl jobs`, `top`, `explain`, `history` and `usage`"
+            "Every user may run `polluxctl jobs`, `top`, `web`, `explain`, `history` and `usage`"
         )
     return load_config(config or DEFAULT_PATH)
 

@@ -18,9 +18,10 @@ from polluxd.errors import PolluxError, SlurmError
 from polluxd.store import JobView, Store
 
 from .answers import history_document
-from .explained import explained, unknown
+from .explained import MOST_JOBS, explained, unknown
 from .output import jsonable
 from .table_rows import job_row, status_row
+from .web.overview import Overview
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,6 @@ _FRESH_S = 2.0
 """Age up to which one reading of the jobs serves several requests."""
 _PRIVACY_S = 60.0
 """Time between two looks at PrivateData."""
-_MOST_JOBS = 500
-"""Jobs of a cluster in which `explain` decides again with one more node: a second of CPU."""
 _STATUS = ("cluster", "mode", "paused", "decided_at")
 
 
@@ -62,6 +61,7 @@ class Answering:
         self._store = store
         self._defaults = defaults
         self._show_config = show_config
+        self._overview = Overview(store)
         self._lock = threading.Lock()
         self._views: tuple[float, list[JobView], Mapping[int, float]] = (float("-inf"), [], {})
         self._private, self._private_at = True, float("-inf")
@@ -74,10 +74,15 @@ class Answering:
         status = {key: whole[key] for key in _STATUS}
         return jsonable({"status": status, "jobs": self._jobs(uid, ended=False)})
 
+    def cluster(self, uid: int) -> Any:
+        """What `top` tells, and the cluster over time; to administrators also accounts and users."""
+        overview = self._overview.read(whole=uid == 0) | {"hidden": uid != 0 and self._hidden()}
+        return jsonable({**self.top(uid), "overview": overview})
+
     def explain(self, uid: int, job: int) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""
         self._own(job, uid)
-        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=_MOST_JOBS))
+        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=MOST_JOBS))
 
     def history(self, uid: int, job: int, since: float) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""

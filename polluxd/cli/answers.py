@@ -6,6 +6,7 @@ Who may read polluxd.toml reads the database. Everybody else asks the gateway, w
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,10 @@ from polluxd.store import HistoryPoint, Store
 
 from . import access
 from .explained import explained
+from .preview import previewed
+from .setting_words import Given
 from .table_rows import job_rows, status_row
+from .web.overview import Overview
 
 JobRow = dict[str, Any]
 
@@ -32,6 +36,10 @@ class Source(Protocol):
         """Return the status and the rows of the jobs that have not ended."""
         ...
 
+    def cluster(self) -> dict[str, Any]:
+        """Return `status` and `jobs` as `top` does, and the `overview` of nodes, use and moves."""
+        ...
+
     def explain(self, job: int) -> dict[str, Any]: ...
 
     def history(self, job: int, since: float) -> tuple[str, list[HistoryPoint]]:
@@ -40,11 +48,17 @@ class Source(Protocol):
 
 
 class Database:
-    """Reads the database."""
+    """Reads the database.
 
-    def __init__(self, store: Store, defaults: PolicySettings) -> None:
+    Args:
+        most_jobs: see `explained`.
+    """
+
+    def __init__(self, store: Store, defaults: PolicySettings, most_jobs: int | None = None) -> None:
+        self._most_jobs = most_jobs
         self._store = store
         self._defaults = defaults
+        self._overview = Overview(store)
 
     def jobs(self, *, ended: bool) -> list[JobRow]:
         return job_rows(self._store, ended=ended)
@@ -52,8 +66,20 @@ class Database:
     def top(self) -> tuple[dict[str, Any], list[JobRow]]:
         return status_row(self._store), job_rows(self._store, ended=False)
 
+    def cluster(self) -> dict[str, Any]:
+        status, jobs = self.top()
+        overview = self._overview.read(whole=True) | {"hidden": False}
+        return {"status": status, "jobs": jobs, "overview": overview}
+
+    def settings(self) -> PolicySettings:
+        return self._store.settings(self._defaults)
+
+    def preview(self, options: Mapping[str, Given | None]) -> dict[str, Any]:
+        """Return what changed settings would bring each job. Raises ConfigError, PolluxError."""
+        return previewed(self._store, self._defaults, options)
+
     def explain(self, job: int) -> dict[str, Any]:
-        return explained(self._store, job, self._defaults)
+        return explained(self._store, job, self._defaults, most_jobs=self._most_jobs)
 
     def history(self, job: int, since: float) -> tuple[str, list[HistoryPoint]]:
         points = self._store.report_history(job, since=since)
@@ -77,6 +103,10 @@ class Answers:
         found = self._client.ask("/v1/top")
         return found["status"], found["jobs"]
 
+    def cluster(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._client.ask("/v1/cluster")
+        return found
+
     def explain(self, job: int) -> dict[str, Any]:
         found: dict[str, Any] = self._client.ask(f"/v1/jobs/{job}/explain")
         return found
@@ -90,10 +120,10 @@ def history_document(name: str, points: list[HistoryPoint]) -> dict[str, Any]:
     return {"name": name, "points": [asdict(point) for point in points]}
 
 
-def source(config: Path | None) -> Source:
+def source(config: Path | None, most_jobs: int | None = None) -> Source:
     """Return where to read. Raises ConfigError, SlurmError."""
     if may_read_database(config):
-        return Database(*access.open_store(config))
+        return Database(*access.open_store(config), most_jobs)
     conf = os.environ.get("SLURM_CONF")
     return Answers(user_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config")))
 

@@ -55,6 +55,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
     },
     "Cluster": {
         "top": Command("top:top", "Watch the jobs live.", "top"),
+        "web": Command(
+            "web.command:web", "Serve a live page of the jobs and the cluster on this machine.", "web"
+        ),
         "status": Command("status:status", "Show who leads and when polluxd last decided.", "status"),
         "moves": Command("lists:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
     },

@@ -16,6 +16,9 @@ from polluxd.store import Store
 from . import job_story
 from .table_rows import job_row, move_rows
 
+MOST_JOBS = 500
+"""Jobs of a cluster in which an answer that many may ask for decides again with one more node: a second of CPU."""
+
 
 def unknown(job: int) -> PolluxError:
     return PolluxError(

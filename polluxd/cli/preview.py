@@ -1,17 +1,23 @@
-"""Two decisions on one snapshot, under different settings. Pure."""
+"""Two decisions on one snapshot, under different settings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from polluxd.config.setting_info import policy_document
 from polluxd.config.settings import PolicySettings
+from polluxd.errors import PolluxError
 from polluxd.model import Allocation, Plan, Snapshot
+from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
 from polluxd.policy.cloud.renting import hourly
+from polluxd.store import Store
 
 from .output import Column, duration, number
+from .setting_words import Given, changes
 
 
 def _ends(seconds: float | None) -> str:
@@ -34,6 +40,30 @@ PREVIEW_COLUMNS = (
 )
 
 Side = dict[str, Any]
+
+
+def previewed(store: Store, defaults: PolicySettings, options: Mapping[str, Given | None]) -> dict[str, Any]:
+    """Return what `polluxctl settings preview` shows. Nothing is changed.
+
+    Raises:
+        ConfigError: no option is given, or a value cannot be used.
+        PolluxError: no decision is stored.
+    """
+    present = store.settings(defaults)
+    proposed = replace(present, **changes(options, present))
+    newest = store.newest_snapshot()
+    if newest is None:
+        raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
+    cycle, data = newest
+    jobs, (before, after) = preview(decode_snapshot(data), present, proposed)
+    return {
+        "cycle": cycle,
+        "settings_before": policy_document(present),
+        "settings_after": policy_document(proposed),
+        "before": before,
+        "after": after,
+        "jobs": jobs,
+    }
 
 
 def preview(

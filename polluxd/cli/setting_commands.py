@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,14 +18,13 @@ from polluxd.config.setting_info import (
 )
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError
-from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.site.slurm_checks import Slurm
 from polluxd.slurm.shares import read_shares
 
 from . import access
 from .access import ConfigOption, JsonOption
 from .output import Column, emit, emit_json, number, plain, table
-from .preview import PREVIEW_COLUMNS, preview, sentences
+from .preview import PREVIEW_COLUMNS, previewed, sentences
 from .setting_words import Given, changes, rows
 
 app = typer.Typer(
@@ -102,32 +100,17 @@ def set_(config: Path | None, options: dict[str, Given | None], as_json: bool) -
 def preview_(config: Path | None, options: dict[str, Given | None], as_json: bool) -> None:
     """Show what a change would bring each job. Nothing is changed."""
     changes(options, PolicySettings())
-    store, defaults = access.open_store(config)
-    present = store.settings(defaults)
-    proposed = replace(present, **changes(options, present))
-    newest = store.newest_snapshot()
-    if newest is None:
-        raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
-    cycle, data = newest
-    jobs, (before, after) = preview(decode_snapshot(data), present, proposed)
+    found = previewed(*access.open_store(config), options)
     if as_json:
-        emit_json(
-            {
-                "cycle": cycle,
-                "settings_before": policy_document(present),
-                "settings_after": policy_document(proposed),
-                "before": before,
-                "after": after,
-                "jobs": jobs,
-            }
-        )
+        emit_json(found)
         return
     console = access.console()
-    title = f"With the jobs and nodes of cycle {cycle}; nothing is changed"
-    if jobs:
-        console.print(table(jobs, PREVIEW_COLUMNS, console.width, title))
+    title = f"With the jobs and nodes of cycle {found['cycle']}; nothing is changed"
+    if found["jobs"]:
+        console.print(table(found["jobs"], PREVIEW_COLUMNS, console.width, title))
         console.print()
-    for line in sentences(before, after) if jobs else [f"{title}: there were no Pollux jobs"]:
+    empty = [f"{title}: there were no Pollux jobs"]
+    for line in sentences(found["before"], found["after"]) if found["jobs"] else empty:
         console.print(line, markup=False)
 
 

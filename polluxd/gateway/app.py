@@ -63,6 +63,8 @@ class Questions(Protocol):
 
     def top(self, uid: int) -> Any: ...
 
+    def cluster(self, uid: int) -> Any: ...
+
     def explain(self, uid: int, job: int) -> Any: ...
 
     def history(self, uid: int, job: int, since: float) -> Any: ...
@@ -305,6 +307,11 @@ async def _top(gateway: GatewayService, call: Call) -> bytes:
     return await gateway.question(call, partial(gateway.questions.top, call.holder.uid))
 
 
+async def _cluster(gateway: GatewayService, call: Call) -> bytes:
+    """Return the status, the jobs that have not ended, the nodes, and the cluster's use over time."""
+    return await gateway.question(call, partial(gateway.questions.cluster, call.holder.uid))
+
+
 async def _explain(gateway: GatewayService, call: Call) -> bytes:
     """Explain the last decision on a job of the user."""
     return await gateway.question(
@@ -331,6 +338,7 @@ ENDPOINTS = (
     MessagePath("POST", "/v1/training", "attempt", TrainingMessage, PriorAnswer, _training),
     MessagePath("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
     MessagePath("GET", "/v1/top", "user", NoQuestion, None, _top),
+    MessagePath("GET", "/v1/cluster", "user", NoQuestion, None, _cluster),
     MessagePath("GET", "/v1/jobs/{job:int}/explain", "user", NoQuestion, None, _explain),
     MessagePath("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
     MessagePath("GET", "/v1/health", "anybody", NoQuestion, HealthAnswer, _health),

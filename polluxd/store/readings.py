@@ -101,6 +101,11 @@ class Readings(Session):
             found = run("mean_speedups", since=since, until=until)
         return {row["job_id"]: row["speedup"] for row in found}
 
+    def cluster_over_time(self, since: float, every_s: float) -> list[dict[str, Any]]:
+        """Return `at`, `gpus`, `plain` (GPUs of plain jobs) and `speedup` of a decision in each `every_s` seconds."""
+        with self._transaction() as run:
+            return [dict(row) for row in run("cluster_over_time", since=since, every_s=every_s)]
+
     def newest_snapshot(self) -> tuple[int, Any] | None:
         """Return the newest stored snapshot, with its cycle's id.
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
@@ -305,7 +305,10 @@ def unit_environment() -> dict[str, str]:
     return dict(word.split("=", 1) for word in words.split())
 
 
-def measure(jobs: int, cycles: int, nodes: int) -> Figures:
+def measure(
+    jobs: int, cycles: int, nodes: int, then: Callable[[DevPostgres], None] = lambda _postgres: None
+) -> Figures:
+    """Run the cycles; call `then` while the database still runs."""
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="pollux-bench-") as name:
         folder = Path(name)
@@ -371,6 +374,7 @@ def measure(jobs: int, cycles: int, nodes: int) -> Figures:
                         f"{len(cluster.held)} running",
                         flush=True,
                     )
+                then(postgres)
             finally:
                 child.stdin.close()
                 child.wait()

@@ -10,6 +10,7 @@ from statistics import fmean, median, quantiles
 from polluxd.model import Move, Step
 from polluxd.store import CycleView, JobView, MoveCost
 
+from .drawings import sums
 from .lanes import Stretch, stretches
 
 DECISIONS = 50
@@ -148,6 +149,15 @@ def figures(
         costs=cost_of,
         decisions=_decisions(cycles),
     )
+
+
+def held_and_waiting(found: Figures) -> dict[str, list[tuple[float, float]]]:
+    """Return the GPUs that Pollux jobs held, and the least that waiting jobs needed, over time."""
+    lanes = [(job.view.spec.min_gpus, stretch) for job in found.jobs for stretch in job.lane]
+    return {
+        "held": sums(((s.begin, s.end, s.gpus) for _, s in lanes), found.until),
+        "waiting": sums(((s.begin, s.end, least) for least, s in lanes if not s.gpus), found.until),
+    }
 
 
 def _job(

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from polluxd.cli.output import clock, duration, number
 from polluxd.printable import printable
 
-from .figures import Figures, JobFigures
+from .drawings import Chart, Polyline, chart
+from .figures import Figures, JobFigures, held_and_waiting
 
 LANES = 60
 """Most jobs in the timeline: those with the most GPU time."""
@@ -58,7 +59,7 @@ class Lane:
 
 def render(figures: Figures, version: str, now: float) -> str:
     """Return the page. `now` is the POSIX time at which it is made."""
-    page = _environment().get_template("page.html.jinja")
+    page = environment("polluxd.cli.report").get_template("page.html.jinja")
     of_account = {share.name: COLOURS[place % len(COLOURS)] for place, share in enumerate(figures.accounts)}
     drawn = sorted(
         sorted(figures.jobs, key=lambda job: -job.gpu_seconds)[:LANES], key=lambda job: job.view.submitted_at
@@ -85,12 +86,15 @@ def render(figures: Figures, version: str, now: float) -> str:
         longest=max(longest, 1.0),
         rows=ROWS,
         held=_held(figures),
+        use=_use(figures),
     )
 
 
-def _environment() -> Environment:
+def environment(package: str) -> Environment:
+    """Return the environment of a package's pages, with the report's drawings."""
+    drawings = PackageLoader("polluxd.cli.report", ".")
     made = Environment(
-        loader=PackageLoader("polluxd.cli.report", "."),
+        loader=ChoiceLoader([PackageLoader(package, "."), drawings]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,
@@ -147,6 +151,16 @@ def _ticks(since: float, until: float) -> list[tuple[float, str]]:
         (WIDTH * part / 8, datetime.fromtimestamp(since + span * part / 8).strftime(form))
         for part in range(9)
     ]
+
+
+def _use(figures: Figures) -> Chart:
+    """Draw the GPUs held and waited for."""
+    found = held_and_waiting(figures)
+    lines = [
+        Polyline("held by Pollux jobs", "c0", found["held"], steps=True, filled=True),
+        Polyline("that waiting jobs need at least", "c1", found["waiting"], steps=True),
+    ]
+    return chart("GPUs", lines, times=True)
 
 
 def _held(figures: Figures) -> float:

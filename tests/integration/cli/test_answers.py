@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -106,6 +109,47 @@ def test_users_without_any_secret_see_their_own_jobs_in_full(polluxctl):
         assert refused.stderr.startswith(f"polluxctl: job {theirs} is another user's".encode())
     assert b"resnet" in polluxctl(ADA, "top").stdout
     assert b"has no reports" in polluxctl(ADA, "history", "11").stderr
+
+
+@contextlib.contextmanager
+def page(dev_cluster, address, user, *words):
+    """Run `polluxctl web` as a user; yield a browser that has opened its URL, and where the pages are."""
+    env = dev_cluster.client_environment | {"POLLUX_GATEWAY": address, "HOME": "/", "PYTHONUNBUFFERED": "1"}
+    env.pop("POLLUXD_CONFIG", None)
+    rights = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    command = [BIN / "polluxctl", "web", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, cwd="/", **rights) as server:
+        try:
+            url = server.stdout.readline().decode().strip()
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            assert browser.open(url, timeout=PATIENCE_S).status == 200
+            yield browser, url.partition("?")[0]
+        finally:
+            server.send_signal(signal.SIGINT)
+    assert server.wait(PATIENCE_S) == 0
+
+
+def test_the_live_page_has_the_rights_of_its_caller(dev_cluster, address, scratch):
+    def text(browser, url):
+        return browser.open(url, timeout=PATIENCE_S).read().decode()
+
+    with page(dev_cluster, address, ADA) as (browser, url):
+        cluster = text(browser, url)
+        assert "/jobs/11" in cluster
+        assert "bert" in cluster
+        assert "/jobs/12" not in cluster
+        assert "Job 11 (resnet)" in text(browser, f"{url}jobs/11")
+        for refused in ("jobs/12", "settings"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                text(browser, f"{url}{refused}")
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url, timeout=PATIENCE_S)
+    with page(dev_cluster, address, DAEMON, "--config", scratch / "answers" / "polluxd.toml") as (
+        browser,
+        url,
+    ):
+        assert "/jobs/12" in text(browser, url)
+        assert "Move a slider" in text(browser, f"{url}settings")
 
 
 def test_the_doctor_knows_whether_the_gateway_answers(dev_cluster, address, monkeypatch):

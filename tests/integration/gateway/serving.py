@@ -39,6 +39,9 @@ class NoQuestions:
     def top(self, uid: int) -> Any:
         return uid
 
+    def cluster(self, uid: int) -> Any:
+        return uid
+
     def explain(self, uid: int, job: int) -> Any:
         return [uid, job]
 

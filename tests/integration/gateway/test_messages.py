@@ -154,6 +154,7 @@ def test_a_users_token_opens_questions_alone(caller, records, url):
     user = Caller(url, user_token_of(records))
     assert user.ask("GET", "/v1/jobs?ended=true") == (200, [1000, True])
     assert user.ask("GET", "/v1/top") == (200, 1000)
+    assert user.ask("GET", "/v1/cluster") == (200, 1000)
     assert user.ask("GET", "/v1/jobs/12/explain") == (200, [1000, 12])
     assert user.ask("GET", "/v1/jobs/12/history?since=1.5") == (200, [1000, 12, 1.5])
     for method, path in (("POST", "/v1/report"), ("GET", "/v1/orders"), ("POST", "/v1/acknowledgements")):

@@ -102,6 +102,7 @@ class MemoryStore:
     leased: bool = True
     decided_at: float = NOW - 7
     points: list[HistoryPoint] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         return [v for v in self.views if ended or v.ended_at is None]
@@ -128,6 +129,9 @@ class MemoryStore:
     def newest_snapshot(self) -> tuple[int, Any] | None:
         return self.newest
 
+    def cluster_over_time(self, since: float, every_s: float) -> list[dict[str, Any]]:
+        return [sample for sample in self.samples if sample["at"] >= since]
+
     def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
         return [] if self.taker is None else [self.taker]
 
@@ -139,6 +143,7 @@ class MemoryStore:
             {
                 "id": m.id,
                 "job_id": m.job_id,
+                "planned_at": m.times[Step.PLANNED],
                 "total_s": 9.0,
                 "drained_s": 0.9,
                 "steps": {"stop": 1.0, "start": 8.0},

@@ -1,0 +1,170 @@
+"""Charts of lines over time or GPUs, for the report and the live page. Pure.
+
+`drawings.html.jinja` draws them as SVG without scripts, in the classes of `drawings.css`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from polluxd.cli.output import number
+
+Points = Sequence[tuple[float, float]]
+"""x and y of each point, x ascending."""
+
+WIDTH, HEIGHT = 480.0, 170.0
+"""Of a chart's plot; a page scales it to the room that there is."""
+MOST_POINTS = 400
+"""A line of more points is thinned out: no screen shows them."""
+COLOURS = 7
+"""Classes c0 to c6 of drawings.css."""
+
+
+def job_colour(job_id: int) -> str:
+    """Return the class of a job's colour, the same on every page."""
+    return f"c{job_id % COLOURS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Polyline:
+    """One line of a chart."""
+
+    words: str
+    colour: str
+    points: Points
+    steps: bool = False
+    """A value holds until the next point."""
+    filled: bool = False
+    clipped: bool = False
+    """It does not count for the height of the chart, which cuts it off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named point."""
+
+    x: float
+    y: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A line or a mark in the chart's own coordinates."""
+
+    words: str
+    colour: str = ""
+    path: str = ""
+    area: str = ""
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart, ready to be drawn."""
+
+    title: str
+    lines: Sequence[Drawn]
+    marks: Sequence[Drawn]
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    newest: str
+    """The last values in words, for who does not see the lines."""
+
+
+def chart(
+    title: str,
+    lines: Sequence[Polyline],
+    *,
+    times: bool = False,
+    marks: Sequence[Mark] = (),
+    ticks: Sequence[float] = (),
+) -> Chart:
+    """Return a chart from 0 to the largest value.
+
+    Args:
+        times: x is POSIX time.
+        ticks: values of x to name; by default some in equal distances.
+    """
+    known = [point for line in lines if not line.clipped for point in line.points]
+    known += [(mark.x, mark.y) for mark in marks]
+    left, right = (f((x for x, _ in known), default=0.0) for f in (min, max))
+    right = max(right, left + 1.0)
+    step = _round_step(max((y for _, y in known), default=0.0))
+    rows = max(math.ceil(max((y for _, y in known), default=0.0) / step - 1e-9), 1)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return WIDTH * (x - left) / (right - left), HEIGHT * (1 - y / (step * rows))
+
+    show = number(3)
+    named = ticks or [left + (right - left) * part / 4 for part in range(5)]
+    words: Callable[[float], str] = _clock(right - left) if times else lambda x: f"{x:g}"
+    return Chart(
+        title,
+        [_line(line, place, right) for line in lines if line.points],
+        [Drawn(mark.words, x=x, y=y) for mark in marks for x, y in [place(mark.x, mark.y)]],
+        [(place(x, 0.0)[0], words(x)) for x in named],
+        [(place(left, step * row)[1], f"{step * row:g}") for row in range(rows + 1)],
+        "; ".join(f"{line.words}: {show(line.points[-1][1])}" for line in lines if line.points),
+    )
+
+
+def _line(line: Polyline, place: Callable[[float, float], tuple[float, float]], right: float) -> Drawn:
+    points = thinned(line.points)
+    if line.steps and points:
+        stairs = [points[0]]
+        for (_, before), (x, y) in pairwise(points):
+            stairs += [(x, before), (x, y)]
+        points = [*stairs, (max(right, points[-1][0]), points[-1][1])]
+    placed = [place(x, y) for x, y in points]
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
+    area = f"{path}L{placed[-1][0]:.1f} {HEIGHT}L{placed[0][0]:.1f} {HEIGHT}Z" if line.filled else ""
+    return Drawn(line.words, line.colour, path, area)
+
+
+def thinned(points: Points) -> list[tuple[float, float]]:
+    """Return at most MOST_POINTS of the points: every so many-th, and the last."""
+    stride = max(math.ceil(len(points) / MOST_POINTS), 1)
+    return [*points[:-1][::stride], *points[-1:]]
+
+
+def _round_step(highest: float) -> float:
+    """Return 1, 2 or 5 times a power of ten; about four of them reach `highest`."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest / 4))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit * 4 >= highest * 0.999)
+
+
+def _clock(span: float) -> Callable[[float], str]:
+    form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
+    return lambda at: datetime.fromtimestamp(at).strftime(form)
+
+
+def sums(stretches: Iterable[tuple[float, float, float]], until: float) -> list[tuple[float, float]]:
+    """Add up values that hold from one time to another; return the steps of their sum."""
+    changes: dict[float, float] = {}
+    for begin, end, value in stretches:
+        changes[begin] = changes.get(begin, 0.0) + value
+        changes[end] = changes.get(end, 0.0) - value
+    total, steps = 0.0, []
+    for at in sorted(changes):
+        total += changes[at]
+        if at < until:
+            steps.append((at, total))
+    return [*steps, (until, steps[-1][1])] if steps else []
+
+
+def at_time(steps: Points, at: float) -> float:
+    """Return the value of steps at a time; before the first, the first."""
+    value = steps[0][1] if steps else 0.0
+    for begin, reached in steps:
+        if begin > at:
+            break
+        value = reached
+    return value

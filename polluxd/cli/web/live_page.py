@@ -1,0 +1,173 @@
+"""The pages that `polluxctl web` serves: the cluster, a job, and what other settings would do.
+
+Texts of users are hostile: Jinja escapes every value, `printable` takes the control characters out before, and the
+pages' own policy forbids every script but theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from polluxd.errors import PolluxError
+
+from .. import answers
+from ..answers import Source
+from ..job_columns import JOB_COLUMNS
+from ..job_story import SIZE_COLUMNS
+from ..move_columns import MOVE_COLUMNS
+from ..preview import PREVIEW_COLUMNS, sentences
+from ..report.page import environment
+from . import job_charts, machine_map, sliders
+from .browser_session import BrowserSession
+from .overview import RestingReader
+
+_QUEUE = [
+    column for column in JOB_COLUMNS if column.key not in ("account", "nodes", "mode", "moves", "age_s")
+]
+ROWS = 200
+"""Jobs that the cluster's page lists before it is asked for all."""
+HOSTS = ["127.0.0.1", "localhost"]
+"""What a browser may call this machine: another name has been rebound to it."""
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """Who looks, and what they may read."""
+
+    user: str
+    source: Source
+    database: answers.Database | None = None
+    """Of administrators."""
+
+
+def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> ASGIApp:
+    """Return the ASGI application of the pages."""
+    pages = _Pages(viewer, session.folder, interval_s)
+    routes = [
+        Route("/", pages.cluster),
+        Route("/jobs/{job:int}", pages.job),
+        Route("/settings", pages.settings),
+        Route("/page.css", pages.asset),
+        Route("/page.js", pages.asset),
+    ]
+    inner = Starlette(
+        routes=[Mount(session.folder, routes=routes)],
+        exception_handlers={PolluxError: pages.failure, HTTPException: pages.failure},
+    )
+    return TrustedHostMiddleware(session.protect(inner), allowed_hosts=HOSTS, www_redirect=False)
+
+
+class _Pages:
+    def __init__(self, viewer: Viewer, folder: str, interval_s: float) -> None:
+        self._viewer = viewer
+        self._folder = folder
+        self._interval_s = interval_s
+        self._reader = RestingReader()
+        self._templates: Environment = environment("polluxd.cli.web")
+
+    def cluster(self, request: Request) -> Response:
+        """The GPUs by node, the queue, and the cluster over time."""
+        found = self._reader.read("cluster", self._viewer.source.cluster)
+        overview, jobs = found["overview"], found["jobs"]
+        rows = sorted(
+            jobs, key=lambda row: (row["user"] != self._viewer.user, not row["gpus"], row["job_id"])
+        )
+        shown = rows if "all" in request.query_params else rows[:ROWS]
+        return self._page(
+            request,
+            "cluster.html.jinja",
+            status=found["status"],
+            jobs=jobs,
+            rows=shown,
+            columns=_filled(_QUEUE, shown),
+            overview=overview,
+            nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
+            charts=job_charts.of_cluster(overview),
+            owners=machine_map.owners(jobs, overview),
+        )
+
+    def job(self, request: Request) -> Response:
+        """One job: why it has what it has, and how it got there."""
+        number = request.path_params["job"]
+        told = self._reader.read(number, lambda: self._viewer.source.explain(number))
+        _, points = self._reader.read(("history", number), lambda: self._viewer.source.history(number, 0.0))
+        return self._page(
+            request,
+            "job.html.jinja",
+            job=told["job"],
+            story=told["story"],
+            moves=told["moves"][::-1],
+            move_columns=_filled([c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")], told["moves"]),
+            sizes=told["sizes"],
+            size_columns=_filled(SIZE_COLUMNS, told["sizes"]),
+            goodput=job_charts.goodput(told),
+            charts=job_charts.of_job(points),
+        )
+
+    def settings(self, request: Request) -> Response:
+        """What other settings would bring each job; sets nothing."""
+        database = self._viewer.database
+        if database is None:
+            raise HTTPException(404)
+        present = self._reader.read("settings", database.settings)
+        cluster = self._reader.read("cluster", database.cluster)
+        controls = sliders.controls(present, sorted({row["account"] for row in cluster["jobs"]}))
+        given = dict(request.query_params)
+        options = sliders.options(controls, given)
+        found: Mapping[str, Any] | None = None
+        if options:
+            found = self._reader.read(("preview", repr(options)), lambda: database.preview(options))
+        changed = [row for row in found["jobs"] if row["gpus_before"] != row["gpus_after"]] if found else []
+        return self._page(
+            request,
+            "settings.html.jinja",
+            controls=sliders.moved(controls, given),
+            command=sliders.command(options),
+            found=found,
+            sentences=sentences(found["before"], found["after"]) if found else [],
+            changed=changed[:ROWS],
+            columns=_filled(PREVIEW_COLUMNS, changed[:ROWS]),
+        )
+
+    def asset(self, request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2]
+        text = self._templates.get_template(name).render()
+        return Response(text, media_type="text/css" if name.endswith(".css") else "text/javascript")
+
+    async def failure(self, request: Request, error: Exception) -> Response:
+        """Show an expected failure as a page."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        words = error.detail if isinstance(error, HTTPException) else str(error)
+        return self._page(request, "failure.html.jinja", status, words=words)
+
+    def _page(self, request: Request, name: str, code: int = 200, /, **words: Any) -> Response:
+        """Return a page; with `part` in the question, what a page in a browser puts into its place."""
+        part = "part" in request.query_params
+        template = self._templates.get_template(name)
+        text = template.render(
+            words,
+            part=part,
+            root=self._folder,
+            user=self._viewer.user,
+            administrator=self._viewer.database is not None,
+            interval=self._interval_s,
+            now=time.time(),
+        )
+        return HTMLResponse(text, code)
+
+
+def _filled(columns: Any, rows: Any) -> list[Any]:
+    """Return the columns that have a value in some row."""
+    return [c for c in columns if any(row.get(c.key) not in (None, "", {}) for row in rows)]

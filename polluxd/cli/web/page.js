@@ -1,0 +1,44 @@
+"use strict";
+// Puts the newest part of the page in place of the last; the server has escaped every text in it.
+const main = document.querySelector("main");
+const state = document.getElementById("state");
+let last = "";
+
+async function part(address) {
+  const answer = await fetch(address, { cache: "no-store" });
+  const text = await answer.text();
+  if (!answer.ok) throw new Error(answer.status);
+  return text;
+}
+
+async function refresh(pause) {
+  try {
+    const text = document.hidden ? last : await part(location.pathname + (location.search ? location.search + "&part" : "?part"));
+    if (text !== last) {
+      const focus = document.activeElement && document.activeElement.getAttribute("href");
+      main.innerHTML = last = text;
+      if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
+    }
+    state.textContent = "";
+  } catch {
+    state.textContent = "; not live: polluxctl web does not answer";
+  }
+  setTimeout(refresh, pause, pause);
+}
+if (main.dataset.interval) setTimeout(refresh, 1000 * main.dataset.interval, 1000 * main.dataset.interval);
+
+const form = document.querySelector("form");
+form?.addEventListener("input", (event) => {
+  const shown = event.target.closest("label").querySelector("output");
+  if (shown) shown.textContent = event.target.value;
+});
+form?.addEventListener("change", async () => {
+  const result = document.getElementById("result");
+  result.setAttribute("aria-busy", "true");
+  try {
+    result.innerHTML = await part(`${form.action}?part&${new URLSearchParams(new FormData(form))}`);
+  } catch (error) {
+    state.textContent = `; no preview (${error.message})`;
+  }
+  result.removeAttribute("aria-busy");
+});

@@ -1,0 +1,247 @@
+"""`polluxctl web`: who gets in, what each user sees, and what hostile texts do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from polluxd import model
+from polluxd.cli.answering import Answering
+from polluxd.cli.answers import Answers, Database
+from polluxd.cli.report.drawings import MOST_POINTS, Polyline, chart, sums
+from polluxd.cli.web.browser_session import BrowserSession
+from polluxd.cli.web.live_page import ROWS, Viewer, application
+from polluxd.cli.web.overview import RestingReader
+from polluxd.config.settings import PolicySettings
+from polluxd.model.snapshot_json import encode
+from polluxd.store import HistoryPoint
+from tests.build import job as build_job
+from tests.build import node, snapshot
+
+from .conftest import NOW, VIEW
+from .hostile import HOSTILE, Elements
+
+ADA, BOB = 1001, 1002
+SECRETS = ("goodput", "1,234", "1235", "256", "grows from 2 to 4", "1.25", "25%")
+"""What only the page of a job's own user may show of the store's job 7."""
+
+
+class Gateway:
+    """The gateway's answers to one user, without the network."""
+
+    def __init__(self, answering: Answering, uid: int) -> None:
+        self._answering, self._uid = answering, uid
+
+    def ask(self, path: str, **words: Any) -> Any:
+        if (found := re.fullmatch(r"/v1/jobs/(\d+)/(explain|history)", path)) is not None:
+            return getattr(self._answering, found[2])(self._uid, int(found[1]), **words)
+        return getattr(self._answering, path.removeprefix("/v1/"))(self._uid)
+
+
+@pytest.fixture
+def store(store):
+    mine = replace(VIEW, uid=ADA)
+    store.views = [
+        mine,
+        replace(mine, job_id=9, name="bert", uid=BOB, user="bob", account="nlp", nodes=("n2",)),
+    ]
+    jobs = (
+        build_job(7, name="resnet", user="ada", account="vision"),
+        build_job(9, user="bob", account="nlp"),
+    )
+    nodes = (node("n1", 8), replace(node("n2", 8), foreign_gpus=2), replace(node("n3", 8), schedulable=False))
+    store.newest = (42, encode(snapshot(nodes, jobs)))
+    store.points = [
+        HistoryPoint(7, 1, NOW - 30 + at, 4, 1, 64 + at, 64, 0, 900.0, 950.0, 5.0, 10.0, 1.0, 1.5, 80.0, 9)
+        for at in range(3)
+    ]
+    store.explanation = model.Explanation(
+        *(1, 2, 1.0, "contention"), next_gpus=8, next_goodput=2000.0, marginal=0.1, price=0.2, taken_by=9
+    )
+    return store
+
+
+def opened(source: Any, *, user: str, database: Database | None = None) -> TestClient:
+    """Return a browser that has opened the printed URL."""
+    session = BrowserSession()
+    app = application(Viewer(user, source, database), session, 5.0)
+    browser = TestClient(app, base_url=f"http://127.0.0.1:8000{session.folder}/")
+    assert browser.get("", params={"token": session.token}).status_code == 200
+    return browser
+
+
+@pytest.fixture
+def admin(store) -> TestClient:
+    database = Database(store, PolicySettings())
+    return opened(database, user="root", database=database)
+
+
+@pytest.fixture
+def as_user(store):
+    answering = Answering(store, PolicySettings(), lambda: "PrivateData             = none\n")
+    return lambda name, uid: opened(Answers(Gateway(answering, uid)), user=name)
+
+
+def test_the_token_works_once_and_its_cookie_is_strict(store) -> None:
+    database = Database(store, PolicySettings())
+    session = BrowserSession()
+    app = application(Viewer("root", database), session, 5.0)
+    stranger = TestClient(app, base_url="http://127.0.0.1:8000")
+    assert stranger.get(f"{session.folder}/").status_code == 403
+    assert stranger.get(f"{session.folder}/?token=guess").status_code == 403
+    browser = TestClient(app, base_url="http://127.0.0.1:8000")
+    cookie = browser.get(f"{session.folder}/?token={session.token}").headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert f"path={session.folder.lower()}" in cookie
+    assert browser.get(f"{session.folder}/").status_code == 200
+    assert stranger.get(f"{session.folder}/?token={session.token}").status_code == 403
+
+
+def test_another_name_for_this_machine_is_refused(admin) -> None:
+    assert admin.get("", headers={"Host": "rebound.example:8000"}).status_code == 400
+    assert admin.get("", headers={"Host": "localhost:9999"}).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
+def test_nothing_but_get(admin, method) -> None:
+    assert admin.request(method, "").status_code == 405
+
+
+def test_other_sites_may_neither_read_frame_nor_script_it(admin) -> None:
+    headers = admin.get("", headers={"Origin": "https://evil.example"}).headers
+    assert not [name for name in headers if name.startswith("access-control-")]
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_an_administrator_sees_all(admin) -> None:
+    page = admin.get("").text
+    for words in (
+        "plain Slurm jobs",
+        "out of service",
+        "job 7 resnet of ada: 4 GPUs",
+        "job 9 bert of bob: 4 GPUs",
+    ):
+        assert words in page
+    assert page.count('class="run c0"') == 1  # job 7
+    assert "1235" in page  # its goodput
+    assert "mean completion" in page
+    job = admin.get("jobs/9").text
+    for words in ("of bob: running, holds 4 GPUs", "you are here: 4 GPUs", "next size: 8", "worth the price"):
+        assert words in job
+
+
+def test_a_user_sees_others_as_squeue_does(as_user) -> None:
+    ada, bob = as_user("ada", ADA), as_user("bob", BOB)
+    own = ada.get("").text
+    assert all(words in own for words in ("1235", "grows from 2 to 4", "25%", "/jobs/7"))
+    assert "/jobs/9" not in own
+    assert "bert" in own
+    # Of the two jobs, which report the same, each user sees one.
+    for page in (own, bob.get("").text):
+        assert page.count("1235") == 1
+        assert page.count("25%") == 1
+    assert "mean completion" not in own
+    told = ada.get("jobs/7").text
+    assert "you are here: 4 GPUs" in told
+    assert "Batch size: 66" in told
+    refused = ada.get("jobs/9")
+    assert refused.status_code == 404
+    assert "another user&#39;s" in refused.text
+    assert not [word for word in SECRETS[1:] if word in refused.text]
+    assert ada.get("settings").status_code == 404
+
+
+def test_hidden_jobs_are_not_called_idle(store) -> None:
+    answering = Answering(store, PolicySettings(), lambda: "PrivateData  = jobs\n")
+    page = opened(Answers(Gateway(answering, ADA)), user="ada").get("").text
+    assert "bert" not in page
+    assert "no job that you may see" in page
+
+
+def test_hostile_texts_run_nothing(store, admin) -> None:
+    store.views = [
+        replace(v, name=HOSTILE, user=HOSTILE, account=HOSTILE, decision_reason=HOSTILE) for v in store.views
+    ]
+    for path in ("", "jobs/7", "settings", "settings?objective=fair-share"):
+        text = admin.get(path).text
+        found = Elements()
+        found.feed(text)
+        assert found.names <= {
+            "html", "head", "meta", "title", "link", "script", "body", "header", "nav", "b", "a", "p", "span", "main",
+            "h1", "h2", "div", "section", "i", "ul", "li", "small", "table", "thead", "tbody", "tr", "th", "td", "em",
+            "figure", "figcaption", "svg", "path", "text", "circle", "form", "label", "output", "select", "option",
+            "input", "button", "code",
+        }  # fmt: skip
+        assert text.count("<script") == 1
+        assert not [word for word in ("\x00", "\x1b", "\u202e") if word in text]
+
+
+def test_sliders_show_a_preview_and_set_nothing(store, admin) -> None:
+    before = store.current
+    assert "Move a slider" in admin.get("settings").text
+    page = admin.get(
+        "settings", params={"objective": "fair-share", "power": "-2", "account_weights:nlp": "4"}
+    ).text
+    assert "mean speedup" in page
+    assert "polluxctl settings set --objective fair-share --power -2 --account-weight nlp=4" in page
+    assert (store.current, store.changes) == (before, [])
+    assert admin.get("settings", params={"power": "7"}).status_code == 404  # a number up to 1
+
+
+def test_a_long_queue_is_cut_and_own_jobs_come_first(store, as_user) -> None:
+    store.views = [
+        replace(store.views[1], job_id=n, gpus=0, nodes=()) for n in range(100, 400)
+    ] + store.views[:1]
+    page = as_user("ada", ADA).get("").text
+    assert f"{ROWS} of 301 jobs" in page
+    assert "/jobs/7" in page
+    assert as_user("ada", ADA).get("?all").text.count('data-title="JOB"') == 301
+
+
+def test_the_cluster_over_time_adds_up(store, admin) -> None:
+    store.samples = [{"at": NOW - 90, "gpus": 16, "plain": 2, "speedup": 1.5}]
+    overview = Database(store, PolicySettings()).cluster()["overview"]
+    assert overview["speedup"] == []  # older than the period
+    store.samples[0]["at"] = at = overview["at"] - 100
+    use = Database(store, PolicySettings()).cluster()["overview"]["use"]
+    assert use["held"][-1][1] == 8
+    assert use["plain"] == [(at, 2)]
+    assert use["idle"][-1][1] == 16 - 2 - 8
+
+
+def test_steps_add_up() -> None:
+    assert sums([(0, 10, 4), (5, 20, 2)], 15) == [(0, 4), (5, 6), (10, 2), (15, 2)]
+    assert sums([], 15) == []
+
+
+def test_a_chart_stays_small_and_inside() -> None:
+    points = [(float(x), float(x % 97)) for x in range(10_000)]
+    made = chart("x", [Polyline("a", "c0", points), Polyline("b", "c1", [(0, 0), (9999, 1e9)], clipped=True)])
+    numbers = [float(n) for n in re.findall(r"[-\d.]+", made.lines[0].path)]
+    assert len(numbers) <= 2 * (MOST_POINTS + 2)
+    assert 0 <= min(numbers) <= max(numbers) <= 480
+    assert [words for _, words in made.y_ticks] == ["0", "50", "100"]
+
+
+def test_what_takes_long_is_read_seldom() -> None:
+    now, read = [0.0], []
+
+    def slow() -> int:
+        read.append(now[0])
+        now[0] += 2.0
+        return len(read)
+
+    reader = RestingReader(lambda: now[0])
+    while now[0] < 400:
+        reader.read("x", slow)
+        now[0] += 1.0
+    assert 2.0 * len(read) <= 0.05 * now[0] + 2.0
+    assert reader.read("x", slow) == len(read)
