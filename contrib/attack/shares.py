@@ -9,10 +9,12 @@ from statistics import median
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from pollux.parameters import BatchLimits
 from polluxd.apply.actions import Fail
 from polluxd.apply.refusals import Refusals
 from polluxd.cycle.waiting import WaitingTimes
-from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step
+from polluxd.policy.owners import divided
 from polluxd.slurm.priority import MOST, priority_weights
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import JobTimes
@@ -90,3 +92,27 @@ def closed_account(site: Site, defended: bool) -> Outcome:
     closed = refusals.eligibility(jobs.values())
     said = closed[hers].rule if hers in closed else "she may start"
     return Outcome(hers in closed, f"his job: {closed[his].rule}; alice's: {said}")
+
+
+@attack("mallory", "further: one job as a search of 16 trials, which all claim to be the best")
+def split_into_a_search(site: Site, defended: bool) -> Outcome:
+    """Without the name of a search, each of the tasks weighs as much as alice's job."""
+    script = site.script("split.sh", f"#POLLUX min-gpus=1{' search=lr' if defended else ''}")
+    # A job that waits for its --begin is in no decision: the policy gets what the hook wrote of it.
+    array, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--array=0-15", "--begin=now+600")
+    if array is None:
+        raise RuntimeError(trouble)
+    hers = _later(site, "alice")
+    seen = {job.job_id: job for job in site.slurm.observe().jobs if job.job_id in (array, hers)}
+    claim = Report(0, 0.0, BatchLimits(64, 64, 16, 64), search_rank=1.0)
+    jobs = [
+        SnapshotJob(n, job.name, job.user, "lab", "main", job.spec, 0.0, 3600.0, report=claim)
+        for n, job in enumerate([seen[hers], *[seen[array]] * 16])
+        if job.spec is not None
+    ]
+    asked = divided(Snapshot("attack", 0.0, tuple(Node(f"n{n}", 4) for n in range(4)), tuple(jobs)))
+    weight, *his = (job.weight for job in asked.jobs)
+    return Outcome(
+        sum(his) > 1.001 * weight,
+        f"weights: alice's job {weight:.2f}, mallory's {len(his)} tasks {sum(his):.2f}, the heaviest {max(his):.2f}",
+    )

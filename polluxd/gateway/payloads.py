@@ -220,6 +220,9 @@ class ReportMessage(Message):
     """Newest resize in effect; 0: none in this attempt."""
     resize_refused: ResizeRefused | None = None
     resize_cost: Seconds | None = None
+    search_rank: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Of a trial among the trials of its search that made the same progress; 1: the best. It only divides the search's
+    weight."""
 
     def row(self) -> dict[str, Any]:
         """Return the columns of report_history that the report fills."""

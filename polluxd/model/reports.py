@@ -64,5 +64,7 @@ class Report:
     refused_why: str = ""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
+    search_rank: float | None = None
+    """A trial's claimed rank in its search, from 0 to 1 (the best)."""
     most_gpus: int | None = None
     """Most GPUs for the job until polluxd sees progress where it is; None: no such limit. polluxd's own."""

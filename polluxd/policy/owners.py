@@ -1,4 +1,4 @@
-"""Fairness per user or account: an equal share of the GPUs for each owner.
+"""Fairness per user or account: an equal share of the GPUs for each owner. A search weighs as one job.
 
 Each owner is guaranteed the share as far as the owner's jobs can use it, and the jobs divide the owner's weight.
 Weights alone do not give equal shares: under the objective of completion times a larger weight means to run first.
@@ -26,18 +26,63 @@ _OWNER: Mapping[str, Callable[[SnapshotJob], str]] = {
 }
 
 
-def divided(snapshot: Snapshot) -> Snapshot:
-    """Divide the weight of each user or account over the owner's jobs.
+_RANK = 0.5
+"""Of a trial that has claimed none."""
+_LEAST_RANK = 0.1
+_BEYOND = 1e-3
+"""Part of a search's weight that the trials beyond its share divide."""
 
-    `settings.fairness_per` names the owner. All jobs of the snapshot count, in every partition, running or pending.
-    With fairness per job the snapshot stays as it is.
+
+def divided(snapshot: Snapshot) -> Snapshot:
+    """Divide the weight of each user or account over the owner's jobs, that of a search over its trials.
+
+    `settings.fairness_per` names the owner. All jobs of the snapshot count, in every partition, running or pending; a
+    search counts as one. With fairness per job and without searches the snapshot stays as it is.
     """
     owner = _OWNER.get(snapshot.settings.fairness_per)
-    if owner is None:
+    trials: dict[tuple[str, str], list[int]] = {}
+    for j, job in enumerate(snapshot.jobs):
+        trials.setdefault(_unit(job), []).append(j)
+    if owner is None and len(trials) == len(snapshot.jobs):
         return snapshot
-    counts = Counter(map(owner, snapshot.jobs))
-    jobs = tuple(replace(job, weight=job.weight / counts[owner(job)]) for job in snapshot.jobs)
-    return replace(snapshot, jobs=jobs)
+    jobs = [replace(job, weight=job.weight / len(trials[_unit(job)])) for job in snapshot.jobs]
+    if owner is not None:
+        units = Counter(name for name, _ in {(owner(job), _unit(job)) for job in jobs})
+        jobs = [replace(job, weight=job.weight / units[owner(job)]) for job in jobs]
+    return replace(snapshot, jobs=_ranked(jobs, [t for t in trials.values() if len(t) > 1], snapshot))
+
+
+def _unit(job: SnapshotJob) -> tuple[str, str]:
+    """Return what weighs as one: the search of a user, or the job."""
+    return (job.user, job.spec.search) if job.spec.search else ("", str(job.job_id))
+
+
+def _ranked(
+    jobs: Sequence[SnapshotJob], searches: Sequence[list[int]], snapshot: Snapshot
+) -> tuple[SnapshotJob, ...]:
+    """Give a search's weight to as many of its trials as its share has room for, by their claimed ranks.
+
+    Divided over all trials, a search would weigh less than one job: its trials would each be too light for one GPU.
+    Each search keeps its sum, so a claim moves weight between trials of this search only.
+    """
+    own = weights(jobs, snapshot.settings)
+    capacity, total = sum(node.capacity for node in snapshot.nodes), float(own.sum())
+    found = list(jobs)
+    for members in searches:
+        members.sort(key=lambda j: (-_rank(jobs[j]), not jobs[j].started, jobs[j].job_id))
+        share, sum_ = capacity * float(own[members].sum()) / total, sum(jobs[j].weight for j in members)
+        rank = np.array([_rank(jobs[j]) for j in members])
+        # A trial that is too light for its least size would get it all the same, or none would run.
+        room = max(int((share * rank / np.cumsum(rank) + 1e-9 >= jobs[members[0]].spec.min_gpus).sum()), 1)
+        part = np.where(np.arange(rank.size) < room, rank / rank[:room].sum(), _BEYOND / rank.size)
+        for j, each in zip(members, (part / part.sum()).tolist(), strict=True):
+            found[j] = replace(jobs[j], weight=sum_ * each)
+    return tuple(found)
+
+
+def _rank(job: SnapshotJob) -> float:
+    claimed = None if job.report is None else job.report.search_rank
+    return max(_RANK if claimed is None else claimed, _LEAST_RANK)
 
 
 def with_shares(jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int) -> PolicySettings:
@@ -94,8 +139,14 @@ def within_owner(weight: Floats, factor: Floats, jobs: Sequence[SnapshotJob], fa
     """Multiply weights [J] by factors [J].
 
     With fairness per user or account, the factors only move weight between the jobs of one owner: a user who claims
-    that all jobs are nearly done gains nothing.
+    that all jobs are nearly done gains nothing. A search has the least factor of its trials: while one of them runs, it
+    does not wait.
     """
+    if any(job.spec.search for job in jobs):
+        least: dict[tuple[str, str], float] = {}
+        for job, own in zip(jobs, factor.tolist(), strict=True):
+            least[_unit(job)] = min(own, least.get(_unit(job), own))
+        factor = np.array([least[_unit(job)] for job in jobs])
     found = weight * factor
     owner = _OWNER.get(fairness_per)
     if owner is None or not jobs:

@@ -57,6 +57,7 @@ EXTRA = {
     "gpu_type": "a100",
     "data_wait": 0.5,
     "resize_cost": 0.5,
+    "search_rank": 0.5,
 }
 EXTRA |= {"measured_gpus": 4, "measured_nodes": 1, "prior_gpus": 2, "prior_nodes": 1, "prior_refuted": False}
 ORDINARY = SOUND | EXTRA

@@ -70,6 +70,8 @@ class Coordinator:
         self.restored: list[RestoredParameters] = []
         """Of each model, from its restore to the first loop."""
         self._finite = True
+        self.search_rank: float | None = None
+        """On rank 0 of a trial: its rank in its search."""
         self.closed = False
         """The script has closed its job, and no error was under way."""
         self._left = False
@@ -402,5 +404,6 @@ class Coordinator:
             report_of(self.training),
             self.checkpointer.report(),
             self.resizer.report(),
+            {} if self.search_rank is None else {"search_rank": self.search_rank},
         )
         return {name: value for part in parts for name, value in part.items()}

@@ -51,6 +51,10 @@ class Trial:
         self.job: Job | None = None
         """The training whose progress counts."""
 
+    def judge_by(self, job: Job) -> None:
+        """Count progress by this training's."""
+        self.job = job
+
     @property
     def number(self) -> int | None:
         """The trial's number in its search; None without a search."""
@@ -129,6 +133,11 @@ class SearchTrial(Trial):
             # The last value of a training counts, and a script may report after its loop.
             atexit.register(self.complete)
 
+    def judge_by(self, job: Job) -> None:
+        super().judge_by(job)
+        if self._main:
+            job.coordinator.search_rank = self._search.rank(self._live)  # of an earlier attempt
+
     @property
     def number(self) -> int | None:
         return self._number
@@ -144,6 +153,8 @@ class SearchTrial(Trial):
             self._last = float(value)
             try:
                 why = self._search.report(self._live, _step(job), self._last, job.progress.gpu_seconds)
+                job.coordinator.search_rank = self._search.rank(self._live)
+                job.coordinator.line.wake()
             except (OSError, RuntimeError, ValueError) as error:
                 logger.warning("the journal of the search cannot be used, the training goes on: %s", error)
         why = job.coordinator.exchange.gather(why)[0]
@@ -203,7 +214,7 @@ def trial(*, maximize: bool = False, environ: MutableMapping[str, str] = os.envi
 def judge_by(job: Job) -> None:
     """Count the progress of the trial, if there is one, by this training's."""
     if Trial.current is not None:
-        Trial.current.job = job
+        Trial.current.judge_by(job)
 
 
 def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:

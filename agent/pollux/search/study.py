@@ -142,6 +142,20 @@ class Search:
         self.end(self.frozen(trial), TrialState.PRUNED, why=why)
         return why
 
+    def rank(self, trial: optuna.trial.Trial) -> float | None:
+        """Return the part of the trials, 0 to 1, that are not better after the same step; None before the first."""
+        own = self.frozen(trial)
+        if own.last_step is None:
+            return None
+        sign = 1.0 if self._maximizes else -1.0
+        value = own.intermediate_values[own.last_step]
+        values = [
+            t.intermediate_values[own.last_step]
+            for t in self.trials()
+            if own.last_step in t.intermediate_values
+        ]
+        return float(sum(sign * each <= sign * value for each in values)) / len(values)
+
     def complete(self, trial: optuna.trial.Trial, value: float | None) -> None:
         """Note that a training ended. `value`: the last one; None: as the journal has it."""
         frozen = self.frozen(trial)

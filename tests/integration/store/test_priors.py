@@ -152,12 +152,13 @@ def test_a_job_id_used_again_takes_over_no_fits_of_the_former_job(store, ask, ag
 
 def test_the_pair_over_racks_and_the_wait_for_data_are_kept(store, ask, agent, report):
     ask(7)
-    body = fitted(report, 0.25, 16, 4) | {"data_wait": 0.25}
+    body = fitted(report, 0.25, 16, 4) | {"data_wait": 0.25, "search_rank": 0.75}
     body["params"] |= {"alpha_rack": 0.5, "beta_rack": 0.125}
     agent(7).publish(body)
     seen = store.reports()[7]
     assert seen.params is not None
-    assert (seen.params.alpha_rack, seen.params.beta_rack, seen.data_wait) == (0.5, 0.125, 0.25)
+    assert (seen.params.alpha_rack, seen.params.beta_rack) == (0.5, 0.125)
+    assert (seen.data_wait, seen.search_rank) == (0.25, 0.75)
     prior = Prior.from_answer(ask(8))
     assert prior is not None
     assert (prior.params.alpha_rack, prior.gpus, prior.nodes) == (0.5, 16, 4)

@@ -126,6 +126,8 @@ def test_a_row_has_every_column_of_the_table_that_a_report_fills():
         ({"resized": -1}, "resized"),
         ({"resize_refused": {"why": "no"}}, "id"),
         ({"data_wait": 1.5}, "data_wait"),
+        ({"search_rank": 1.5}, "search_rank"),
+        ({"search_rank": -0.1}, "search_rank"),
         ({"padding": 1}, "padding"),
     ],
 )

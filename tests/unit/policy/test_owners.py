@@ -105,6 +105,73 @@ def test_a_user_gains_nothing_by_more_jobs():
         assert held(plan, jobs) == {"mallory": 8, "ann": 8}, count
 
 
+def trials(count, *, ranks=None, measured=True, **more):
+    """A search of mallory's."""
+    found = []
+    for n in range(count):
+        rank = None if ranks is None else ranks[n % len(ranks)]
+        known = report(search_rank=rank) if measured else None
+        found.append(job(100 + n, JobSpec(search="lr"), report=known, user="mallory", **more))
+    return found
+
+
+@pytest.mark.parametrize("objective", ["fair-share", "completion-time"])
+@pytest.mark.parametrize("others", [1, 3, 7, 20])
+def test_a_search_gets_no_more_than_one_job_s_weight(objective, others):
+    ann = [job(n, report=report(), user="ann") for n in range(others)]
+    share = max(16 // (others + 1), 1)
+    if others == 1:
+        plain = [replace(each, spec=JobSpec()) for each in trials(64)]
+        without = held(decide(snapshot(nodes(4), ann + plain, objective=objective)), plain)
+        assert without["mallory"] > share, "what 64 jobs of their own would get"
+    for count in (1, 2, 4, 16, 64):
+        for measured, ranks in ((True, None), (False, None), (True, [1.0]), (True, [0.0, 0.5, 1.0])):
+            jobs = ann + trials(count, ranks=ranks, measured=measured)
+            got = held(decide(snapshot(nodes(4), jobs, objective=objective)), jobs)["mallory"]
+            assert (0 if others > 16 else 1) <= got <= share, (count, measured, ranks)
+
+
+@pytest.mark.parametrize("per", ["job", "user"])
+def test_a_claimed_rank_changes_nobody_else_s_weight(per):
+    ann = [job(n, report=report(), user="ann") for n in range(3)]
+    found = []
+    for ranks in (None, [0.1], [1.0], [0.0, 1.0], [0.3, 0.9, 0.2]):
+        snap = divided(snapshot(nodes(4), ann + trials(12, ranks=ranks), fairness_per=per))
+        weight = fairness.weights(snap.jobs, snap.settings)
+        found.append((weight[:3].tolist(), pytest.approx(float(weight[3:].sum()))))
+    assert all(each == found[0] for each in found)
+    assert found[0][1] == (1.0 if per == "job" else 3.0 * found[0][0][0])
+
+
+def test_the_weight_of_a_search_goes_to_its_best_trials_and_grows_with_their_end():
+    ann = [job(n, report=report(), user="ann") for n in range(3)]
+    snap = divided(snapshot(nodes(4), ann + trials(12, ranks=[0.1, 0.5, 1.0])))
+    best = [each.job_id for each in snap.jobs[3:] if each.weight > 0.1]
+    assert best == [102, 105, 108, 111], "a share of 4 GPUs has room for 4"
+    uneven = divided(snapshot(nodes(4), ann + trials(3, ranks=[1.0, 0.5, 0.1])))
+    assert [each.weight > 0.1 for each in uneven.jobs[3:]] == [True, True, False], "no GPU for a part of 0.25"
+    few = divided(snapshot(nodes(4), ann + trials(2, ranks=[0.5, 1.0])))
+    assert [each.weight for each in few.jobs[3:]] == pytest.approx([1 / 3, 2 / 3])
+    alone = divided(snapshot(nodes(4), ann + trials(1)))
+    assert alone.jobs[3].weight == 1.0
+
+
+def test_a_search_does_not_wait_while_one_of_its_trials_runs():
+    jobs = [*trials(3), job(9, user="ann")]
+    found = within_owner(np.ones(4), np.array([100.0, 1.0, 50.0, 100.0]), jobs, "job")
+    assert found.tolist() == [1.0, 1.0, 1.0, 100.0]
+    waits = within_owner(np.ones(4), np.array([100.0, 80.0, 90.0, 1.0]), jobs, "job")
+    assert waits.tolist() == [80.0, 80.0, 80.0, 1.0]
+
+
+def test_a_search_counts_as_one_of_its_user_s_jobs():
+    jobs = [*trials(8), job(1, report=report(), user="mallory"), job(2, report=report(), user="ann")]
+    snap = divided(snapshot(nodes(4), jobs, fairness_per="user"))
+    weight = fairness.weights(snap.jobs, snap.settings)
+    assert weight[:8].sum() == pytest.approx(0.5)
+    assert weight[8:].tolist() == pytest.approx([0.5, 1.0])
+
+
 def test_each_user_is_guaranteed_the_share_of_its_weight():
     snap = divided(snapshot(nodes(4), FIVE_AND_THREE, fairness_per="user", user_weights={"ann": 3.0}))
     assert with_shares(snap.jobs, snap.settings, 16).user_guarantees == {"mallory": 4, "ann": 12}

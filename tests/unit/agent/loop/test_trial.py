@@ -118,6 +118,19 @@ def test_a_stopped_trial_ends_all_ranks(tmp_path: Path, ranks: Callable[..., lis
     assert len(begun.trials()) == 2
 
 
+def test_a_trial_s_rank_reaches_the_scheduler_in_each_attempt(tmp_path: Path) -> None:
+    begun = search(tmp_path, pruner="none")
+    other = begun.live(begun.begin("1_0", lambda: None))
+    begun.report(other, 20, 0.1, 1.0)
+    train(str(tmp_path), 0, [0.3, 0.2])
+    job = trials.trial().job
+    assert job is not None
+    assert job.coordinator.report()["search_rank"] == 0.5
+    job.coordinator.search_rank = None
+    trials.judge_by(job)
+    assert job.coordinator.report()["search_rank"] == 0.5
+
+
 def test_a_rank_of_a_companion_job_reads_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = task(tmp_path)
     rate = trials.trial(environ=environ).suggest_float("rate", 0.0, 1.0)

@@ -71,6 +71,17 @@ def test_a_task_that_comes_back_after_its_failure_trains_with_the_same_values(tm
     assert back.suggest_float("lr", 0.0, 1.0) == value
 
 
+@pytest.mark.parametrize("maximize", [True, False])
+def test_a_rank_is_among_trials_of_the_same_progress(maximize: bool, tmp_path: Path) -> None:
+    begun = search(tmp_path, maximize=maximize)
+    found = [begun.live(begun.begin(f"1_{number}", everybody)) for number in range(4)]
+    assert begun.rank(found[0]) is None
+    for trial, (step, value) in zip(found, [(4, 0.4), (4, 0.6), (2, 0.5), (1, 0.9)], strict=True):
+        begun.report(trial, step, value, 1.0)
+    ranks = [begun.rank(trial) for trial in found]
+    assert ranks == [0.5, 1.0, 2 / 3, 1.0] if maximize else [1.0, 0.5, 2 / 3, 0.25]
+
+
 def test_asha_stops_by_progress(tmp_path: Path) -> None:
     begun = search(tmp_path, pruner="asha")
     good, bad = (begun.live(begun.begin(task, everybody)) for task in ("1_0", "1_1"))
