@@ -124,12 +124,48 @@ function pollux_least_count(found)
   return count and count <= most and count or nil
 end
 
+-- Insertions, deletions and replacements of letters between two short words.
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do
+    row[j] = j
+  end
+  for i = 1, #a do
+    local before = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local replaced = before + (string.byte(a, i) == string.byte(b, j) and 0 or 1)
+      before = row[j]
+      row[j] = math.min(replaced, row[j] + 1, row[j - 1] + 1)
+    end
+  end
+  return row[#b]
+end
+
+-- The key that a word stands for: "min_gpus", "--min-gpus", "Max-GPU"; nil where none is near.
+local function meant_key(word)
+  local best, nearest = nil, 3
+  word = string.gsub(string.gsub(string.lower(string.sub(word, 1, 24)), "_", "-"), "^%-+", "")
+  for _, key in ipairs(KEYS) do
+    local apart = distance(word, key)
+    if apart < nearest then
+      best, nearest = key, apart
+    end
+  end
+  return best
+end
+
 -- "#pollux min-gpus=2", "# POLLUX min-gpus=2", "#POLLUX: min-gpus=2", "#pollux": a directive in all but the letter.
 -- Not "##POLLUX min-gpus=2", by which people take a line out, nor prose about Pollux.
 local function almost(line)
   local rest = string.match(string.upper(line), "^%s*#%s*POLLUX(.*)$")
   if not rest then
-    return false
+    local word, tail = string.match(string.sub(line, 1, 1024), "^#(%u+)%s*(.*)$")
+    if not word or #word > 8 or distance(word, "POLLUX") > 2 then
+      return false
+    end
+    local key = string.match(tail, "^([%w_-]+)%s*=")
+    return tail == "" or (key ~= nil and meant_key(key) ~= nil)
   end
   local key = string.match(rest, "^[%s:,]*([%w-]+)%s*=")
   return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(string.upper(line), "^%s*#POLLUX%s*$") ~= nil
@@ -144,6 +180,10 @@ end
 -- the source of each key: a key is given once per source, and a later source replaces an earlier one's value.
 -- Returns a message for the user where a word is wrong.
 local function read_words(text, where, found, sources)
+  local words = string.gsub(text, "%s#.*$", "") .. " "
+  if string.find(words, "%S%s+=") or string.find(words, "=%s+[^%s=]+%s") then
+    return where .. ": write key=value without spaces around the =, got " .. quoted(text)
+  end
   for word in string.gmatch(text, "%S+") do
     if string.sub(word, 1, 1) == "#" then
       return nil -- a comment to the end of the line
@@ -154,13 +194,17 @@ local function read_words(text, where, found, sources)
     end
     local read = READERS[key]
     if not read then
-      return where .. ": unknown key " .. quoted(key) .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
+      local meant = meant_key(key)
+      return where .. ": unknown key " .. quoted(key) .. (meant and ", did you mean " .. meant .. "?" or "")
+        .. " (allowed: " .. table.concat(KEYS, ", ") .. ")"
     end
     if sources[key] and family(sources[key]) == family(where) then
       return string.format("%s: key '%s' is given twice (first: %s)", where, key, sources[key])
     end
     local accepted, allowed = read(value)
-    if accepted == nil then
+    if accepted == nil and string.find(value, ",[%w-]+=") then
+      return where .. ": separate directives by spaces, not by commas, got " .. quoted(word)
+    elseif accepted == nil then
       return where .. ": bad value " .. quoted(value) .. " for " .. key .. " (allowed: " .. allowed .. ")"
     end
     found[key], sources[key] = accepted, where

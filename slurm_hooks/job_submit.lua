@@ -238,8 +238,7 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
   end
   if mistyped then
-    log_user("note: line %d looks like a Pollux directive and is none: write '#POLLUX key=value' from its first column",
-      mistyped)
+    log_user("note: line %d has no effect; did you mean '#POLLUX key=value', from the first column?", mistyped)
   end
   if wanted == nil then
     return slurm.SUCCESS
@@ -256,6 +255,10 @@ function pollux_submit(job, part_list, submit_uid)
   if not share then
     log_user("#POLLUX: %s", problem)
     return slurm.ERROR
+  end
+  if share.gpus and wanted["max-gpus"] and wanted["max-gpus"] < share.gpus then
+    log_user("note: max-gpus=%d is below the %d GPUs asked for: the job gets at most %d", wanted["max-gpus"], share.gpus,
+      wanted["max-gpus"])
   end
   local least, smallest = wanted["min-gpus"] or 1, pollux_least_count(wanted)
   if config.cluster_gpus and smallest > config.cluster_gpus then

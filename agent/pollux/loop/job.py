@@ -46,6 +46,8 @@ class Job(JobReadings):
     def __init__(self, training: Training, attempt: Attempt, joiner: Joiner | None = None) -> None:
         self.training = training
         self.coordinator = Coordinator(training, attempt, joiner)
+        self.open = True
+        """Until `close`."""
         self._attempt = attempt
         self._stepper = Stepper(training)
         first = self._first = training.models[0]
@@ -271,6 +273,7 @@ class Job(JobReadings):
         After a `break` out of `epochs` a last checkpoint is written: a restart goes on from there.
         """
         training, coordinator = self.training, self.coordinator
+        self.open = False
         coordinator.resizer.close()
         if training.begun:
             self._stepper.commit_in_hand()  # the last checkpoint holds its weights

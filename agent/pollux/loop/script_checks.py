@@ -25,6 +25,11 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
     Raises PolluxAgentError if there is none, or if the model is already wrapped: its wrapper would reduce the gradients
     before the agent could measure them, and the agent's wrapper would reduce them again.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise PolluxAgentError(
+            f"expected a torch.nn.Module as the first argument of attach, got {type(model).__name__}: "
+            "attach(model, optimizer)"
+        )
     inner = uncompiled(model)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules()):

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from typing import Any, TypedDict
+from weakref import WeakValueDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from pollux.checkpoint.training_state import Stateful
 from pollux.errors import PolluxAgentError
 from pollux.learning_rate.scaling import Rule, rule_for
+from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.trial import judge_by
@@ -38,6 +40,9 @@ from pollux.tuning.profile import StepProfile
 from pollux.tuning.throughput import ThroughputModel
 
 __all__ = ["Job", "Measuring", "attach"]
+
+_jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
+"""By the id of the optimizer, which lives as long as its job."""
 
 
 class Measuring(TypedDict, total=False):
@@ -98,6 +103,8 @@ def attach(
     """
     parameter = first_trained(model)
     check_arguments(optimizer, scheduler, scaler, state)
+    if (earlier := _jobs.get(id(optimizer))) is not None and earlier.open:
+        raise PolluxAgentError(slips.ATTACHED)
     options: Measuring = measuring or {}
     if unknown := set(options) - set(Measuring.__annotations__):
         raise PolluxAgentError(
@@ -127,6 +134,7 @@ def attach(
         world, first, profile, memory, mode=effective_mode, adaptive=may_adapt, scaler=scaler, state=state
     )
     job = Job(training, attempt, joiner)
+    _jobs[id(optimizer)] = job
     judge_by(job)
     attempt.times.attached_at = time.time()
     return job

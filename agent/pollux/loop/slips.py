@@ -65,3 +65,13 @@ NOT_SHARDED = (
     "job.skip() was called for a model under fully_shard, whose ranks gather it in each pass. Leave examples out of "
     "the mean loss instead, on the ranks that have them"
 )
+
+OWN_EPOCHS = (
+    "this loop is not one over job.epochs: after a restart its epochs begin again, and the job cannot be resized in "
+    "place. Write `for epoch in job.epochs(N):`"
+)
+
+ATTACHED = (
+    "this optimizer was attached before, and that job is still open: both would step and scale it. Keep the job of the "
+    "first attach, or call its close() before; give a further model to job.add_model(...)"
+)

@@ -14,7 +14,15 @@ from dataclasses import replace
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchChoice, BatchLimits
 from pollux.loop.script_checks import warn_of_unknown_parameters
-from pollux.loop.slips import CALLED_PER_PASS, IDLE, IDLE_PASSES, LEFT_OUT, MIXED, STEP_WITHOUT_PASS
+from pollux.loop.slips import (
+    CALLED_PER_PASS,
+    IDLE,
+    IDLE_PASSES,
+    LEFT_OUT,
+    MIXED,
+    OWN_EPOCHS,
+    STEP_WITHOUT_PASS,
+)
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
@@ -74,6 +82,8 @@ class Stepper:
         self.commit_in_hand()
         training.pause()
         if not training.step.managed and self.epoch_done():
+            if training.progress.epoch == 0 and training.world.rank == 0:
+                logger.warning(OWN_EPOCHS)
             training.progress.next_epoch(training.data.length, training.data.pass_index)
 
     def epoch_done(self) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from pollux.errors import BatchError
 from pollux.goodput import BatchChoice, BatchLimits, Goodput, NoiseScale, ThroughputParams
@@ -39,6 +40,16 @@ def batch_limits(
     Raises BatchError if the settings contradict each other. If no batch size could run on one GPU, because the least
     share of a GPU is above M0 and the batch size may not grow that far, M0 becomes the least share.
     """
+    for name, size in (("batch_size", initial), ("max_batch_size", maximum)):
+        if size is not None and not isinstance(size, Integral):
+            raise BatchError(f"expected {name} as a whole number of examples, got {size!r}")
+    if per_gpu is not None and not (
+        isinstance(per_gpu, Sequence) and [isinstance(n, Integral) for n in per_gpu] == [True] * 2
+    ):
+        raise BatchError(
+            f"expected per_gpu=(least, most), the examples of one GPU in a pass, got {per_gpu!r}; "
+            "leave it out unless you know both"
+        )
     low, high = per_gpu if per_gpu is not None else (max(1, initial // 32), initial)
     try:
         limits = BatchLimits(initial, initial if maximum is None else maximum, low, high)

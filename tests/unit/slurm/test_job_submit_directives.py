@@ -83,7 +83,8 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
     [
         (
             "#POLLUX min-gpu=2",
-            "#POLLUX line 3: unknown key 'min-gpu' (allowed: min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, "
+            "#POLLUX line 3: unknown key 'min-gpu', did you mean min-gpus? "
+            "(allowed: min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, "
             "preemptible, prior, mode, resize, continue, search)",
         ),
         (
@@ -99,6 +100,12 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         ("#POLLUX max-gpus=", "bad value '' for max-gpus"),
         ("#POLLUX adaptive=maybe", "#POLLUX line 3: bad value 'maybe' for adaptive (allowed: yes or no)"),
         ("#POLLUX adaptive", "#POLLUX line 3: expected key=value, got 'adaptive'"),
+        ("#POLLUX min_gpus=2", "unknown key 'min_gpus', did you mean min-gpus?"),
+        ("#POLLUX --Max-GPU=2", "unknown key '--Max-GPU', did you mean max-gpus?"),
+        ("#POLLUX workers=2", "unknown key 'workers' (allowed: min-gpus"),
+        ("#POLLUX min-gpus = 2", "write key=value without spaces around the =, got 'min-gpus = 2'"),
+        ("#POLLUX adaptive=no min-gpus= 2", "without spaces around the ="),
+        ("#POLLUX min-gpus=1,max-gpus=16", "separate directives by spaces, not by commas"),
         ("#POLLUX =3", "#POLLUX line 3: expected key=value, got '=3'"),
         (
             "#POLLUX min-gpus=1\n#POLLUX min-gpus=2",
@@ -153,6 +160,9 @@ def test_a_directive_behind_the_first_command_is_pointed_out() -> None:
         "#POLLUX,min-gpus=1",
         "  #POLLUX min-gpus=2",
         "#POLLUXmin-gpus=2",
+        "#POLUX min-gpus=2",
+        "#PULLUX max_gpus=2",
+        "#POLUX",
         "#pollux",
     ],
 )
@@ -161,16 +171,24 @@ def test_a_mistyped_directive_is_pointed_out(line: str) -> None:
     assert outcome.accepted
     assert outcome.admin_comment is None
     assert len(outcome.said) == 1
-    assert "line 3 looks like a Pollux directive and is none" in outcome.said[0]
+    assert "line 3 has no effect; did you mean '#POLLUX key=value'" in outcome.said[0]
 
 
 @pytest.mark.parametrize(
-    "line", ["##POLLUX min-gpus=2", "# pollux is a scheduler", "# about Pollux: x=1", "#pollux4"]
+    "line",
+    ["##POLLUX min-gpus=2", "# pollux is a scheduler", "# about Pollux: x=1", "#pollux4", "#POLISH words=2"],
 )
 def test_a_comment_is_a_comment(line: str) -> None:
     outcome = submit(line)
     assert outcome.accepted
     assert outcome.said == []
+
+
+def test_a_maximum_below_the_gpus_asked_for_is_told_of() -> None:
+    outcome = submit("#POLLUX max-gpus=1", tres_per_node="gres:gpu:4")
+    assert outcome.accepted
+    assert outcome.said == ["note: max-gpus=1 is below the 4 GPUs asked for: the job gets at most 1"]
+    assert submit("#POLLUX max-gpus=4", tres_per_node="gres:gpu:4").said == []
 
 
 def test_a_job_submitted_from_within_another_does_not_inherit_its_adaptivity() -> None:

@@ -72,6 +72,50 @@ def test_bounds_that_contradict_each_other(size: int, options: dict[str, Any]) -
     job.close()
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "words"),
+    [
+        ("32", {}, "expected batch_size as a whole number of examples, got '32'"),
+        (32.5, {}, "expected batch_size as a whole number"),
+        (32, {"max_batch_size": "64"}, "expected max_batch_size as a whole number of examples, got '64'"),
+        (32, {"per_gpu": 64}, r"expected per_gpu=\(least, most\).*got 64"),
+        (32, {"per_gpu": (1, 2, 3)}, r"expected per_gpu=\(least, most\)"),
+    ],
+)
+def test_sizes_of_a_wrong_type(size: Any, options: dict[str, Any], words: str) -> None:
+    job, _ = start()
+    with pytest.raises(BatchError, match=words):
+        job.loader(data(), size, **options)
+    job.close()
+
+
+def test_swapped_arguments() -> None:
+    model = nn.Linear(6, 1)
+    with pytest.raises(
+        PolluxAgentError, match=r"first argument of attach, got SGD: attach\(model, optimizer\)"
+    ):
+        attach(torch.optim.SGD(model.parameters(), lr=0.1), model)  # type: ignore[arg-type]
+
+
+def test_a_second_attach_of_an_optimizer_needs_the_first_closed() -> None:
+    job, optimizer = start()
+    with pytest.raises(PolluxAgentError, match="was attached before, and that job is still open"):
+        attach(job.module, optimizer)
+    job.close()
+    attach(job.module, optimizer).close()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_loop_over_own_epochs_is_told_of_once(own: bool, caplog: pytest.LogCaptureFixture) -> None:
+    job, optimizer = start()
+    loader = job.loader(data(), 32)
+    for _ in range(3) if own else job.epochs(3):
+        for x, y in loader:
+            step(job, optimizer, x, y)
+    job.close()
+    assert caplog.text.count("this loop is not one over job.epochs") == own
+
+
 def test_a_dataset_smaller_than_the_batch() -> None:
     job, _ = start()
     with pytest.raises(BatchError, match="the dataset has 10 samples"):

@@ -249,10 +249,12 @@ def told_of(kind: type[Stream], **options: Any) -> list[str]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False)
-    for x, y, _ in job.loader(kind(), 24, length=EXAMPLES, **options):
-        train_step(job, optimizer, x, y)
-        if job.progress.optimizer_steps == 3:
-            break
+    loader = job.loader(kind(), 24, length=EXAMPLES, **options)
+    for _ in job.epochs(1):
+        for x, y, _ in loader:
+            train_step(job, optimizer, x, y)
+            if job.progress.optimizer_steps == 3:
+                break
     job.close()
     return told
 
