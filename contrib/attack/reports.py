@@ -25,7 +25,7 @@ EACH_REPORT_IS_NEWS = """
 from polluxd.daemon import Daemon
 from polluxd.store import store
 store._NEWS_S = 0.02
-store.Store._news = lambda self: True
+store.Store.news = lambda self: True
 Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=True)
 """
 

@@ -1,4 +1,4 @@
-"""What holds for a training by any library: Accelerate, Hugging Face's Trainer, Lightning.
+"""What holds for a training by any library: Accelerate, Hugging Face's Trainer, Lightning, JAX.
 
 The libraries are real. A module of each trains by orders that come from outside.
 """
@@ -22,7 +22,7 @@ STEPS = -(-EXAMPLES // 16)
 """Of an epoch at M0."""
 
 
-@pytest.fixture(params=["accelerate", "trainer", "lightning"])
+@pytest.fixture(params=["accelerate", "trainer", "lightning", "jax"])
 def library(request: pytest.FixtureRequest) -> Any:
     return importlib.import_module(f"tests.integration.integrations.by_{request.param}")
 

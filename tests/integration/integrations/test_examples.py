@@ -89,6 +89,22 @@ def test_language_model(both: Any, tmp_path: Path) -> None:
     assert max(last(plain, "loss"), last(elastic, "loss")) < 2.0
 
 
+def test_flax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of their own: JAX has threads, and other tests fork."""
+    pytest.importorskip("flax")
+    monkeypatch.setenv("POLLUX_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
+    for kind in ("plain", "elastic"):
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLES / kind / "flax_digits.py"), "8"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert last(done.stdout, "accuracy") > 0.85
+    assert list((tmp_path / "checkpoints").glob("checkpoint-*"))
+
+
 def test_gan(both: Any) -> None:
     for printed in both("gan", "2")[:2]:
         assert printed.count("mean radius") == 2
