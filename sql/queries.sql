@@ -430,6 +430,30 @@ WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :j
   AND (:ended OR j.ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
 ORDER BY j.job_id;
 
+-- name: record_rentals
+INSERT INTO pollux.rental AS r (cluster, day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost, counted_at)
+SELECT :cluster, s.day, s.type, s.account, s.user_name, s.job_id, s.node_seconds, s.gpu_seconds, s.cost, to_timestamp(:at)
+FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS s(day date, type text, account text, user_name text, job_id bigint,
+    node_seconds double precision, gpu_seconds double precision, cost double precision)
+ON CONFLICT (cluster, day, type, account, user_name, job_id) DO UPDATE SET
+    node_seconds = r.node_seconds + excluded.node_seconds, gpu_seconds = r.gpu_seconds + excluded.gpu_seconds,
+    cost = r.cost + excluded.cost, counted_at = excluded.counted_at;
+
+-- name: spent
+-- This month and today (UTC), by account; and up to when it was counted.
+SELECT account, sum(cost) AS month, coalesce(sum(cost) FILTER (WHERE day = t.today), 0) AS day,
+       extract(epoch FROM max(counted_at))::double precision AS counted_at
+FROM pollux.rental, (SELECT (now() AT TIME ZONE 'UTC')::date AS today) t
+WHERE cluster = :cluster AND day >= date_trunc('month', t.today) GROUP BY account;
+
+-- name: rentals
+SELECT day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost FROM pollux.rental
+WHERE cluster = :cluster AND cost > 0 AND day >= (to_timestamp(:since) AT TIME ZONE 'UTC')::date
+ORDER BY day, type, account, user_name, job_id;
+
+-- name: prune_rentals
+DELETE FROM pollux.rental WHERE cluster = :cluster AND day < (to_timestamp(:before) AT TIME ZONE 'UTC')::date;
+
 -- name: prune_priors
 -- What no run has confirmed for long, and what one user has beyond a thousand trainings.
 DELETE FROM pollux.prior p WHERE p.cluster = :cluster AND (p.at < to_timestamp(:before) OR (p.uid, p.fingerprint, p.gpu_type) IN (

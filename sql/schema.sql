@@ -371,6 +371,24 @@ COMMENT ON TABLE pollux.token IS 'tokens that the gateways have given out, hashe
 COMMENT ON COLUMN pollux.token.hash IS 'SHA-256 of the token';
 CREATE INDEX token_by_job ON pollux.token (cluster, job_id, attempt, uid);
 
+-- What rented nodes have cost.
+CREATE TABLE pollux.rental (
+    cluster       pollux.cluster_name NOT NULL,
+    day           date NOT NULL,
+    type          text NOT NULL,
+    account       text NOT NULL DEFAULT '',
+    user_name     text NOT NULL DEFAULT '',
+    job_id        bigint NOT NULL DEFAULT 0 CHECK (job_id >= 0),
+    node_seconds  pollux.amount NOT NULL,
+    gpu_seconds   pollux.amount NOT NULL,
+    cost          pollux.amount NOT NULL,
+    counted_at    timestamptz NOT NULL,
+    PRIMARY KEY (cluster, day, type, account, user_name, job_id)
+);
+COMMENT ON TABLE pollux.rental IS 'what rented nodes have cost, by day (UTC), type of node, and job that was on them';
+COMMENT ON COLUMN pollux.rental.job_id IS '0: the nodes stood idle, or booted for nobody';
+COMMENT ON COLUMN pollux.rental.gpu_seconds IS 'GPU time that the job held there';
+
 -- Least privilege: roles have what is granted here, and nothing else.
 REVOKE ALL ON SCHEMA pollux FROM PUBLIC;
 ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -378,7 +396,8 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pollux FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA pollux TO pollux_gateway, pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.acknowledgement, pollux.report_history, pollux.cycle, pollux.allocation,
-    pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior
+    pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior,
+    pollux.rental
 TO pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.prior,
     pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token

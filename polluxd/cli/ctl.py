@@ -59,6 +59,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
             "web.command:web", "Serve a live page of the jobs and the cluster on this machine.", "web"
         ),
         "status": Command("status:status", "Show who leads and when polluxd last decided.", "status"),
+        "cost": Command(
+            "lists:cost", "Show what rented nodes cost, by account, user, job, type or day.", "cost --by user"
+        ),
         "moves": Command("lists:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
     },
     "Administration": {

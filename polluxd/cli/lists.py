@@ -1,8 +1,9 @@
-"""`polluxctl jobs`, `moves` and `audit`: what the store holds, as rows."""
+"""`polluxctl jobs`, `moves`, `cost` and `audit`: what the store holds, as rows."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import Annotated, Literal
 
 import typer
 
@@ -10,8 +11,12 @@ from . import access, answers
 from .access import ConfigOption, JsonOption
 from .job_columns import JOB_COLUMNS
 from .move_columns import MOVE_COLUMNS
-from .output import Column, clock, emit, plain
+from .output import Column, clock, emit, number, plain
+from .period import point
 from .table_rows import audit_rows, move_rows
+
+CostBy = Literal["account", "user", "job", "type", "day"]
+_COST_KEYS = {"account": "account", "user": "user_name", "job": "job_id", "type": "type", "day": "day"}
 
 AUDIT_COLUMNS = (
     Column("at", "WHEN", clock),
@@ -19,6 +24,14 @@ AUDIT_COLUMNS = (
     Column("name", "SETTING"),
     Column("from", "FROM", plain, flexible=True),
     Column("to", "TO", plain, flexible=True),
+)
+
+COST_COLUMNS = (
+    Column("name", "NAME"),
+    Column("node_hours", "NODE HOURS", number(2), right=True),
+    Column("gpu_hours", "GPU HOURS", number(2), right=True),
+    Column("cost", "COST", number(2), right=True),
+    Column("share", "SHARE", number(3), right=True, rank=1),
 )
 
 
@@ -47,6 +60,31 @@ def moves(
         console=access.console(),
         empty="no moves",
     )
+
+
+def cost(
+    config: ConfigOption = None,
+    by: Annotated[
+        CostBy,
+        typer.Option(help="account, user, job, type of node, or day; no name: no job was on the nodes"),
+    ] = "account",
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="from this day on (UTC): 7d, 2026-11-20")
+    ] = "30d",
+    as_json: JsonOption = False,
+) -> None:
+    """Show what rented nodes cost, by account, user, job, type or day."""
+    found: dict[str, list[float]] = {}
+    for row in access.open_store(config)[0].rentals(point(since, time.time(), "--since")):
+        sums = found.setdefault(str(row[_COST_KEYS[by]] or ""), [0.0, 0.0, 0.0])
+        for place, amount in enumerate((row["node_seconds"], row["gpu_seconds"], row["cost"])):
+            sums[place] += amount
+    whole = sum(sums[2] for sums in found.values())
+    rows = [
+        {"name": name, "node_hours": n / 3600.0, "gpu_hours": g / 3600.0, "cost": c, "share": c / whole}
+        for name, (n, g, c) in sorted(found.items(), key=lambda item: (-item[1][2], item[0]))
+    ]
+    emit(rows, COST_COLUMNS, as_json=as_json, console=access.console(), empty="no node was rented")
 
 
 def audit(config: ConfigOption = None, as_json: JsonOption = False) -> None:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, StrictFloat, StrictInt
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.annotations import example, expected
+from polluxd.config.annotations import example, expected, unit
 
 Money = Annotated[StrictFloat, Ge(0), AllowInfNan(False), expected("an amount of money from 0", "MONEY")]
 NodePrice = Annotated[StrictFloat, Gt(0), Le(1e6), expected("a price above 0", "PRICE")]
@@ -52,6 +52,20 @@ class CloudSettings:
         default_factory=dict
     )
     """The same for the jobs of one account."""
+    cloud_day_budget: Annotated[Money | None, example(500.0)] = None
+    """Most that rented nodes may cost in a day, in UTC."""
+    cloud_month_budget: Annotated[Money | None, example(9000.0)] = None
+    """Most that rented nodes may cost in a month."""
+    cloud_account_day_budgets: Annotated[Mapping[str, Money], example({"physics": 200.0})] = field(
+        default_factory=dict
+    )
+    """Most that the jobs of an account may cost in a day on rented nodes."""
+    cloud_account_month_budgets: Annotated[Mapping[str, Money], example({"physics": 4000.0})] = field(
+        default_factory=dict
+    )
+    """The same for a month."""
+    cloud_return_s: Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")] = 600.0
+    """How long a node costs money after polluxd has begun to vacate it: a move, and Slurm's `SuspendTime`."""
     cloud_least: Nodes = 0
     """Rented nodes that jobs may always use, whatever they are worth."""
     cloud_most: Annotated[Nodes | None, example(16)] = None

@@ -30,6 +30,7 @@ from polluxd.apply.undrained import Undrained, equal_share
 from polluxd.config.config_file import Config
 from polluxd.cycle.progress_rates import TrainedOn
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
+from polluxd.cycle.spending import Spending
 from polluxd.cycle.triggers import Triggers
 from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.cycle.waiting import WaitingTimes
@@ -94,6 +95,7 @@ class Controller:
         self._waiting = WaitingTimes()
         self._boots = Boots()
         self._marks = LostMarks()
+        self._spending = Spending()
         self._scope = Scope(config.scope, slurm, reconciler.authorize)
         self._outcomes = MoveOutcomes()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
@@ -119,11 +121,20 @@ class Controller:
         self._idle.observe(state)
         self._outcomes.observe(state.jobs, records.reports, self._reconciler.moving)
         due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
+        self._spending.observe(state, records.settings)
         if due:
+            self._count(records)
             begun, idle = self._decide(seen, started)
         return StepResult(
             open_moves + begun, due, records.settings.paused, self._trusted.doubted_reports, idle
         )
+
+    def _count(self, records: CycleRecords) -> None:
+        """Write what rented nodes have cost since the last decision."""
+        if records.settings.cloud_prices:
+            counted = self._spending.rows(records.rent.counted_at if records.rent else None)
+            self._store.record_rentals(counted, self._spending.at)
+            self._spending.written()
 
     def _decide(self, seen: ClusterView, started: float) -> tuple[int, list[IdleGpus]]:
         """Decide on one picture of the cluster; return the number of moves begun, and the GPUs that stay idle.

@@ -184,7 +184,13 @@ def build_snapshot(
         for limit in rules.allowed.groups
     )
     return Snapshot(
-        facts.cluster, state.taken_at, nodes, tuple(sorted(jobs, key=lambda j: j.job_id)), settings, limits
+        facts.cluster,
+        state.taken_at,
+        nodes,
+        tuple(sorted(jobs, key=lambda j: j.job_id)),
+        settings,
+        limits,
+        records.rent,
     )
 
 

@@ -3,7 +3,7 @@
 Units: seconds, GPUs, examples. Times are POSIX timestamps (float, UTC). Nothing here does I/O or reads a clock.
 """
 
-from polluxd.model.jobs import GpuLimit, JobSpec, JobState, Snapshot, SnapshotJob
+from polluxd.model.jobs import GpuLimit, JobSpec, JobState, Snapshot, SnapshotJob, Spent
 from polluxd.model.moves import RESTARTING_PATHS, Move, Step
 from polluxd.model.nodes import NO_PLACEMENT, Node, Placement, Power
 from polluxd.model.plans import KEPT_BACK, Allocation, DaemonMode, Explanation, Plan
@@ -27,5 +27,6 @@ __all__ = [
     "Report",
     "Snapshot",
     "SnapshotJob",
+    "Spent",
     "Step",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -113,6 +114,18 @@ class GpuLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What rented nodes have cost in this month and today, both in UTC."""
+
+    month: float = 0.0
+    day: float = 0.0
+    account_month: Mapping[str, float] = field(default_factory=dict)
+    account_day: Mapping[str, float] = field(default_factory=dict)
+    counted_at: float = 0.0
+    """POSIX time up to which it was counted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All that a decision may depend on."""
 
@@ -122,3 +135,5 @@ class Snapshot:
     jobs: tuple[SnapshotJob, ...]
     settings: PolicySettings = field(default_factory=PolicySettings)
     limits: tuple[GpuLimit, ...] = ()
+    spent: Spent | None = None
+    """None: no node was ever rented."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Step
+from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Spent, Step
 
 from .costs import cost_of, is_move, totals
 from .views import CycleRecords, JobTimes, MoveCost, ObservedJob
@@ -48,6 +48,8 @@ class FakeRows:
     failed_resizes: list[int] = field(default_factory=list)
     """Ids of resizes that failed."""
     pins: dict[int, str] = field(default_factory=dict)
+    rentals: list[dict[str, Any]] = field(default_factory=list)
+    """Counted costs of rented nodes, which the real database adds up."""
     cycles: int = 0
     epoch: int = 0
     lease_until: float = float("-inf")
@@ -134,7 +136,9 @@ class FakeStore:
     def records(
         self, defaults: PolicySettings | None = None, *, restarts_since: float | None = None
     ) -> CycleRecords:
-        known = CycleRecords(self.settings(defaults), dict(self.rows.reports), {}, self.open_moves())
+        settings = self.settings(defaults)
+        spent = self._spent() if settings.cloud_prices else None
+        known = CycleRecords(settings, dict(self.rows.reports), {}, self.open_moves(), spent)
         if restarts_since is None:
             return known
         pins = {job: f"pinned by {who}" for job, who in self.rows.pins.items()}
@@ -188,6 +192,20 @@ class FakeStore:
         self._must_answer(self.epoch)
         self.rows.cycles += 1
         return self.rows.cycles
+
+    def record_rentals(self, counted: Sequence[Mapping[str, Any]], at: float) -> None:
+        self._must_answer(self.epoch)
+        self.rows.rentals.extend({**row, "counted_at": at} for row in counted)
+
+    def _spent(self) -> Spent | None:
+        counted = self.rows.rentals
+        if not counted:
+            return None
+        sums = Counter[str]()
+        for row in counted:
+            sums[row["account"]] += row["cost"]
+        # Without a calendar, all is of today.
+        return Spent(sums.total(), sums.total(), sums, sums, max(row["counted_at"] for row in counted))
 
     # Moves
 

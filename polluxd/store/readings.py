@@ -145,6 +145,11 @@ class Readings(Session):
             found = run("completed_moves", active=False)
         return costs_of(row for row in found if job_id in (None, row["job_id"]))
 
+    def rentals(self, since: float) -> list[dict[str, Any]]:
+        """Return what rented nodes cost from the UTC day of a POSIX time on, by day, type and job."""
+        with self._transaction() as run:
+            return [{**row, "day": row["day"].isoformat()} for row in run("rentals", since=since)]
+
     def leader(self) -> Leader | None:
         """Who leads, as the database has it."""
         with self._transaction() as run:

@@ -19,6 +19,7 @@ from polluxd.model import (
     Move,
     Placement,
     Report,
+    Spent,
     Step,
 )
 
@@ -273,3 +274,12 @@ def history_point(row: Row) -> HistoryPoint:
     initial, sqr, var = (values.pop(name) for name in ("batch_initial", "noise_sqr", "noise_var"))
     phi = None if sqr is None else NoiseScale(sqr, var).phi(initial)
     return HistoryPoint(**values, noise_scale=finite_or_none(phi))
+
+
+def spent(found: Sequence[Row]) -> Spent | None:
+    """What rented nodes have cost, from a row per account; None without rows."""
+    if not found:
+        return None
+    month, day = ({row["account"]: row[key] for row in found} for key in ("month", "day"))
+    counted_at = max(row["counted_at"] for row in found)
+    return Spent(sum(month.values()), sum(day.values()), month, day, counted_at)

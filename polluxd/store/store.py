@@ -32,6 +32,7 @@ from .written import Written
 log = logging.getLogger(__name__)
 
 _DAY_S = 86400.0
+_RENTALS_S = 800 * _DAY_S
 _NEWS_S = 0.5
 """Time between two looks for news of moves under way."""
 
@@ -158,9 +159,9 @@ class Store(Readings, AdministratorOrders):
             found = {row["name"]: row["value"] for row in run("settings")}
             reports = self._newest.read(run)
             moves = [rows.move(row) for row in run("open_moves")]
-            records = CycleRecords(
-                settings_from_rows(found, defaults or PolicySettings()), reports, self._newest.rejected, moves
-            )
+            settings = settings_from_rows(found, defaults or PolicySettings())
+            spent = rows.spent(run("spent")) if settings.cloud_prices else None
+            records = CycleRecords(settings, reports, self._newest.rejected, moves, spent)
             if restarts_since is None:
                 return records
             return replace(
@@ -269,6 +270,11 @@ class Store(Readings, AdministratorOrders):
         if snapshot_json is not None:
             keep_snapshot(self._transaction, cycle_id, snapshot_json())
         return cycle_id
+
+    def record_rentals(self, counted: Sequence[Mapping[str, object]], at: float) -> None:
+        """Add what rented nodes have cost up to the POSIX time `at`."""
+        with self._transaction(fenced=True) as run:
+            run("record_rentals", rows=json.dumps(counted), at=at)
 
     # Moves
 
@@ -398,3 +404,4 @@ class Store(Readings, AdministratorOrders):
             run("prune_jobs", before=now - jobs_s)
             run("prune_priors", before=now - priors_s)
             run("prune_tokens")
+            run("prune_rentals", before=now - _RENTALS_S)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypedDict
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import Allocation, JobSpec, JobState, Move, Report
+from polluxd.model import Allocation, JobSpec, JobState, Move, Report, Spent
 
 
 class ObservedJob(Protocol):
@@ -212,6 +212,8 @@ class CycleRecords:
     """Why the latest report of a job is unusable."""
     moves: Sequence[Move] = ()
     """Moves under way, oldest first. A restarted polluxd must finish or abandon each of them."""
+    rent: Spent | None = None
+    """What rented nodes have cost this month; None: nothing was counted, or no node has a price."""
     times: Mapping[int, JobTimes] = field(default_factory=dict)
     """What Slurm does not keep over a requeue, for jobs that have not ended."""
     totals: Mapping[int, MoveTotals] = field(default_factory=dict)

@@ -8,9 +8,9 @@ minimises
     sum_j v_j T_j(S) + sum_n in S p_n H_n(S)
 
 T_j: predicted time to the end of job j under the plan on the own nodes and S, boots and moves included; v_j: what an
-hour of it is worth; H_n: time to the end of the last job on node n, its boot included; p_n: its price, with what
-interruptions of a spot node are expected to cost. The boot of a node that is on is paid: that keeps a node which would
-not be rented again just now. One more boot would cost again, so a set changes only for a gain beyond `hysteresis`.
+hour of it is worth; H_n: time to the end of the last job on node n, its boot and return included; p_n: its price, with
+what interruptions of a spot node are expected to cost. The boot of a node that is on is paid: that keeps a node which
+would not be rented again just now. A set changes only for a gain beyond `hysteresis` of the change in cost.
 
 Nodes of one price and kind are alike, so a set is a number per kind. The search takes steps of 1, 2, 4, ... nodes from
 the set in use, one kind at a time, while they gain.
@@ -19,13 +19,14 @@ the set in use, one kind at a time, while they gain.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from typing import NamedTuple
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob
+from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob, Spent
 from polluxd.policy import market
 
 UNMEASURED_BOOT_S = 300.0
@@ -73,7 +74,7 @@ def choose(snapshot: Snapshot, solve: Solve) -> Rental:
 
     `solve` has to explain its plans. Deterministic.
     """
-    return _Search(_off_spot(snapshot), solve).run()
+    return _Search(_without_barred(snapshot), solve).run()
 
 
 class _Valued(NamedTuple):
@@ -109,13 +110,18 @@ class _Search:
             or node.foreign_cpus
             or any(job.pinned or not job.spec.preemptible for job in self._held.get(name, ()))
         )
-        self._always = self._fixed | frozenset([*self._rented][: self._settings.cloud_least])
         self._usual: dict[int, float] = {}
         """Goodput of each job on all nodes: what a wait, and a length that is not known, are measured by."""
         self._before: dict[int, float] = {}
         """Goodput of each job on the nodes in use at present."""
         first, _, last = self._settings.cloud_hours.partition("-")
         self._closed = not int(first) <= snapshot.taken_at % 86400.0 / 3600.0 < int(last)
+        left = _budget_left(self._settings, snapshot.spent or Spent())
+        self._room = left - sum(_tail(n, self._settings) for n in self._rented.values() if n.power != "off")
+        """Money for further nodes. Below 0, the budget only lasts to give back those that are on."""
+        self._always = self._fixed
+        """Nodes that are in use whatever they are worth."""
+        self._always |= self._open([*self._rented][: self._settings.cloud_least])
         self._known: dict[frozenset[str], _Valued] = {}
 
     def run(self) -> Rental:
@@ -140,13 +146,23 @@ class _Search:
 
     def _open(self, names: Iterable[str]) -> frozenset[str]:
         """Return the nodes that may be in use: those that always are, and as many others as the settings allow."""
-        if self._closed:
+        if self._closed or self._room < 0:
             return self._always
-        others = [name for name in names if name not in self._always]
-        most = self._settings.cloud_most
-        return self._always | frozenset(
-            others if most is None else others[: max(most - len(self._always), 0)]
-        )
+        most = inf if self._settings.cloud_most is None else self._settings.cloud_most
+        chosen, room = set(self._always), self._room - sum(map(self._need, self._always))
+        for name in names:
+            if name not in chosen and self._need(name) <= room and len(chosen) < most:
+                chosen.add(name)
+                room -= self._need(name)
+        return frozenset(chosen)
+
+    def _need(self, name: str) -> float:
+        """Return the money for a boot, as long again, and the return; 0 of a node that is on."""
+        node = self._rented[name]
+        if node.power != "off":
+            return 0.0
+        price = price_of(node, self._settings)[1]
+        return price * 2.0 * self._boot(node) / 3600.0 + _tail(node, self._settings)
 
     def _steps(self, nodes: frozenset[str]) -> list[frozenset[str]]:
         """Return the sets that differ from `nodes` by some nodes of one kind."""
@@ -280,6 +296,8 @@ class _Search:
             boot = self._rented[name].boot_s or UNMEASURED_BOOT_S
             lost = restarts + price * boot / 3600.0
             total += held * (price + self._settings.cloud_interruptions.get(kind, 0.0) / 24.0 * lost)
+            if self._rented[name].power == "off":
+                total += _tail(self._rented[name], self._settings)
         return total
 
     def _said(self, a: Allocation, present: _Valued, best: _Valued) -> Allocation:
@@ -295,11 +313,8 @@ class _Search:
                 a, reason=f"{a.reason}; Slurm boots {_named(boots)}, {prices:.2f} an hour, for it: {gain}"
             )
         if leaves or (not a.placement and len(best.nodes) < len(self._rented)):
-            why = (
-                f"outside the hours {self._settings.cloud_hours} (UTC)"
-                if self._closed
-                else "not worth the price"
-            )
+            why = "not worth the price" if self._room >= 0 else "beyond the budget"
+            why = f"outside the hours {self._settings.cloud_hours} (UTC)" if self._closed else why
             return replace(
                 a, reason=f"{a.reason}{KEPT_BACK}{_named(leaves) or 'any further one'} is {why} now"
             )
@@ -321,35 +336,80 @@ def _ladder(most: int) -> list[int]:
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
 
 
-def _off_spot(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which no job that cannot move, or has a fixed size, may use a spot node."""
-    settings = snapshot.settings
-    if not settings.cloud_interruptions:
-        return snapshot
-    spot = {n.name for n in snapshot.nodes if price_of(n, settings)[0] in settings.cloud_interruptions}
-    kept_off = {
-        job.job_id
-        for job in snapshot.jobs
-        if not job.spec.preemptible or job.spec.min_gpus == job.spec.max_gpus
+def _budget_left(settings: PolicySettings, spent: Spent) -> float:
+    """Return the money that may still be spent, today and this month."""
+    budgets = ((settings.cloud_day_budget, spent.day), (settings.cloud_month_budget, spent.month))
+    return min((budget - cost for budget, cost in budgets if budget is not None), default=inf)
+
+
+def _tail(node: Node, settings: PolicySettings) -> float:
+    """Return what a node costs from its last job to its end."""
+    return price_of(node, settings)[1] * settings.cloud_return_s / 3600.0
+
+
+def _spenders(snapshot: Snapshot) -> set[str]:
+    """Return the accounts whose budget only lasts to give back the nodes that their jobs hold."""
+    settings, spent = snapshot.settings, snapshot.spent or Spent()
+    nodes = {node.name: node for node in snapshot.nodes}
+    owed: dict[str, float] = defaultdict(float)
+    for job in snapshot.jobs:
+        for node in (nodes[name] for name in job.placement.nodes if name in nodes):
+            owed[job.account] += _tail(node, settings) * job.placement.gpus_per_node / max(node.gpus, 1)
+    return {
+        account
+        for budgets, cost in (
+            (settings.cloud_account_day_budgets, spent.account_day),
+            (settings.cloud_account_month_budgets, spent.account_month),
+        )
+        for account, budget in budgets.items()
+        if cost.get(account, 0.0) + owed.get(account, 0.0) >= budget
     }
+
+
+def _without_barred(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which no job may use a node that it must not be on.
+
+    That is any rented node where the account's budget is used up, and a spot node where the job cannot move or has a
+    fixed size.
+    """
+    settings, spenders = snapshot.settings, _spenders(snapshot)
+    kinds = {n.name: price_of(n, settings)[0] for n in snapshot.nodes}
+    barred: dict[int, str] = {}
+    for job in snapshot.jobs:
+        if job.account in spenders:
+            barred[job.job_id] = "no rented node"
+        elif settings.cloud_interruptions and (
+            not job.spec.preemptible or job.spec.min_gpus == job.spec.max_gpus
+        ):
+            barred[job.job_id] = "no spot node"
+    if not barred:
+        return snapshot
     # The policy separates partitions by commas.
     renamed = {
-        job.partition: f"{job.partition} (no spot node)".replace(",", "+")
+        (job.partition, barred[job.job_id]): f"{job.partition} ({barred[job.job_id]})".replace(",", "+")
         for job in snapshot.jobs
-        if job.job_id in kept_off
+        if job.job_id in barred
     }
+
+    def open_to(node: Node) -> frozenset[str]:
+        kind = kinds[node.name]
+        closed = {
+            "no rented node": bool(kind),
+            "no spot node": kind in settings.cloud_interruptions,
+        }
+        return node.partitions | {
+            name
+            for (partition, why), name in renamed.items()
+            if not closed[why] and not node.partitions.isdisjoint(partition.split(","))
+        }
+
     return replace(
         snapshot,
-        nodes=tuple(
-            n if n.name in spot else replace(n, partitions=n.partitions | _names(n, renamed))
-            for n in snapshot.nodes
-        ),
+        nodes=tuple(replace(n, partitions=open_to(n)) for n in snapshot.nodes),
         jobs=tuple(
-            replace(job, partition=renamed[job.partition]) if job.job_id in kept_off else job
+            replace(job, partition=renamed[job.partition, barred[job.job_id]])
+            if job.job_id in barred
+            else job
             for job in snapshot.jobs
         ),
     )
-
-
-def _names(node: Node, renamed: Mapping[str, str]) -> set[str]:
-    return {new for old, new in renamed.items() if not node.partitions.isdisjoint(old.split(","))}

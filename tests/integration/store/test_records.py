@@ -53,6 +53,34 @@ def test_a_jobs_life(store, seen):
     assert store.jobs_view(ended=False) == []
 
 
+def test_what_rented_nodes_cost_is_added_up_by_day_and_outlives_a_process(
+    store, new_store, postgres, cluster
+):
+    store.lead()
+    priced = PolicySettings(cloud_prices={"big": 1.0})
+    now = time.time()
+    today, row = time.strftime("%Y-%m-%d", time.gmtime(now)), {"type": "big", "user_name": "ada", "job_id": 7}
+    row |= {"day": today, "account": "lab", "node_seconds": 60.0, "gpu_seconds": 240.0, "cost": 1.5}
+    assert store.records(priced).rent is None
+    for at in (now - 30, now):
+        store.record_rentals([row, {**row, "account": "", "user_name": "", "job_id": 0, "cost": 0.25}], at)
+    store.record_rentals([{**row, "day": "2020-01-31", "cost": 100.0}], now)
+    again = new_store()
+    spent = again.records(priced).rent
+    assert (spent.day, spent.month, spent.account_day) == (3.5, 3.5, {"lab": 3.0, "": 0.5})
+    assert spent.counted_at == pytest.approx(now, abs=1e-3)
+    assert again.records(PolicySettings()).rent is None
+    assert [(r["job_id"], r["node_seconds"], r["cost"]) for r in again.rentals(now - 86400)] == [
+        (0, 120.0, 0.5),
+        (7, 120.0, 3.0),
+    ]
+    assert again.rentals(0.0)[0]["day"] == "2020-01-31"
+    store.prune(now, history_s=1e9, snapshots_s=1e9, jobs_s=1e9)
+    assert {r["day"] for r in again.rentals(0.0)} == {today}
+    with pytest.raises(StoreRejected):
+        store.record_rentals([{**row, "cost": -1.0}], now)
+
+
 def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):
     store.sync_jobs([seen(7), seen(8)])
     store.sync_jobs([seen(8)])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreRejected
-from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
+from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob, Spent
 from polluxd.model.snapshot_json import decode_snapshot, encode, to_json
 
 FULL = Snapshot(
@@ -42,6 +42,7 @@ FULL = Snapshot(
             5,
             4,
             "booting",
+            61.5,
         ),
         Node("n2", 8),
     ),
@@ -119,7 +120,20 @@ FULL = Snapshot(
         start_gpus=2,
         hysteresis=0.1,
         slurm_priority=0.5,
+        cloud_prices={"p4d": 32.8},
+        cloud_interruptions={"p4d": 2.0},
+        cloud_hour_value=20.0,
+        cloud_account_hour_values={"vision": 40.0},
+        cloud_day_budget=500.0,
+        cloud_month_budget=9000.0,
+        cloud_account_day_budgets={"vision": 200.0},
+        cloud_account_month_budgets={"vision": 4000.0},
+        cloud_return_s=360.0,
+        cloud_least=1,
+        cloud_most=16,
+        cloud_hours="8-18",
     ),
+    spent=Spent(12.5, 1 / 3, {"vision": 12.5}, {"vision": 1 / 3}, 1e9),
 )
 
 FIT = ThroughputParams(0.1, 0.1 + 0.2, 1e-300, 1e22, 1e300, 2.0, 1.5)
@@ -168,6 +182,7 @@ def of_type(kind: Any) -> Any:
 
 
 _WEIGHTS = st.dictionaries(st.text(), st.floats(0, 1000, exclude_min=True))
+_MONEY = st.floats(0, 1e9)
 _GPUS = st.dictionaries(st.text(), st.integers(0))
 SETTINGS = {
     "objective": st.sampled_from(["fair-share", "completion-time"]),
@@ -189,6 +204,18 @@ SETTINGS = {
     "start_gpus": st.integers(1, 64),
     "hysteresis": st.floats(0, 1),
     "slurm_priority": st.floats(0, 1),
+    "cloud_prices": st.dictionaries(st.text(), st.floats(0.01, 1e6)),
+    "cloud_interruptions": st.dictionaries(st.text(), st.floats(0.01, 1440)),
+    "cloud_hour_value": _MONEY,
+    "cloud_account_hour_values": st.dictionaries(st.text(), _MONEY),
+    "cloud_day_budget": st.none() | _MONEY,
+    "cloud_month_budget": st.none() | _MONEY,
+    "cloud_account_day_budgets": st.dictionaries(st.text(), _MONEY),
+    "cloud_account_month_budgets": st.dictionaries(st.text(), _MONEY),
+    "cloud_return_s": _MONEY,
+    "cloud_least": st.integers(0, 99),
+    "cloud_most": st.none() | st.integers(0, 99),
+    "cloud_hours": st.sampled_from(["0-24", "8-18"]),
 }
 """How to draw the settings that are checked as they are made; a switch is drawn by its type."""
 st.register_type_strategy(

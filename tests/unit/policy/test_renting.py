@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import Goodput
-from polluxd.model import KEPT_BACK, JobSpec
+from polluxd.model import KEPT_BACK, JobSpec, Spent
 from polluxd.policy import decide, decision
 from polluxd.policy.cloud.powered_down import rented
 from polluxd.policy.cloud.renting import NEVER_S, UNMEASURED_BOOT_S, hourly
@@ -36,6 +36,7 @@ def seen(nodes, jobs, **settings):
         "cloud_prices": PRICES,
         "cloud_hour_value": 5.0,
         "hysteresis": 0.0,
+        "cloud_return_s": 0.0,
     }
     return snapshot(nodes, jobs, **{**chosen, **settings})
 
@@ -79,6 +80,7 @@ def money(snap, names: frozenset[str]) -> float:
     paid = 0.0
     for name in names:
         held = [ends[a.job_id] for a in plan.allocations if name in a.placement.nodes]
+        held = [seconds + snap.settings.cloud_return_s for seconds in held]
         paid += PRICES[next(iter(nodes[name].features))] * max(held, default=0.0) / 3600
     return snap.settings.cloud_hour_value * sum(ends.values()) / 3600 + paid
 
@@ -92,7 +94,12 @@ def some_cluster(seed: int, kinds: tuple[str, ...]):
     for number in range(2, 2 + draw.randint(0, 3)):
         spec = JobSpec(min_gpus=draw.choice([1, 2, 4]))
         jobs.append(waits(number, spec, work=10 ** draw.uniform(3, 6)))
-    return seen(nodes, jobs, cloud_hour_value=draw.choice([0.3, 1.0, 3.0, 10.0]))
+    return seen(
+        nodes,
+        jobs,
+        cloud_hour_value=draw.choice([0.3, 1.0, 3.0, 10.0]),
+        cloud_return_s=draw.choice([0.0, 600.0]),
+    )
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -220,6 +227,38 @@ def test_a_node_of_many_is_found_by_doublings() -> None:
     found = rented(many)
     assert len(found.nodes) > 1
     assert found.tried < 60
+
+
+def spends(nodes, jobs, spent: Spent, **settings):
+    """A boot of 300 s, as long again, and a return of 300 s cost 0.5 on a node of 2 an hour."""
+    return replace(seen(nodes, jobs, **{"cloud_return_s": 300.0, **settings}), spent=spent)
+
+
+@pytest.mark.parametrize("span", ["day", "month"])
+def test_a_budget_allows_the_nodes_that_it_can_boot_use_and_give_back(span: str) -> None:
+    grows, budget = [trains(1)], {f"cloud_{span}_budget": 10.0}
+    for cost, nodes in ((0.0, 2), (8.9, 2), (9.1, 1), (9.51, 0)):
+        assert len(rented(spends([OWN, *OFF], grows, Spent(**{span: cost}), **budget)).nodes) == nodes
+    assert len(rented(spends([OWN, *OFF], grows, Spent(day=99.0, month=99.0))).nodes) == 2
+
+
+def test_nodes_are_vacated_while_the_budget_still_pays_for_their_return() -> None:
+    on = [replace(n, power="on") for n in OFF]
+    held = [trains(1, ("n1", "c1", "c2"), keeps=("n1", "c1", "c2"), resize_cost=2.0)]
+    for cost, left in ((9.6, 3), (9.7, 1)):
+        plan = decide(spends([OWN, *on], held, Spent(day=cost), cloud_day_budget=10.0, cloud_least=2))
+        assert len(plan.of(1).placement.nodes) == left
+    assert "c1 and 1 more is beyond the budget now" in plan.of(1).reason
+
+
+def test_the_budget_of_an_account_keeps_its_jobs_off_rented_nodes_and_no_others() -> None:
+    on = [replace(n, power="on") for n in OFF]
+    jobs = [trains(1, ("c1",), account="poor"), trains(2, ("c2",), account="rich")]
+    budgets = {"cloud_account_day_budgets": {"poor": 1.0, "rich": 50.0}}
+    spent = Spent(account_day={"poor": 0.9, "rich": 0.9})
+    found = places(spends([OWN, *on], jobs, spent, **budgets))
+    assert found[1] == ("n1",)
+    assert set(found[2]) & {"c1", "c2"}
 
 
 def test_without_prices_nothing_changes() -> None:
