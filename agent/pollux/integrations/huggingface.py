@@ -31,6 +31,7 @@ from pollux.integrations.scalars import scalars
 from pollux.integrations.trainer_state import TrainerState
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
+from pollux.loop.trial import Trial
 from pollux.slurm_job.environment import checkpoint_directory
 
 try:
@@ -85,6 +86,16 @@ class _Pace(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._trainer.is_in_train:
             self._pause(args, state, control)
+
+
+class TrialCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports a metric of each evaluation, such as `eval_accuracy`, to a trial of `pollux.trial`."""
+
+    def __init__(self, trial: Trial, metric: str = "eval_loss") -> None:
+        self._trial, self._metric = trial, metric
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        self._trial.report_metric(metrics or {}, self._metric)
 
 
 class ElasticMixin:

@@ -32,6 +32,7 @@ from pollux.errors import PolluxAgentError
 from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
+from pollux.loop.trial import Trial
 from pollux.ranks.world import World, meet
 
 try:
@@ -137,6 +138,17 @@ class _Numbers(Callback):  # type: ignore[misc]
             self._strategy.job.training.timer.pause()
 
 
+class TrialMonitor(Callback):  # type: ignore[misc]
+    """Reports a logged metric of each validation, such as `val_loss`, to a trial of `pollux.trial`."""
+
+    def __init__(self, trial: Trial, metric: str) -> None:
+        self._trial, self._metric = trial, metric
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._trial.report_metric(trainer.callback_metrics, self._metric)
+
+
 class _Rates(Callback):  # type: ignore[misc]
     """Shows a LearningRateMonitor the learning rates in use.
 
@@ -149,8 +161,7 @@ class _Rates(Callback):  # type: ignore[misc]
     def on_train_batch_start(self, *_: Any) -> None:
         self._act()
 
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self._act()
+    on_train_epoch_start = on_train_batch_start
 
 
 class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
@@ -398,10 +409,8 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
 
 def _order(sampler: Any) -> dict[str, Any]:
     """How the user orders the data, as arguments of ElasticLoader."""
-    if isinstance(sampler, SequentialSampler):
-        return {"shuffle": False}
-    if isinstance(sampler, RandomSampler):
-        return {"shuffle": True}
+    if isinstance(sampler, SequentialSampler | RandomSampler):
+        return {"shuffle": isinstance(sampler, RandomSampler)}
     if type(sampler) is DistributedSampler:
         return {"shuffle": sampler.shuffle}
     if isinstance(sampler, DistributedSampler):

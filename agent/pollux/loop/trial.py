@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -101,6 +101,14 @@ class Trial:
 
         Where the trial is stopped, all ranks end here by SystemExit: the job ends, and its GPUs are free.
         """
+
+    def report_metric(self, metrics: Mapping[str, Any], name: str) -> None:
+        """Report one of a library's metrics. Raises SearchError if it is not there."""
+        if name not in metrics:
+            raise SearchError(
+                f"expected a metric {name!r} of this evaluation, got {', '.join(metrics) or 'none'}"
+            )
+        self.report(float(metrics[name]))
 
     def _value(self, kind: str, name: str, default: Value, *bounds: Any, **options: Any) -> Value:
         return default
