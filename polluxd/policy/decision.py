@@ -30,7 +30,7 @@ from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
 from polluxd.policy.exploration import measured_on
 from polluxd.policy.option_table import build
-from polluxd.policy.owners import divided
+from polluxd.policy.owners import divided, ranked
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shrink_nodes import leave_right_nodes
@@ -75,7 +75,8 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     snapshot = divided(snapshot)
     mean = fairness.mean_weight(snapshot)
     solved = [
-        _solve(domain, snapshot.settings, mean, cache, explained=explained) for domain in split(snapshot)
+        _solve(ranked(domain, snapshot.settings), snapshot.settings, mean, cache, explained=explained)
+        for domain in split(snapshot)
     ]
     allocations = sorted((a for part in solved for a in part.allocations), key=attrgetter("job_id"))
     if doubts:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Plan, Snapshot, SnapshotJob
+from polluxd.policy.domains import Domain
 from polluxd.policy.fairness import weights
 
 Floats = NDArray[np.float64]
@@ -40,16 +41,14 @@ def divided(snapshot: Snapshot) -> Snapshot:
     search counts as one. With fairness per job and without searches the snapshot stays as it is.
     """
     owner = _OWNER.get(snapshot.settings.fairness_per)
-    trials: dict[tuple[str, str], list[int]] = {}
-    for j, job in enumerate(snapshot.jobs):
-        trials.setdefault(_unit(job), []).append(j)
+    trials = Counter(map(_unit, snapshot.jobs))
     if owner is None and len(trials) == len(snapshot.jobs):
         return snapshot
-    jobs = [replace(job, weight=job.weight / len(trials[_unit(job)])) for job in snapshot.jobs]
+    jobs = [replace(job, weight=job.weight / trials[_unit(job)]) for job in snapshot.jobs]
     if owner is not None:
         units = Counter(name for name, _ in {(owner(job), _unit(job)) for job in jobs})
         jobs = [replace(job, weight=job.weight / units[owner(job)]) for job in jobs]
-    return replace(snapshot, jobs=_ranked(jobs, [t for t in trials.values() if len(t) > 1], snapshot))
+    return replace(snapshot, jobs=tuple(jobs))
 
 
 def _unit(job: SnapshotJob) -> tuple[str, str]:
@@ -57,27 +56,30 @@ def _unit(job: SnapshotJob) -> tuple[str, str]:
     return (job.user, job.spec.search) if job.spec.search else ("", str(job.job_id))
 
 
-def _ranked(
-    jobs: Sequence[SnapshotJob], searches: Sequence[list[int]], snapshot: Snapshot
-) -> tuple[SnapshotJob, ...]:
+def ranked(domain: Domain, settings: PolicySettings) -> Domain:
     """Give a search's weight to as many of its trials as its share has room for, by their claimed ranks.
 
     Divided over all trials, a search would weigh less than one job: its trials would each be too light for one GPU.
     Each search keeps its sum, so a claim moves weight between trials of this search only.
     """
-    own = weights(jobs, snapshot.settings)
-    capacity, total = sum(node.capacity for node in snapshot.nodes), float(own.sum())
-    found = list(jobs)
-    for members in searches:
+    searches: dict[tuple[str, str], list[int]] = {}
+    for j, job in enumerate(domain.jobs):
+        if job.spec.search:
+            searches.setdefault(_unit(job), []).append(j)
+    if not searches:
+        return domain
+    jobs, own = list(domain.jobs), weights(domain.jobs, settings)
+    for members in searches.values():
         members.sort(key=lambda j: (-_rank(jobs[j]), not jobs[j].started, jobs[j].job_id))
-        share, sum_ = capacity * float(own[members].sum()) / total, sum(jobs[j].weight for j in members)
+        share = domain.capacity * float(own[members].sum() / own.sum())
         rank = np.array([_rank(jobs[j]) for j in members])
         # A trial that is too light for its least size would get it all the same, or none would run.
         room = max(int((share * rank / np.cumsum(rank) + 1e-9 >= jobs[members[0]].spec.min_gpus).sum()), 1)
         part = np.where(np.arange(rank.size) < room, rank / rank[:room].sum(), _BEYOND / rank.size)
-        for j, each in zip(members, (part / part.sum()).tolist(), strict=True):
-            found[j] = replace(jobs[j], weight=sum_ * each)
-    return tuple(found)
+        part *= sum(jobs[j].weight for j in members) / part.sum()
+        for j, weight in zip(members, part.tolist(), strict=True):
+            jobs[j] = replace(jobs[j], weight=weight)
+    return replace(domain, jobs=tuple(jobs))
 
 
 def _rank(job: SnapshotJob) -> float:

@@ -10,7 +10,8 @@ import pytest
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec
 from polluxd.policy import decide, fairness
-from polluxd.policy.owners import divided, with_shares, within_owner
+from polluxd.policy.domains import split
+from polluxd.policy.owners import divided, ranked, with_shares, within_owner
 from tests.build import job, nodes, report, snapshot
 from tests.unit.policy.programs import by_prices
 
@@ -136,24 +137,42 @@ def test_a_claimed_rank_changes_nobody_else_s_weight(per):
     ann = [job(n, report=report(), user="ann") for n in range(3)]
     found = []
     for ranks in (None, [0.1], [1.0], [0.0, 1.0], [0.3, 0.9, 0.2]):
-        snap = divided(snapshot(nodes(4), ann + trials(12, ranks=ranks), fairness_per=per))
-        weight = fairness.weights(snap.jobs, snap.settings)
+        (domain,) = split(divided(snapshot(nodes(4), ann + trials(12, ranks=ranks), fairness_per=per)))
+        settings = PolicySettings(fairness_per=per)
+        weight = fairness.weights(ranked(domain, settings).jobs, settings)
         found.append((weight[:3].tolist(), pytest.approx(float(weight[3:].sum()))))
     assert all(each == found[0] for each in found)
     assert found[0][1] == (1.0 if per == "job" else 3.0 * found[0][0][0])
 
 
+def trial_weights(snap):
+    """The weights by which the trials compete, by job id."""
+    (domain,) = split(divided(snap))
+    return {each.job_id: each.weight for each in ranked(domain, snap.settings).jobs if each.spec.search}
+
+
 def test_the_weight_of_a_search_goes_to_its_best_trials_and_grows_with_their_end():
     ann = [job(n, report=report(), user="ann") for n in range(3)]
-    snap = divided(snapshot(nodes(4), ann + trials(12, ranks=[0.1, 0.5, 1.0])))
-    best = [each.job_id for each in snap.jobs[3:] if each.weight > 0.1]
+    found = trial_weights(snapshot(nodes(4), ann + trials(12, ranks=[0.1, 0.5, 1.0])))
+    best = [number for number, weight in found.items() if weight > 0.1]
     assert best == [102, 105, 108, 111], "a share of 4 GPUs has room for 4"
-    uneven = divided(snapshot(nodes(4), ann + trials(3, ranks=[1.0, 0.5, 0.1])))
-    assert [each.weight > 0.1 for each in uneven.jobs[3:]] == [True, True, False], "no GPU for a part of 0.25"
-    few = divided(snapshot(nodes(4), ann + trials(2, ranks=[0.5, 1.0])))
-    assert [each.weight for each in few.jobs[3:]] == pytest.approx([1 / 3, 2 / 3])
-    alone = divided(snapshot(nodes(4), ann + trials(1)))
-    assert alone.jobs[3].weight == 1.0
+    assert sum(found.values()) == pytest.approx(1.0)
+    uneven = trial_weights(snapshot(nodes(4), ann + trials(3, ranks=[1.0, 0.5, 0.1])))
+    assert [weight > 0.1 for weight in uneven.values()] == [True, True, False], "no GPU for a part of 0.25"
+    few = trial_weights(snapshot(nodes(4), ann + trials(2, ranks=[0.5, 1.0])))
+    assert list(few.values()) == pytest.approx([1 / 3, 2 / 3])
+    assert trial_weights(snapshot(nodes(4), ann + trials(1))) == {100: 1.0}
+
+
+def test_the_share_of_a_search_is_one_of_the_nodes_that_it_may_use():
+    small = replace(nodes(1)[0], name="s1", partitions=frozenset({"small"}))
+    large = [replace(each, partitions=frozenset({"main"})) for each in nodes(16)]
+    ann = [job(1, report=report(), user="ann", partition="small"), job(2, report=report(), user="ann")]
+    jobs = ann + trials(16, partition="small")
+    plan = decide(snapshot([small, *large], jobs, objective="completion-time"))
+    assert held(plan, jobs)["mallory"] in (1, 2), (
+        "of a share of 2; nothing, where the share is one of 68 GPUs"
+    )
 
 
 def test_a_search_does_not_wait_while_one_of_its_trials_runs():
