@@ -34,6 +34,9 @@ PRIOR_PULL = 1e-3
 """L2 pull towards a prior, per unit of log; measurements, whose error has slope 1, outweigh the pull."""
 UNMEASURED = 1e-7
 """A term of synchronisation below this [s] in a prior sits at its bound: no earlier run measured it."""
+NEGLIGIBLE = 0.01
+"""Synchronisation that adds less than this share to a step has hardly a slope in its logarithm: a search that begins
+there stays, whatever the measurements say."""
 NODE_FACTOR = 1.1
 """Until measured, synchronising over nodes costs at least this much more than on one node."""
 NARROW = 1.25
@@ -107,10 +110,11 @@ def fit(
     data = clean_measurements((nodes, gpus, m, accum_time, optim_time), weights, racks)
     earlier = None if prior is None else log_parameters(prior)
     free, base, tie = _degrees_of_freedom(data, earlier)
-    first_measured = _first_measured(data, earlier)
+    first_measured = _negligible(data, earlier)
     pulled_to = None if earlier is None else np.where(first_measured, np.nan, earlier)
     if start is not None:
-        starts = [log_parameters(start)]
+        begun = log_parameters(start)
+        starts = [_start(data, begun, _negligible(data, begun), begun[_GAMMA])]
     else:
         # On one GPU gamma has no effect.
         gammas = _GAMMA_STARTS if data.reach.size else _GAMMA_STARTS[:1]
@@ -182,16 +186,22 @@ def log_parameters(params: ThroughputParams) -> Floats:
     return np.array(logs)
 
 
-def _first_measured(data: _Data, prior: Floats | None) -> NDArray[np.bool_]:
-    """Return which terms [9] these measurements are the first to measure.
+def _negligible(data: _Data, theta: Floats | None) -> NDArray[np.bool_]:
+    """Return which terms [9] these measurements are the first to measure, by the side of an earlier fit.
 
-    Both terms of a pair of synchronisation, where the prior's alpha sits at the bound. Nothing pulls them there, where
-    the logarithm has no slope and the search would stay.
+    Both terms of a pair of synchronisation that is at its bound, or adds next to nothing to the steps that have it.
+    Nothing pulls them there, and the search begins at the measurements.
     """
     found = np.zeros(_SIZE, dtype=np.bool_)
-    if prior is not None:
-        first = data.alpha[prior[data.alpha] < math.log(UNMEASURED)]
-        found[first] = found[first + 1] = True
+    if theta is None or not data.reach.size:
+        return found
+    a, gamma = np.exp(theta), float(theta[_GAMMA])
+    grad = (a[0] + a[1] * data.m)[data.single :]
+    added = ((a[data.alpha] + a[data.beta] * data.beyond) / grad) ** gamma / gamma
+    for first, second in _PAIRS:
+        rows = data.alpha == first
+        if rows.any() and float(added[rows].max()) < NEGLIGIBLE:
+            found[first] = found[second] = True
     return found
 
 

@@ -180,6 +180,17 @@ def test_prior_stands_where_nothing_is_measured_and_yields_where_something_is():
     assert found.beta_grad == pytest.approx(PLANTED.beta_grad, rel=0.05)
 
 
+@pytest.mark.parametrize("earlier", ["prior", "start"])
+def test_synchronisation_that_an_earlier_run_hardly_saw_yields_to_measurements(earlier):
+    """Its logarithm has no slope there: the search used to stay, and to promise twice the speed of 56 GPUs."""
+    hardly = ThroughputParams(0.05, 0.001, 1.2e-5, 4.5e-7, 1.6e-5, 4.7e-7, 1.1)
+    rows = [(1, 1, 32), (1, 2, 64), (1, 4, 64), (2, 8, 64), (3, 12, 64), (14, 56, 64)]
+    found = fit(*measure(PLANTED, rows, noise=0.05), **{earlier: hardly})
+    for nodes, gpus, m in rows:
+        wanted = step_time(PLANTED, nodes, gpus, m, 0)
+        assert step_time(found, nodes, gpus, m, 0) == pytest.approx(wanted, rel=0.2)
+
+
 def test_prior_resolves_what_one_batch_size_leaves_open():
     prior = ThroughputParams(0.18, 0.02 / 64, 0.02, 0.003, 0.08, 0.005, 2.0)
     found = fit([1], [1], [64], [np.nan], [0.2], prior=prior)
