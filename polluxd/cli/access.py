@@ -21,6 +21,11 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help=f"polluxd's configuration [{DEFAULT_PATH}]"),
 ]
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", "-u", help="of this user; all: of everybody [you; administrators: all]"),
+]
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="redraw until Ctrl-C")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
 
 

@@ -5,6 +5,7 @@ Who may read polluxd.toml reads the database. Everybody else asks the gateway, w
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from polluxd.config.config_file import DEFAULT_PATH
 from polluxd.config.settings import PolicySettings
+from polluxd.errors import PolluxError, SlurmError
 from polluxd.gateway.client import UserClient, user_client
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import HistoryPoint, Store
@@ -125,7 +127,20 @@ def source(config: Path | None, most_jobs: int | None = None) -> Source:
     if may_read_database(config):
         return Database(*access.open_store(config), most_jobs)
     conf = os.environ.get("SLURM_CONF")
-    return Answers(user_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config")))
+    try:
+        settings = Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config")
+    except SlurmError as error:
+        raise PolluxError(
+            f"no Slurm answers here: run polluxctl where squeue works ({str(error)[:80]})"
+        ) from None
+    return Answers(user_client(settings))
+
+
+def whose(user: str | None, config: Path | None) -> str | None:
+    """Return whose jobs to list; None: everybody's. Ordinary users see their own, unless they name another or `all`."""
+    if user is None and not may_read_database(config):
+        return getpass.getuser()
+    return None if user == "all" else user
 
 
 def may_read_database(config: Path | None) -> bool:

@@ -16,10 +16,11 @@ from polluxd.errors import PolluxError
 from polluxd.store import HistoryPoint
 
 from . import access, answers
-from .access import ConfigOption, JsonOption
+from .access import ConfigOption, JsonOption, WatchOption
 from .output import Column, clock, duration, emit_json, number, table
 from .period import point
 from .pinning import JobArgument
+from .top import newest, redraw
 
 HISTORY_COLUMNS = (
     Column("at", "FROM", clock),
@@ -44,6 +45,7 @@ def history(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="draw a picture to this file (PNG, SVG, PDF)")
     ] = None,
+    watch: WatchOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +54,13 @@ def history(
     One line for each stretch of time with the same GPUs and batch size. JSON and the picture have every report.
     """
     from_time = 0.0 if since is None else point(since, time.time(), "--since")
-    name, points = answers.source(config).history(job, from_time)
+    source, console = answers.source(config), access.console()
+    if watch and console.is_terminal:
+        redraw(
+            lambda: newest(stretches(source.history(job, from_time)[1]), HISTORY_COLUMNS, console), console
+        )
+        return
+    name, points = source.history(job, from_time)
     if not points:
         raise PolluxError(
             f"job {job} has no reports{' in this time' if since else ''}: it is no Pollux job, has not reached its "
@@ -65,7 +73,6 @@ def history(
     if as_json:
         emit_json([asdict(point) for point in points])
         return
-    console = access.console()
     console.print(table(stretches(points), HISTORY_COLUMNS, console.width))
     if plot is not None:
         typer.echo(f"written: {plot}", err=True)
@@ -79,7 +86,7 @@ def stretches(points: Sequence[HistoryPoint]) -> list[dict[str, Any]]:
     groups = [
         list(group) for _, group in groupby(points, key=lambda p: (p.attempt, p.gpus, p.nodes, p.batch_size))
     ]
-    ends = [group[0].at for group in groups[1:]] + [points[-1].at]
+    ends = [group[0].at for group in groups[1:]] + [point.at for point in points[-1:]]
     return [_row(group, end) for group, end in zip(groups, ends, strict=True)]
 
 

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 import typer
 
 from . import access, answers
-from .access import ConfigOption, JsonOption
+from .access import ConfigOption, JsonOption, UserOption, WatchOption
 from .job_columns import JOB_COLUMNS
 from .move_columns import MOVE_COLUMNS
 from .output import Column, clock, emit, number, plain
 from .period import point
+from .pinning import job_id
 from .table_rows import audit_rows, move_rows
+from .top import newest, redraw
 
 CostBy = Literal["account", "user", "job", "type", "day"]
 _COST_KEYS = {"account": "account", "user": "user_name", "job": "job_id", "type": "type", "day": "day"}
@@ -38,28 +40,30 @@ COST_COLUMNS = (
 def jobs(
     config: ConfigOption = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="finished jobs too")] = False,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
+    user: UserOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List Pollux jobs: GPUs, batch size, goodput, reason."""
     shown = answers.source(config).jobs(ended=everything)
-    rows = [row for row in shown if user in (None, row["user"])]
+    chosen = answers.whose(user, config)
+    rows = [row for row in shown if chosen in (None, row["user"])]
     emit(rows, JOB_COLUMNS, as_json=as_json, console=access.console(), empty="no Pollux jobs")
 
 
 def moves(
-    job: Annotated[int | None, typer.Argument(metavar="[JOB]", min=1, help="of this job only")] = None,
+    job: Annotated[
+        int | None, typer.Argument(metavar="[JOB]", parser=job_id, help="of this job only")
+    ] = None,
+    watch: WatchOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List moves: from, to, seconds by part, why."""
-    emit(
-        move_rows(access.open_store(config)[0], job),
-        MOVE_COLUMNS,
-        as_json=as_json,
-        console=access.console(),
-        empty="no moves",
-    )
+    store, console = access.open_store(config)[0], access.console()
+    if watch and console.is_terminal:
+        redraw(lambda: newest(move_rows(store, job), MOVE_COLUMNS, console), console)
+    else:
+        emit(move_rows(store, job), MOVE_COLUMNS, as_json=as_json, console=console, empty="no moves")
 
 
 def cost(

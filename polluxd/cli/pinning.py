@@ -12,7 +12,15 @@ from polluxd.model import Move, Step
 from . import access
 from .access import ConfigOption
 
-JobArgument = Annotated[int, typer.Argument(metavar="JOB", min=1, help="Slurm job id")]
+
+def job_id(text: str) -> int:
+    """Read a job id. Raises typer.BadParameter."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise typer.BadParameter(f"expected a job id such as 1234, got {text!r}")
+    return int(text)
+
+
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id")]
 
 
 def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:

@@ -16,9 +16,9 @@ from rich.text import Text
 from polluxd.errors import PolluxError
 
 from . import access, answers
-from .access import ConfigOption, JsonOption
+from .access import ConfigOption, JsonOption, UserOption
 from .job_columns import JOB_COLUMNS
-from .output import Row, duration, emit_json, table
+from .output import Column, Row, duration, emit_json, table
 
 
 class SortKey(StrEnum):
@@ -91,23 +91,29 @@ def screen(
     return Group(*parts)
 
 
-def watch(
-    read: Callable[[], tuple[Mapping[str, Any], list[dict[str, Any]]]], console: Console, every_s: float
-) -> None:
-    """Redraw until Ctrl-C.
+def newest(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> RenderableType:
+    """The last rows that fit on the terminal."""
+    return table(rows[-max(console.height - 2, 1) :], columns, console.width) if rows else Text("none yet")
+
+
+def redraw(draw: Callable[[], RenderableType], console: Console, every_s: float = 2.0) -> None:
+    """Redraw until Ctrl-C, and seldom where drawing takes long.
 
     Where the database or the server stops answering, the last view stays, and the last line says so.
     """
     shown: RenderableType = Text("reading ...", style="dim")
-    with Live(shown, console=console, auto_refresh=False, screen=True) as live:
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # how one leaves it
+        Live(shown, console=console, auto_refresh=False, screen=True) as live,
+    ):
         while True:
+            began = time.monotonic()
             try:
-                status, rows = read()
-                shown = screen(status, rows, console.width, console.height, time.time())
+                shown = draw()
                 live.update(shown, refresh=True)
             except PolluxError as error:
                 live.update(Group(shown, Text(str(error), style="red")), refresh=True)
-            time.sleep(every_s)
+            time.sleep(max(every_s, 10 * (time.monotonic() - began)))
 
 
 def top(
@@ -115,7 +121,7 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", "-n", min=0.2, help="seconds between redraws")
     ] = 2.0,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="of this user only")] = None,
+    user: UserOption = None,
     sort: Annotated[
         SortKey, typer.Option("--sort", "-s", help="order: numbers from the largest, texts from A")
     ] = SortKey.job,
@@ -129,13 +135,12 @@ def top(
 
     def read() -> tuple[Row, list[dict[str, Any]]]:
         status, rows = source.top()
-        return status, chosen(rows, user, sort)
+        return status, chosen(rows, answers.whose(user, config), sort)
 
     status, rows = read()
     if as_json:
         emit_json({"status": status, "jobs": [{c.key: row.get(c.key) for c in JOB_COLUMNS} for row in rows]})
     elif console.is_terminal:
-        with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
-            watch(read, console, interval)
+        redraw(lambda: screen(*read(), console.width, console.height, time.time()), console, interval)
     else:
         console.print(screen(status, rows, console.width, len(rows) + 5, time.time()))

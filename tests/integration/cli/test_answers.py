@@ -100,14 +100,14 @@ def polluxctl(dev_cluster, address):
 
 def test_users_without_any_secret_see_their_own_jobs_in_full(polluxctl):
     for user, own, theirs in ((ADA, 11, 12), (BOB, 12, 11)):
-        done = polluxctl(user, "jobs", "--json")
+        done = polluxctl(user, "jobs", "--json", "-u", "all")
         assert done.returncode == 0, done.stderr
         assert [row["job_id"] for row in json.loads(done.stdout)] == [11, 12]
         assert f"Job {own} " in polluxctl(user, "explain", str(own)).stdout.decode()
         refused = polluxctl(user, "explain", str(theirs))
         assert refused.returncode == 1
         assert refused.stderr.startswith(f"polluxctl: job {theirs} is another user's".encode())
-    assert b"resnet" in polluxctl(ADA, "top").stdout
+    assert b"resnet" in polluxctl(ADA, "top", "-u", "all").stdout
     assert b"has no reports" in polluxctl(ADA, "history", "11").stderr
 
 

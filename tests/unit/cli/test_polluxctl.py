@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -11,12 +12,16 @@ from datetime import datetime
 
 import pytest
 
-from polluxd.cli import access
+from polluxd.cli import access, answers
 from polluxd.cli.job_columns import JOB_COLUMNS
+from polluxd.cli.output import PrintableConsole
 from polluxd.cli.top import SortKey
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
+from polluxd.store import HistoryPoint
+
+from .conftest import NOW
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
@@ -250,7 +255,7 @@ def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monk
     [
         (("frobnicate",), "there is no command 'frobnicate'"),
         (("jobs", "--colour"), "--colour"),
-        (("explain", "seven"), "valid integer"),
+        (("explain", "seven"), "expected a job id such as 1234, got 'seven'"),
         (("explain",), "JOB"),
     ],
 )
@@ -318,3 +323,62 @@ def test_top_sorts_and_filters_by_user(store, polluxctl):
     assert polluxctl("top", "--sort", "colour").status == 2
     for key in SortKey:
         assert len(shown("--sort", key.value)) == 3
+
+
+@pytest.mark.parametrize("words", [("explain", "abc"), ("moves", "-1"), ("history", "0"), ("pin", "1.5")])
+def test_a_job_id_is_asked_for_in_words(store, polluxctl, words):
+    said = polluxctl(words[0], "--", words[1])
+    assert said.status == 2
+    assert f"expected a job id such as 1234, got '{words[1]}'" in said.err
+
+
+def test_where_there_is_no_slurm_a_sentence_says_so(polluxctl, monkeypatch):
+    monkeypatch.setattr(answers, "may_read_database", lambda _config: False)
+    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    said = polluxctl("jobs")
+    assert said.err.startswith("polluxctl: no Slurm answers here: run polluxctl where squeue works")
+    assert len(said.err.splitlines()) == 1
+
+
+def test_ordinary_users_list_their_own_jobs_unless_they_say_all(store, polluxctl, monkeypatch):
+    class Gateway:
+        def jobs(self, *, ended):
+            return [{"job_id": n, "user": user} for n, user in enumerate(("ada", "bob"))]
+
+    monkeypatch.setattr(answers, "may_read_database", lambda _config: False)
+    monkeypatch.setattr(answers, "source", lambda _config: Gateway())
+    monkeypatch.setattr("getpass.getuser", lambda: "bob")
+
+    def shown(*words):
+        return [row["user"] for row in json.loads(polluxctl("jobs", "--json", *words).out)]
+
+    assert shown() == ["bob"]
+    assert shown("-u", "ada") == ["ada"]
+    assert shown("-u", "all") == ["ada", "bob"]
+    monkeypatch.setattr(answers, "may_read_database", lambda _config: True)
+    assert shown() == ["ada", "bob"]
+
+
+@pytest.mark.parametrize("words", [("top",), ("explain", "7", "-w"), ("history", "7", "-w"), ("moves", "-w")])
+def test_watching_redraws_and_survives_a_failure(store, polluxctl, monkeypatch, words):
+    screen, waits = io.StringIO(), []
+    console = PrintableConsole(file=screen, force_terminal=True, width=200, height=40)
+    monkeypatch.setattr(access, "console", lambda: console)
+    store.points = [HistoryPoint(7, 1, NOW, 4, 1, 256, 64, 0, 900.0, 950.0, 5.0, 10.0, 1.0, 1.5, 80.0, 9)]
+
+    def away(*_words, **_more):
+        raise StoreUnavailable("the database has gone")
+
+    def next_look(_seconds):
+        waits.append(len(screen.getvalue()))
+        if len(waits) == 2:
+            for name in ("explain", "report_history", "moves", "leader"):
+                monkeypatch.setattr(store, name, away)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("polluxd.cli.top.time.sleep", next_look)
+    assert polluxctl(*words).status == 0
+    assert waits[0] < waits[1] < waits[2]
+    assert "the database has gone" in screen.getvalue()[waits[1] :]
+    assert "the database has gone" not in screen.getvalue()[: waits[1]]
