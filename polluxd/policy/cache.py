@@ -19,7 +19,7 @@ from polluxd.model import Node, Report, Snapshot, SnapshotJob
 from polluxd.policy import sanity
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import FeasibleShapes
-from polluxd.policy.listing import Asked, JobOptions, Listing
+from polluxd.policy.listing import JobOptions, Listing, Terms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,16 +34,16 @@ class _Table:
     The table is good while its inputs stay the same.
     """
 
-    __slots__ = ("adaptive", "asked", "found", "report")
+    __slots__ = ("adaptive", "found", "report", "terms")
 
-    def __init__(self, job: SnapshotJob, asked: Asked) -> None:
-        self.asked, self.report, self.adaptive = asked, job.report, job.spec.adaptive
+    def __init__(self, job: SnapshotJob, terms: Terms) -> None:
+        self.terms, self.report, self.adaptive = terms, job.report, job.spec.adaptive
         self.found: Floats = np.zeros((2, 0))
         """[2, C]: goodput and batch size."""
 
-    def holds(self, job: SnapshotJob, asked: Asked) -> bool:
+    def holds(self, job: SnapshotJob, terms: Terms) -> bool:
         old, new = self.report, job.report
-        if self.adaptive != job.spec.adaptive or (self.asked is not asked and self.asked != asked):
+        if self.adaptive != job.spec.adaptive or (self.terms is not terms and self.terms != terms):
             return False
         if old is new:
             return True
@@ -114,11 +114,11 @@ class Cache:
         known = self._tables
         fresh = [
             j
-            for j, (job, asked) in enumerate(zip(listing.jobs, listing.asked, strict=True))
-            if (table := known.get(job.job_id)) is None or not table.holds(job, asked)
+            for j, (job, terms) in enumerate(zip(listing.jobs, listing.terms, strict=True))
+            if (table := known.get(job.job_id)) is None or not table.holds(job, terms)
         ]
         for j in fresh:
-            known[listing.jobs[j].job_id] = _Table(listing.jobs[j], listing.asked[j])
+            known[listing.jobs[j].job_id] = _Table(listing.jobs[j], listing.terms[j])
         tables = [known[job.job_id] for job in listing.jobs]
         self.hits += len(tables) - len(fresh)
         self.misses += len(fresh)

@@ -241,8 +241,8 @@ def _allocations(
     # A pinned job may hold nodes that the snapshot does not have. Its placement stays as it is.
     moves = moved & ~table.pinned
     places = [packing.placement(j) if moves[j] else job.placement for j, job in enumerate(table.jobs)]
-    words: list[tuple[str, Explanation | None]] = (
-        [("", None)] * len(places) if explainer is None else _words(seating, places, option, explainer)
+    explained: list[tuple[str, Explanation | None]] = (
+        [("", None)] * len(places) if explainer is None else _explained(seating, places, option, explainer)
     )
     found: list[Allocation] = []
     for job, place, goodput, speedup, batch, (reason, explanation) in zip(
@@ -251,7 +251,7 @@ def _allocations(
         table.goodput[option].tolist(),
         table.speedup[option].tolist(),
         table.batch_size[option].tolist(),
-        words,
+        explained,
         strict=True,
     ):
         held = bool(place.nodes)
@@ -270,7 +270,7 @@ def _allocations(
     return found
 
 
-def _words(
+def _explained(
     seating: Seating, places: Sequence[Placement], option: Ints, explainer: Explainer
 ) -> list[tuple[str, Explanation | None]]:
     """Return each job's reason and explanation."""
@@ -283,7 +283,7 @@ def _words(
         if pinned[j]:
             found.append((reasons.of_pinned(job), explanation))
             continue
-        said = reasons.Said(
+        facts = reasons.Facts(
             job.placement,
             place,
             job.started,
@@ -294,5 +294,5 @@ def _words(
             explanation.next_gpus or 0,
             explanation.next_goodput,
         )
-        found.append((reasons.of(said), explanation))
+        found.append((reasons.of(facts), explanation))
     return found

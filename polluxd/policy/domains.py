@@ -168,7 +168,7 @@ def racks(nodes: Sequence[Node]) -> tuple[str, ...]:
     return found if len(found) > 1 else ()
 
 
-def tells_racks(job: SnapshotJob) -> bool:
+def is_rack_aware(job: SnapshotJob) -> bool:
     """Return whether the job was measured over racks.
 
     If not, the policy makes no difference between one rack and several for this job.

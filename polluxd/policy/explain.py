@@ -165,9 +165,9 @@ class Explainer:
         found[table.pinned] = "pinned"
         return list(found.tolist())
 
-    def obstacle(self, j: int, told: Explanation) -> reasons.Obstacle:
+    def obstacle(self, j: int, explanation: Explanation) -> reasons.Obstacle:
         """Return what keeps job number `j`, which is not pinned, from more GPUs."""
-        match told.limit:
+        match explanation.limit:
             case "goodput":
                 return reasons.NoGain()
             case "move-cost":
@@ -177,10 +177,10 @@ class Explainer:
             case "fragmentation":
                 return reasons.Fragmentation(int(self.free_for[j]))
             case "contention":
-                return reasons.Contention(told.taken_by)
+                return reasons.Contention(explanation.taken_by)
         job = self.seating.table.jobs[j]
         most, rule = self.seating.table.caps.of(job), job.max_gpus_rule
-        return reasons.OwnLimit(told.limit, job.spec, exploration.measured_on(job), most, rule)
+        return reasons.OwnLimit(explanation.limit, job.spec, exploration.measured_on(job), most, rule)
 
     def _ceiling(self, j: int) -> reasons.Ceiling:
         packing = self.seating.packing

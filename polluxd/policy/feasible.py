@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, SnapshotJob
 from polluxd.policy import exploration
-from polluxd.policy.domains import Domain, eligible, gpu_types, partitions_of, racks, tells_racks
+from polluxd.policy.domains import Domain, eligible, gpu_types, is_rack_aware, partitions_of, racks
 from polluxd.policy.layout import Layout
 from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
 
@@ -109,7 +109,7 @@ class FeasibleShapes:
 
     def by_rack(self, job: SnapshotJob) -> bool:
         """Whether the job is offered one rack and several as different shapes."""
-        return bool(self.racks) and tells_racks(job)
+        return bool(self.racks) and is_rack_aware(job)
 
     def _rules(self, job: SnapshotJob) -> tuple[str, ...]:
         return tuple(rule for rule in (self._rule, job.spec.gpu_counts) if rule != ANY)

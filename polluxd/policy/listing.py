@@ -30,7 +30,7 @@ that makes a difference) and not an option."""
 _FairShareOf = tuple[int, int, int]
 
 
-class Asked(NamedTuple):
+class Terms(NamedTuple):
     """The inputs of a job's goodput table.
 
     Equal inputs mean the same configurations.
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     roomiest: int
 
 
-_NOT_ASKED = Asked(fairness.FairShare(0, 0), (), (), -1)
+_NO_TERMS = Terms(fairness.FairShare(0, 0), (), (), -1)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class JobOptions:
     """Why nothing can be offered to it."""
     share_of: _FairShareOf = (-1, -1, -1)
     """GPUs, jobs and GPUs per node of the domain that its fair share was computed for; -1: none yet."""
-    asked: Asked = _NOT_ASKED
+    terms: Terms = _NO_TERMS
     block: Ints = field(default_factory=lambda: np.zeros((6, 0), dtype=np.int64))
     """[6, C]: its configurations, the fair share first."""
 
@@ -95,7 +95,7 @@ class Listing:
     absent: list[tuple[SnapshotJob, str]]
     """Jobs that cannot be given anything, and why."""
     offers: FeasibleShapes
-    asked: list[Asked]
+    terms: list[Terms]
     shares: list[fairness.FairShare]
     block: Ints
     """[6, C]: all jobs' configurations, job after job."""
@@ -132,18 +132,18 @@ def list_jobs(
     for job, entry in zip(jobs, entries, strict=True):
         if entry.share_of != share_of:
             entry.share_of = share_of
-            wanted = Asked(fairness.fair_share(*share_of, job), entry.shapes, offers.types, offers.roomiest)
-            if entry.asked != wanted:
-                entry.asked, entry.block = wanted, _block(entry, wanted)
-    asked = [entry.asked for entry in entries]
+            wanted = Terms(fairness.fair_share(*share_of, job), entry.shapes, offers.types, offers.roomiest)
+            if entry.terms != wanted:
+                entry.terms, entry.block = wanted, _block(entry, wanted)
+    terms = [entry.terms for entry in entries]
     blocks = [entry.block for entry in entries]
     return Listing(
         jobs,
         entries,
         absent,
         offers,
-        asked,
-        [own.share for own in asked],
+        terms,
+        [own.share for own in terms],
         np.concatenate(blocks, axis=1) if blocks else np.zeros((6, 0), dtype=np.int64),
         np.array([own.shape[1] for own in blocks], dtype=np.int64),
     )
@@ -177,10 +177,10 @@ def _entry(offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> JobOptions:
     )
 
 
-def _block(entry: JobOptions, asked: Asked) -> Ints:
-    share, types = asked.share, asked.types
+def _block(entry: JobOptions, terms: Terms) -> Ints:
+    share, types = terms.share, terms.types
     # The share is packed into one rack, where one is large enough.
-    racks = OVER_RACKS if 0 < asked.roomiest < share.nodes else ONE_RACK
+    racks = OVER_RACKS if 0 < terms.roomiest < share.nodes else ONE_RACK
     rows = [(share.nodes, share.gpus, k, racks, 0, 1) for k in (range(len(types)) if types else (-1,))]
     rows += [
         (
@@ -191,6 +191,6 @@ def _block(entry: JobOptions, asked: Asked) -> Ints:
             int(entry.stays and shape == entry.now),
             0,
         )
-        for shape in asked.shapes
+        for shape in terms.shapes
     ]
     return np.array(rows, dtype=np.int64).T

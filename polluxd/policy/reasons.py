@@ -57,7 +57,7 @@ Obstacle = Contention | MoveCost | NoGain | Ceiling | Fragmentation | OwnLimit
 """What keeps a job from more GPUs."""
 
 
-class Said(NamedTuple):
+class Facts(NamedTuple):
     """The facts for the reason of a job that takes part."""
 
     now: Placement
@@ -92,16 +92,16 @@ def percent(ratio: float) -> str:
     return f"{change:+.0f} %" if abs(change) < 1000 else f"x{ratio:.0f}"
 
 
-def of(said: Said) -> str:
+def of(facts: Facts) -> str:
     """Say what happens to the job, and why it does not get more GPUs."""
-    obstacle = said.obstacle
+    obstacle = facts.obstacle
     if isinstance(obstacle, Ceiling) and obstacle.most is not None:
         why = (
-            f"infeasible: the job needs at least {count(said.step)}, and the ceiling of {obstacle.groups} is "
+            f"infeasible: the job needs at least {count(facts.step)}, and the ceiling of {obstacle.groups} is "
             f"{count(obstacle.most)}"
         )
-        return f"{_change(said)}; {why}" if said.now else why
-    return f"{_change(said)}; {_why_not_more(said)}"
+        return f"{_change(facts)}; {why}" if facts.now else why
+    return f"{_change(facts)}; {_why_not_more(facts)}"
 
 
 def of_pinned(job: SnapshotJob) -> str:
@@ -112,31 +112,31 @@ def of_pinned(job: SnapshotJob) -> str:
     return f"keeps {count(job.placement.gpus)} on {where(job.placement)}: {reason}"
 
 
-def _change(said: Said) -> str:
-    now, place = said.now, said.place
-    speed = f"{said.speedup:.2f} times its fair share"
+def _change(facts: Facts) -> str:
+    now, place = facts.now, facts.place
+    speed = f"{facts.speedup:.2f} times its fair share"
     if not place:
         return f"parked, gives up {count(now.gpus)}" if now else "waits for GPUs"
     there = f"{count(place.gpus)} on {where(place)}"
     if not now:
-        return f"{'restarts' if said.started else 'starts'} with {there}, {speed}"
+        return f"{'restarts' if facts.started else 'starts'} with {there}, {speed}"
     if place == now:
         return f"keeps {there}, {speed}"
-    gained = f", goodput {percent(said.goodput / said.before)}" if said.before > 0 else ""
+    gained = f", goodput {percent(facts.goodput / facts.before)}" if facts.before > 0 else ""
     if place.gpus == now.gpus:
         return f"moves from {where(now)} to {there}{gained}"
     verb = "grows" if place.gpus > now.gpus else "shrinks"
     return f"{verb} from {now.gpus} to {there}{gained}"
 
 
-def _why_not_more(said: Said) -> str:
-    if not said.step:
-        return _own_limit(said)
-    if said.place:
-        gain = f"{count(said.step)} would bring {percent(said.next_goodput / said.goodput)}"
+def _why_not_more(facts: Facts) -> str:
+    if not facts.step:
+        return _own_limit(facts)
+    if facts.place:
+        gain = f"{count(facts.step)} would bring {percent(facts.next_goodput / facts.goodput)}"
     else:
-        gain = f"it needs at least {count(said.step)}"
-    match said.obstacle:
+        gain = f"it needs at least {count(facts.step)}"
+    match facts.obstacle:
         case MoveCost():
             return f"{gain}, less than the move would cost"
         case Ceiling(groups):
@@ -149,10 +149,10 @@ def _why_not_more(said: Said) -> str:
             return f"{gain}, but every GPU is worth more elsewhere"
 
 
-def _own_limit(said: Said) -> str:
-    if not isinstance(said.obstacle, OwnLimit):
+def _own_limit(facts: Facts) -> str:
+    if not isinstance(facts.obstacle, OwnLimit):
         return "more GPUs would not raise its goodput"
-    (kind, spec, measured, most, rule), held = said.obstacle, said.place.gpus
+    (kind, spec, measured, most, rule), held = facts.obstacle, facts.place.gpus
     if kind == "max-gpus":
         assert spec.max_gpus is not None
         bound = rule or f"max-gpus={spec.max_gpus}"
@@ -165,7 +165,7 @@ def _own_limit(said: Said) -> str:
     if kind == "batch":
         return "its batch limits allow no more GPUs"
     if kind == "progress":
-        here = f" on its {count(said.now.gpus)}" if said.now else ""
+        here = f" on its {count(facts.now.gpus)}" if facts.now else ""
         return f"polluxd has yet to see progress{here}, so at most {most} until then"
     if kind == "exploration":
         if measured == 0:

@@ -14,7 +14,7 @@ import numpy as np
 from pollux.goodput import Goodput
 from polluxd.model import Allocation, Explanation, Snapshot, SnapshotJob
 from polluxd.policy import fairness, market
-from polluxd.policy.domains import racks, tells_racks
+from polluxd.policy.domains import is_rack_aware, racks
 from polluxd.policy.reasons import count, percent
 
 
@@ -31,15 +31,15 @@ TOLD_S = 60.0
 
 def _of_waits(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
     """Tell how long the jobs without GPUs have waited, and their order."""
-    told = {a.job_id: a.explanation for a in allocations if not a.placement}
-    in_line = {job_id for job_id, why in told.items() if why is not None and why.limit in _IN_LINE}
+    explanations = {a.job_id: a.explanation for a in allocations if not a.placement}
+    in_line = {job_id for job_id, why in explanations.items() if why is not None and why.limit in _IN_LINE}
     jobs = [job for job in snapshot.jobs if job.job_id in in_line and not job.placement]
     if not jobs or not snapshot.settings.waiting_power:
         return list(allocations)
-    fair = np.array([_at_fair_share(job, told[job.job_id]) for job in jobs])
+    fair = np.array([_at_fair_share(job, explanations[job.job_id]) for job in jobs])
     slower = dict(zip((job.job_id for job in jobs), fairness.slowdowns(jobs, fair).tolist(), strict=True))
     line = sorted(jobs, key=lambda job: (-slower[job.job_id], job.submitted_at, job.job_id))
-    words = {}
+    text = {}
     for place, job in enumerate(line, start=1):
         waited = fairness.waiting(job)
         if waited < TOLD_S:
@@ -49,17 +49,17 @@ def _of_waits(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[All
         times = slower[job.job_id] - 1.0
         length = f", {times:.1f} times its length" if known and times < fairness.MOST_SLOWDOWN - 1.0 else ""
         where = "next in line" if place == 1 else f"number {place} in line"
-        words[job.job_id] = f"; has waited {minutes}{length}; {where} for {count(max(job.spec.min_gpus, 1))}"
-    return [replace(a, reason=a.reason + words[a.job_id]) if a.job_id in words else a for a in allocations]
+        text[job.job_id] = f"; has waited {minutes}{length}; {where} for {count(max(job.spec.min_gpus, 1))}"
+    return [replace(a, reason=a.reason + text[a.job_id]) if a.job_id in text else a for a in allocations]
 
 
-def _at_fair_share(job: SnapshotJob, told: Explanation | None) -> float:
+def _at_fair_share(job: SnapshotJob, explanation: Explanation | None) -> float:
     """Return the job's goodput on its fair share; nan where it is not known."""
     report = job.report
-    if report is None or report.params is None or told is None:
+    if report is None or report.params is None or explanation is None:
         return math.nan
     function = Goodput(report.params, report.noise, report.limits, job.spec.adaptive)
-    return float(function.optimize(told.fair_nodes, told.fair_gpus).goodput)
+    return float(function.optimize(explanation.fair_nodes, explanation.fair_gpus).goodput)
 
 
 def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
@@ -69,12 +69,12 @@ def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Al
 
 
 def _with_doubts(allocation: Allocation, job: SnapshotJob) -> Allocation:
-    told, reason = allocation.explanation, allocation.reason
-    if told is not None:
-        told = replace(told, doubts=job.doubts, doubted_reports=job.doubted_reports)
+    explanation, reason = allocation.explanation, allocation.reason
+    if explanation is not None:
+        explanation = replace(explanation, doubts=job.doubts, doubted_reports=job.doubted_reports)
     if job.doubts:
         reason += f"; polluxd does not believe these claims of its report: {', '.join(job.doubts)}"
-    return replace(allocation, reason=reason, explanation=told)
+    return replace(allocation, reason=reason, explanation=explanation)
 
 
 def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
@@ -86,13 +86,13 @@ def _of_types(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[All
     found = []
     for a in allocations:
         here = {kind.get(n, "") for n in a.placement.nodes} & assumed.get(a.job_id, frozenset())
-        words = f"; its speed on {' and '.join(sorted(here))} is assumed, not measured" if here else ""
-        found.append(replace(a, reason=a.reason + words) if words else a)
+        text = f"; its speed on {' and '.join(sorted(here))} is assumed, not measured" if here else ""
+        found.append(replace(a, reason=a.reason + text) if text else a)
     return found
 
 
 def _of_racks(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
-    """Tell the racks of allocations over several nodes, in words and data.
+    """Tell the racks of allocations over several nodes, in text and data.
 
     Without racks the allocations stay as they are.
     """
@@ -102,28 +102,28 @@ def _of_racks(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[All
     kind = {n.name: n.gpu_type for n in snapshot.nodes}
     jobs = {job.job_id: job for job in snapshot.jobs}
     return [
-        _told(a, jobs[a.job_id], sorted({rack.get(n, "") for n in a.placement.nodes}), kind)
+        _with_rack(a, jobs[a.job_id], sorted({rack.get(n, "") for n in a.placement.nodes}), kind)
         if len(a.placement.nodes) > 1
         else a
         for a in allocations
     ]
 
 
-def _told(
+def _with_rack(
     allocation: Allocation, job: SnapshotJob, over: Sequence[str], kind: Mapping[str, str]
 ) -> Allocation:
     names = [name or "unknown" for name in over]
     if len(over) == 1:
-        words, together = f"in rack {names[0]}", 0.0
+        text, together = f"in rack {names[0]}", 0.0
     else:
         named = " and ".join(names) if len(names) == 2 else f"{names[0]} and {len(names) - 1} more"
-        words, together = f"over racks {named}", _in_one_rack(allocation, job, kind)
+        text, together = f"over racks {named}", _in_one_rack(allocation, job, kind)
     if together > 0 and allocation.goodput > 0:
-        words += f", where one rack would bring {percent(together / allocation.goodput)}"
+        text += f", where one rack would bring {percent(together / allocation.goodput)}"
     explained = allocation.explanation
     return replace(
         allocation,
-        reason=f"{allocation.reason}; {words}",
+        reason=f"{allocation.reason}; {text}",
         explanation=None if explained is None else replace(explained, racks=len(over), one_rack=together),
     )
 
@@ -134,7 +134,7 @@ def _in_one_rack(allocation: Allocation, job: SnapshotJob, kind: Mapping[str, st
     It is 0 where the job was not measured over racks.
     """
     report = job.report
-    if report is None or report.params is None or not tells_racks(job):
+    if report is None or report.params is None or not is_rack_aware(job):
         return 0.0
     place = allocation.placement
     fit = report.params_by_type.get(kind.get(place.nodes[0], ""), report.params)
