@@ -17,7 +17,7 @@ from polluxd.config.setting_info import policy_info
 from polluxd.errors import ConfigError
 from polluxd.sim import plots, recorded
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.comparison import Heard, applications_of, compare
+from polluxd.sim.comparison import OnProgress, applications_of, compare
 from polluxd.sim.generator import generate, stiffened
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.scenario_file import read_scenario
@@ -116,8 +116,8 @@ def simulate(
             raise ConfigError(f"{path}: its folder does not exist; make it first")
     kind = None if workload is None else recorded.recognise(workload)
     jobs, title = _jobs(workload, kind, generate_jobs, profiles, scenario)
-    with _watched(names, len(jobs)) as heard:
-        results = compare(jobs, profiles, names, scenario, heard=heard)
+    with _watched(names, len(jobs)) as on_progress:
+        results = compare(jobs, profiles, names, scenario, on_progress=on_progress)
     document = {"workload": title, "scenario": asdict(scenario), "policies": results}
     if as_json is not None:
         as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
@@ -189,7 +189,7 @@ def _hardware(scenario: Scenario) -> str:
 
 
 @contextmanager
-def _watched(names: Sequence[str], jobs: int) -> Iterator[Heard]:
+def _watched(names: Sequence[str], jobs: int) -> Iterator[OnProgress]:
     """A bar per policy on standard error; silent where that is no terminal."""
     console = Console(stderr=True)
     with Progress(

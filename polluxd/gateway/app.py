@@ -273,9 +273,9 @@ async def _orders(gateway: GatewayService, call: Call) -> OrdersAnswer:
 
 async def _acknowledgement(gateway: GatewayService, call: Call) -> Accepted:
     """Take in that the checkpoint of a move is durable, once or again."""
-    said: Acknowledgement = call.message
+    message: Acknowledgement = call.message
     accepted = await gateway.ask(
-        call, partial(gateway.records.acknowledge, call.holder, said.move, said.facts())
+        call, partial(gateway.records.acknowledge, call.holder, message.move, message.facts())
     )
     if not isinstance(accepted, bool):
         raise http_errors.of_attempt(accepted)

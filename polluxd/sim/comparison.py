@@ -22,7 +22,7 @@ from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import Submission
 
-Heard = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 """Told of each policy how many jobs have ended, of how many."""
 
 _queue: Any = None
@@ -40,7 +40,7 @@ def compare(
     scenario: Scenario,
     *,
     in_parallel: int | None = None,
-    heard: Heard = lambda _name, _ended, _of: None,
+    on_progress: OnProgress = lambda _name, _ended, _of: None,
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of each policy, in the order of `names`.
 
@@ -49,7 +49,7 @@ def compare(
     """
     in_parallel = in_parallel or len(os.sched_getaffinity(0))
     if in_parallel == 1 or len(names) == 1:
-        return {name: _run(submissions, profiles, name, scenario, heard) for name in names}
+        return {name: _run(submissions, profiles, name, scenario, on_progress) for name in names}
     # Forked children of a process that may have threads are a risk; a fresh interpreter costs a second.
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -60,16 +60,16 @@ def compare(
         found: dict[str, dict[str, Any]] = {}
         waiting = set(tasks)
         while waiting:
-            _pass_on(queue, heard)
+            _pass_on(queue, on_progress)
             for task in [t for t in waiting if t.done()]:
                 found[tasks[task]] = task.result()
                 waiting.discard(task)
     return {name: found[name] for name in names}
 
 
-def _pass_on(queue: Any, heard: Heard) -> None:
+def _pass_on(queue: Any, on_progress: OnProgress) -> None:
     try:
-        heard(*queue.get(timeout=0.2))
+        on_progress(*queue.get(timeout=0.2))
     except Empty:
         return
 
@@ -86,12 +86,16 @@ def _run_apart(
 
 
 def _run(
-    submissions: Sequence[Submission], profiles: Path | None, name: str, scenario: Scenario, heard: Heard
+    submissions: Sequence[Submission],
+    profiles: Path | None,
+    name: str,
+    scenario: Scenario,
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
     applications = applications_of(profiles)
     policy = POLICIES[name](scenario)
     return measure(
-        played(submissions, applications, policy, scenario, lambda *of: heard(name, *of)), scenario
+        played(submissions, applications, policy, scenario, lambda *of: on_progress(name, *of)), scenario
     )
 
 

@@ -13,7 +13,7 @@ from polluxd.apply import paths
 from polluxd.model import JobState, Placement, Report
 from polluxd.slurm.protocol import SlurmJob
 
-_MEANS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
+_PATHS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 Cost = Annotated[float, Field(ge=0, lt=86400)]
@@ -59,7 +59,7 @@ class HeldNodes:
 
     def move(self, source: Placement, target: Placement) -> str:
         """Change the allocation; return the path that the product takes."""
-        path, ordered = paths.choose(source, target, self._job(source), _REPORT, _MEANS)
+        path, ordered = paths.choose(source, target, self._job(source), _REPORT, _PATHS)
         if path in ("start", "requeue"):
             self.own, self.lent = tuple(sorted(ordered.nodes)), []
         elif path == "park":

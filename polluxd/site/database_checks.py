@@ -40,12 +40,12 @@ def as_daemon(config: Config) -> Iterator[Finding]:
             yield from _schema(config)
             yield from _leader(connection, config)
     except psycopg2.Error as error:
-        said = str(translated(error, connector.place))
-        yield fault("database", said, _remedy(said))
+        reason = str(translated(error, connector.place))
+        yield fault("database", reason, _remedy(reason))
 
 
-def _remedy(said: str) -> str:
-    if _FULL.search(said):
+def _remedy(reason: str) -> str:
+    if _FULL.search(reason):
         return (
             "raise max_connections in postgresql.conf, or end sessions that are not needed "
             "(SELECT usename, count(*) FROM pg_stat_activity GROUP BY 1), and restart PostgreSQL"
@@ -104,8 +104,8 @@ def _schema(config: Config) -> Iterator[Finding]:
     try:
         store.check_schema()
     except StoreError as error:
-        said = str(error)
-        yield fault("schema", said, _remedy(said) if _FULL.search(said) else "polluxd migrate")
+        reason = str(error)
+        yield fault("schema", reason, _remedy(reason) if _FULL.search(reason) else "polluxd migrate")
     else:
         yield ok("schema", f"the schema is that of polluxd {__version__}")
     finally:

@@ -61,7 +61,7 @@ class ElasticStream(ElasticData):
         if length is not None and length < 1:
             raise DataError(f"expected a stream of at least 1 sample, got length={length}")
         self.dataset = dataset
-        self._length = length if length is not None else _told_length(dataset)
+        self._length = length if length is not None else _stated_length(dataset)
         self._transform = transform
         self._collate = collate_fn or default_collate
         # Without a device there is nothing to pin for, as in torch's DataLoader.
@@ -220,7 +220,7 @@ def checksum(sample: Any) -> int:
     return zlib.crc32(repr([checksum(part) for part in parts]).encode())
 
 
-def _told_length(dataset: Iterable[Any]) -> int:
+def _stated_length(dataset: Iterable[Any]) -> int:
     try:
         return len(dataset)  # type: ignore[arg-type]
     except TypeError:

@@ -73,7 +73,7 @@ class Rendezvous:
         """Leave a value (of JSON) for the others. Raises RankLost."""
         self._store.set(key, json.dumps(value))
 
-    def heard(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """The value under the key; None where there is none yet. Raises RankLost."""
         return _plain(self._store.get(key)) if self._store.check([key]) else None
 
@@ -83,7 +83,7 @@ class Rendezvous:
 
     def awaited(self, key: str) -> Any:
         """Wait for the value under the key, and return it. Raises RankLost where the store is gone."""
-        while (found := self.heard(key)) is None:
+        while (found := self.value(key)) is None:
             with suppress(NoValue):
                 self._store.wait([key], FORM_WAIT)
         return found
@@ -195,13 +195,13 @@ def own_address(environ: MutableMapping[str, str] = os.environ) -> str:
 
     With one node, the launcher has given only the loopback address. Then take Slurm's address of the node's name.
     """
-    told = environ.get("MASTER_ADDR", "")
-    if environ.get("SLURM_JOB_ID") and (not told or told == "localhost" or told.startswith("127.")):
-        told = node_address(node_name(environ))
+    address = environ.get("MASTER_ADDR", "")
+    if environ.get("SLURM_JOB_ID") and (not address or address == "localhost" or address.startswith("127.")):
+        address = node_address(node_name(environ))
     try:
-        return socket.gethostbyname(told or "127.0.0.1")
+        return socket.gethostbyname(address or "127.0.0.1")
     except OSError as error:
-        raise RankLost(f"this node's address {told!r} cannot be resolved: {error}") from error
+        raise RankLost(f"this node's address {address!r} cannot be resolved: {error}") from error
 
 
 def until(done: Callable[[], bool], seconds: float) -> bool:

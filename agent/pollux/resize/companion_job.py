@@ -165,7 +165,7 @@ class CompanionJob:
         missing = set(range(self.wanted.ranks))
         while missing and not self._stopped.is_set():
             for index in sorted(missing):
-                here = self._rendezvous.heard(self._key(f"ready/{index}"))
+                here = self._rendezvous.value(self._key(f"ready/{index}"))
                 if here is None:
                     break
                 for what, mine in self._same.items():
@@ -174,7 +174,7 @@ class CompanionJob:
                             f"{what} has changed since this job began: a joiner has {here[what]}, expected {mine}"
                         )
                 missing.discard(index)
-            trouble = self._rendezvous.heard(self._key("failed"))
+            trouble = self._rendezvous.value(self._key("failed"))
             if trouble is not None:
                 raise RecruitmentFailed(f"a joiner's script has ended before its training: {trouble}")
             if missing and time.monotonic() >= end and self._boots():

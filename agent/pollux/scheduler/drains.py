@@ -31,7 +31,7 @@ class Drains:
         self._ordered = 0
         self.followed: set[int] = set()
         """Moves whose order was followed or is being answered."""
-        self._last_word: Callable[[], Receipt | None] | None = None
+        self._final_receipt: Callable[[], Receipt | None] | None = None
 
     # -- rank 0, any thread -----------------------------------------------------------------------------------
 
@@ -39,35 +39,35 @@ class Drains:
         """The scheduler wants this job to stop at a checkpoint."""
         self._ordered = move
         # In this order, and in `rest` in the opposite order: then the later of the two sees the other.
-        if self._last_word is not None:
-            self._answer_at_rest(self._last_word)
+        if self._final_receipt is not None:
+            self._answer_at_rest(self._final_receipt)
 
-    def rest(self, last_word: Callable[[], Receipt | None]) -> None:
+    def rest(self, final_receipt: Callable[[], Receipt | None]) -> None:
         """Answer orders at once, in a thread: the training makes no more steps.
 
-        `last_word` returns the checkpoint of the last step, and writes it first if necessary. None: it failed.
+        `final_receipt` returns the checkpoint of the last step, and writes it first if necessary. None: it failed.
         """
-        self._last_word = last_word
-        self._answer_at_rest(last_word)
+        self._final_receipt = final_receipt
+        self._answer_at_rest(final_receipt)
 
     def train_on(self) -> None:
         """Let orders wait for a checkpoint: the training makes steps (again)."""
-        self._last_word = None
+        self._final_receipt = None
 
     @property
     def resting(self) -> bool:
         """No steps are taken any more."""
-        return self._last_word is not None
+        return self._final_receipt is not None
 
-    def _answer_at_rest(self, last_word: Callable[[], Receipt | None]) -> None:
+    def _answer_at_rest(self, final_receipt: Callable[[], Receipt | None]) -> None:
         move = self.wanted()
         if move and self._line.connected:
             self.followed.add(move)
             # In a thread: this may be the publisher's own, which has to send the answer.
-            threading.Thread(target=self._answer, args=(move, last_word), daemon=True).start()
+            threading.Thread(target=self._answer, args=(move, final_receipt), daemon=True).start()
 
-    def _answer(self, move: int, last_word: Callable[[], Receipt | None]) -> None:
-        receipt = last_word()
+    def _answer(self, move: int, final_receipt: Callable[[], Receipt | None]) -> None:
+        receipt = final_receipt()
         if receipt is None:
             logger.error("move %d: no checkpoint could be written", move)
         elif self._line.acknowledge(move, receipt, time.time()):

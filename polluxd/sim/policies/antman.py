@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
-from polluxd.sim.policies.baseline_packing import emptiest_first, seated, standing
+from polluxd.sim.policies.baseline_packing import emptiest_first, seated, still_fits
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 LEAST_IDLE = 0.1
@@ -39,7 +39,7 @@ class AntMan:
     def decide(self, view: View) -> Mapping[int, Seats]:
         jobs = {job.number: job for job in view.jobs}
         self._guaranteed = {
-            n for n in self._guaranteed if n in jobs and standing(jobs[n].seats, view.capacity)
+            n for n in self._guaranteed if n in jobs and still_fits(jobs[n].seats, view.capacity)
         }
         wanted = {n: jobs[n].submission.gpus for n in sorted(self._guaranteed)}
         left = sum(view.capacity) - sum(wanted.values())
@@ -68,7 +68,7 @@ class AntMan:
         speeds: dict[int, float] = {}
         rest = [job for n, job in jobs.items() if n not in found]
         for job in [*(j for j in rest if j.seats), *(j for j in rest if not j.seats)]:
-            seats = job.seats if standing(job.seats, room) else emptiest_first(room, job.submission.gpus)
+            seats = job.seats if still_fits(job.seats, room) else emptiest_first(room, job.submission.gpus)
             if seats and seats == job.seats:
                 for node, gpus in seats:
                     room[node] -= gpus

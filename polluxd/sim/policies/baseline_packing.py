@@ -47,7 +47,7 @@ def emptiest_first(free: list[int], gpus: int) -> Seats:
     return tuple(seats)
 
 
-def standing(seats: Seats, capacity: Sequence[int]) -> bool:
+def still_fits(seats: Seats, capacity: Sequence[int]) -> bool:
     """Whether every node of the seats is still in service."""
     return bool(seats) and all(capacity[node] >= gpus for node, gpus in seats)
 
@@ -60,7 +60,7 @@ def seated(wanted: Mapping[int, int], held: Mapping[int, Seats], capacity: Seque
     kept = {
         n: held[n]
         for n, gpus in wanted.items()
-        if gpus and sum(g for _, g in held.get(n, ())) == gpus and standing(held[n], capacity)
+        if gpus and sum(g for _, g in held.get(n, ())) == gpus and still_fits(held[n], capacity)
     }
     free = free_gpus(capacity, kept)
     for number, gpus in wanted.items():
@@ -83,7 +83,7 @@ def compact(
     same = {
         n: seats
         for n, seats in held.items()
-        if wanted.get(n, 0) and sum(g for _, g in seats) == wanted[n] and standing(seats, capacity)
+        if wanted.get(n, 0) and sum(g for _, g in seats) == wanted[n] and still_fits(seats, capacity)
     }
     found: dict[int, Seats] = {}
     for kept in (same, {}):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from polluxd.sim.applications import Application, placement_of, split_batch
 from polluxd.sim.engine import View
-from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, standing
+from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, still_fits
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 
@@ -48,7 +48,9 @@ class Optimus:
             self._push(gains, order, job, counts[job.number], remaining[job.number], per_node)
             left -= 1
         held = {
-            j.number: j.seats for j in jobs if j.gpus == counts[j.number] and standing(j.seats, view.capacity)
+            j.number: j.seats
+            for j in jobs
+            if j.gpus == counts[j.number] and still_fits(j.seats, view.capacity)
         }
         free = free_gpus(view.capacity, held)
         for job in sorted(jobs, key=lambda j: counts[j.number]):

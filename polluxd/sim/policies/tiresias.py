@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polluxd.sim.engine import View
-from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, standing
+from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, still_fits
 from polluxd.sim.simulated_job import Seats
 
 THRESHOLD = 16 * 3600.0
@@ -58,7 +58,7 @@ class Tiresias:
                 chosen.append(number)
                 left -= jobs[number].submission.gpus
         self._running = set(chosen)
-        held = {n: jobs[n].seats for n in chosen if standing(jobs[n].seats, view.capacity)}
+        held = {n: jobs[n].seats for n in chosen if still_fits(jobs[n].seats, view.capacity)}
         free = free_gpus(view.capacity, held)
         for number in chosen:
             if number not in held:

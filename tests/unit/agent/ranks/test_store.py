@@ -36,9 +36,9 @@ def test_values_are_left_and_found() -> None:
     first = Rendezvous.open(dict(LOCAL))
     second = Rendezvous.join("127.0.0.1", first.port, first.secret)
     for one, other in ((first, second), (second, first)):
-        assert other.heard("nothing") is None
+        assert other.value("nothing") is None
         one.tell("here", {"a": [1, None]})
-        assert other.heard("here") == {"a": [1, None]}
+        assert other.value("here") == {"a": [1, None]}
         before = other.count("steps")
         assert one.count("steps", 2) == before + 2
         assert other.count("steps") == before + 2
@@ -80,7 +80,7 @@ def test_a_stranger_gets_nothing() -> None:
                 found += data
         assert b"value" not in found
     second = Rendezvous.join("127.0.0.1", first.port, first.secret)
-    assert second.heard("secret") == "value", "the store has outlived them"
+    assert second.value("secret") == "value", "the store has outlived them"
 
 
 def test_without_the_store_there_is_a_typed_error() -> None:
@@ -101,7 +101,7 @@ def test_what_is_no_request_ends_its_connection_alone() -> None:
     with pytest.raises(OSError, match="ended the connection"):
         link.receive(20)
     link.close()
-    assert Rendezvous.join("127.0.0.1", first.port, first.secret).heard("x") is None
+    assert Rendezvous.join("127.0.0.1", first.port, first.secret).value("x") is None
 
 
 def test_the_store_is_one_in_torch_s_own_terms() -> None:
