@@ -54,11 +54,11 @@ def gathered(options: dict[str, bool]) -> tuple[int, list[str]]:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(65, 6)), 16, **options)  # type: ignore[arg-type]
-    next(iter(job.epochs(1)))
-    for (x,) in loader:
-        job.step(lambda x=x: torch.cat(all_gather(job.model(x))).var())  # type: ignore[no-untyped-call]
-        if not options and job.progress.optimizer_steps == 3:
-            break
+    for _ in job.epochs(1, statistical=True):
+        for (x,) in loader:
+            job.step(lambda x=x: torch.cat(all_gather(job.model(x))).var())  # type: ignore[no-untyped-call]
+            if not options and job.progress.optimizer_steps == 3:
+                return 3, said
     steps = job.progress.optimizer_steps
     job.close()
     return steps, said
