@@ -102,6 +102,11 @@ sites: setup ## what a real site does: limits, reservations, options, preemption
 attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
+first-contact: ## blocks of README.md and the start page in a fresh environment, mistakes, `polluxctl web` in Chromium (root; 8 minutes); bench-out/first-contact.json, docs/images
+	@contrib/devcluster/install.sh chromium fonts-dejavu-core
+	@$(VENV)/bin/pip install -q -c constraints.txt playwright
+	@$(PYTHON) -m contrib.first_contact
+
 metrics-test: ## a real Prometheus scrapes a real polluxd; alert rules by promtool (a minute; Debian package prometheus)
 	@contrib/devcluster/install.sh prometheus
 	@$(PYTHON) -m pytest -q tests/metrics

@@ -1,6 +1,6 @@
 """Show the progress of the demo.
 
-On a terminal a table is redrawn in place. Elsewhere a line is printed now and then.
+On a terminal a table is redrawn in place. Elsewhere a line is printed when something has changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .measure import Track
 from .run import Run
 
 LINE_S = 5.0
-"""Time between two plain progress lines [s]."""
+"""Least time between two plain progress lines [s]."""
 
 Details = Mapping[int, Mapping[str, Any]]
 
@@ -62,6 +62,7 @@ class LiveView:
         self._details = details
         self._capacity = capacity
         self._next_line = 0.0
+        self._last_line = ""
         self._shown: dict[int, tuple[str, int]] = {}
         self._live = (
             Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -83,8 +84,10 @@ class LiveView:
         if self._live is not None:
             self._live.update(self._screen(run, lines), refresh=True)
         elif time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_S
-            self._console.print(self._line(run, lines), soft_wrap=True, highlight=False)
+            line = self._line(lines)
+            if line != self._last_line:
+                self._last_line, self._next_line = line, time.monotonic() + LINE_S
+                self._console.print(f"[{run.elapsed_s:4.0f} s] {line}", soft_wrap=True, highlight=False)
 
     def _screen(self, run: Run, lines: Sequence[Mapping[str, Any]]) -> RenderableType:
         used = sum(line["gpus"] for line in lines)
@@ -98,7 +101,7 @@ class LiveView:
             parts.append(Text(f"{coming} more to come", style="dim"))
         return Group(*parts)
 
-    def _line(self, run: Run, lines: Sequence[Mapping[str, Any]]) -> str:
+    def _line(self, lines: Sequence[Mapping[str, Any]]) -> str:
         words = []
         for line in lines:
             word = f"{line['name']} {_SHORT.get(line['state'], line['state'].lower())}"
@@ -107,4 +110,4 @@ class LiveView:
                 if line.get("batch_size"):
                     word += f" M={line['batch_size']}"
             words.append(word)
-        return f"[{run.elapsed_s:4.0f} s] " + " | ".join(words)
+        return " | ".join(words)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -12,6 +13,7 @@ from typing import Any
 
 from contrib import devcluster
 from contrib.devcluster import DevCluster
+from contrib.devcluster.polluxd import BIN
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
@@ -32,6 +34,23 @@ class Polluxd(devcluster.Polluxd):
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
         super().__init__(cluster, folder, **PACE)
+
+    @contextlib.contextmanager
+    def live_page(self) -> Iterator[str]:
+        """Run `polluxctl web` as an administrator; yield its URL."""
+        page = subprocess.Popen(
+            [str(BIN / "polluxctl"), "web"],
+            env=self.env,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            **self.identity,  # type: ignore[call-overload]
+        )
+        try:
+            yield page.stdout.readline().strip()
+        finally:
+            page.terminate()
+            page.wait()
 
     def write_report(self, out: Path, job_id: int, since: float) -> None:
         """Have polluxctl write report.html, and history.png of one job.

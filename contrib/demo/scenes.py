@@ -89,8 +89,10 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
     try:
         daemon.migrate()
         daemon.start()
-        with LiveView(stage.console, title, database.details, work.gpus) as show:
-            recording = run(show, daemon.must_run)
+        with daemon.live_page() as url:
+            stage.console.print(f"Live page, for one browser: {url}", soft_wrap=True, highlight=False)
+            with LiveView(stage.console, title, database.details, work.gpus) as show:
+                recording = run(show, daemon.must_run)
         time.sleep(LAST_REPORT_S)
         if idle := database.idle_notes(recording.started_at):
             raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")

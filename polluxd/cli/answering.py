@@ -64,7 +64,7 @@ class Answering:
         self._overview = Overview(store)
         self._lock = threading.Lock()
         self._views: tuple[float, list[JobView], Mapping[int, float]] = (float("-inf"), [], {})
-        self._private, self._private_at = True, float("-inf")
+        self._private, self._private_at = {"all"}, float("-inf")
 
     def jobs(self, uid: int, *, ended: bool) -> Any:
         return jsonable(self._jobs(uid, ended=ended))
@@ -77,6 +77,8 @@ class Answering:
     def cluster(self, uid: int) -> Any:
         """What `top` tells, and the cluster over time; to administrators also accounts and users."""
         overview = self._overview.read(whole=uid == 0) | {"hidden": uid != 0 and self._hidden()}
+        if uid != 0 and self._hidden("nodes"):
+            overview["nodes"] = []
         return jsonable({**self.top(uid), "overview": overview})
 
     def explain(self, uid: int, job: int) -> Any:
@@ -127,19 +129,19 @@ class Answering:
             self._views = (time.monotonic(), views, lost)
         return views, lost
 
-    def _hidden(self) -> bool:
-        """Say whether users' jobs are hidden from each other.
+    def _hidden(self, what: str = "jobs") -> bool:
+        """Say whether users' jobs are hidden from each other, or nodes from users.
 
         Until Slurm has said so, they are.
         """
         if time.monotonic() - self._private_at > _PRIVACY_S:
             try:
                 found = re.search(r"^PrivateData\s+= (.*)$", self._show_config(), re.MULTILINE)
-                words = re.split(r"[,\s]+", found[1].lower()) if found else ["jobs"]
-                self._private, self._private_at = bool({"jobs", "all"} & set(words)), time.monotonic()
+                words = re.split(r"[,\s]+", found[1].lower()) if found else ["all"]
+                self._private, self._private_at = set(words), time.monotonic()
             except SlurmError as error:
                 log.warning("PrivateData is not known: %s", error)
-        return self._private
+        return bool({what, "all"} & self._private)
 
 
 def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def assert_nothing_left(text):
 def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
     text, _ = (process := demo()).communicate(timeout=500)
     assert process.returncode == 0, text
+    assert "Live page, for one browser: http://127.0.0.1:" in text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert set(summary) == {"jobs", "moves", "mean_jct_s", "idle_gpu_s"}
     assert [(job["name"], job["state"]) for job in summary["jobs"]] == [

@@ -64,17 +64,19 @@ class Overview:
         return {key: value for key, value in document.items() if whole or key not in _OF_OWNERS}
 
     def _read(self, now: float) -> dict[str, Any]:
-        store, since = self._store, now - PERIOD_S
+        store, views = self._store, self._store.jobs_view()
+        present = (v.submitted_at for v in views if v.ended_at is None or v.ended_at > now - PERIOD_S)
+        since = max(now - PERIOD_S, min(present, default=now - PERIOD_S))
         # The newest sample once more: its stretch of time may have a later decision by now.
         begin = self._samples[-1]["at"] - 1e-3 if self._samples else since
         known = [sample for sample in self._samples if since <= sample["at"] < begin]
-        self._samples = known + store.cluster_over_time(begin, PERIOD_S / SAMPLES)
+        self._samples = known + store.cluster_over_time(begin, max((now - since) / SAMPLES, 1.0))
         costs = store.move_costs()
         found = figures(
             store.cluster,
-            max(since, min((sample["at"] for sample in self._samples), default=since)),
+            since,
             now,
-            views=store.jobs_view(),
+            views=views,
             moves=store.moves(),
             costs=costs,
             cycles=(),

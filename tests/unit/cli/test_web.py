@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -166,6 +167,13 @@ def test_hidden_jobs_are_not_called_idle(store) -> None:
     assert "no job that you may see" in page
 
 
+@pytest.mark.parametrize(("private", "shown"), [("nodes", False), ("all", False), ("usage", True)])
+def test_nodes_that_slurm_keeps_private_are_left_out(store, private, shown) -> None:
+    answering = Answering(store, PolicySettings(), lambda: f"PrivateData  = {private}\n")
+    assert ("out of service" in opened(Answers(Gateway(answering, ADA)), user="ada").get("").text) is shown
+    assert answering.cluster(0)["overview"]["nodes"]
+
+
 def test_hostile_texts_run_nothing(store, admin) -> None:
     store.views = [
         replace(v, name=HOSTILE, user=HOSTILE, account=HOSTILE, decision_reason=HOSTILE) for v in store.views
@@ -215,6 +223,15 @@ def test_the_cluster_over_time_adds_up(store, admin) -> None:
     assert use["held"][-1][1] == 8
     assert use["plain"] == [(at, 2)]
     assert use["idle"][-1][1] == 16 - 2 - 8
+
+
+def test_a_young_cluster_is_drawn_from_its_first_job_on(store) -> None:
+    begin = time.time() - 120
+    store.views = [replace(VIEW, submitted_at=begin, started_at=begin + 10)]
+    store.samples = [{"at": begin + 100, "gpus": 16, "plain": 0, "speedup": 1.5}]
+    overview = Database(store, PolicySettings()).cluster()["overview"]
+    assert overview["since"] == begin
+    assert overview["use"]["waiting"][0] == (begin, 1)
 
 
 def test_steps_add_up() -> None:

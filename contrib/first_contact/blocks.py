@@ -1,0 +1,118 @@
+"""The blocks of README.md and docs/start.md, in a fresh virtual environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from contrib.devcluster import DevCluster
+
+from .users import ADA, as_user, home_of
+
+GROWTH = re.compile(r"batch size (\d+)")
+
+
+class Environment:
+    """A virtual environment with the agent, as the page says to make it, and scikit-learn."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.bin = folder / "bin"
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [self.bin / "pip", "install", "--quiet", "-c", root / "constraints.txt"]
+        # torch's wheels with CUDA are gigabytes: constraints.txt names the one of this project's own environment.
+        subprocess.run([*pip, f"{root}/agent[torch]", "scikit-learn"], check=True, cwd=root)
+
+    def run(self, folder: Path, *words: str | Path, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+        """Run Python, or torchrun with several ranks; output and errors in one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        launch = [self.bin / "python"] if ranks == 1 else [self.bin / "torchrun", f"--nproc_per_node={ranks}"]
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("POLLUX", "SLURM", "PYTHON"))}
+        return subprocess.run(
+            [*launch, *words],
+            cwd=folder,
+            env={**env, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def readme_script(root: Path) -> str:
+    (script,) = _blocks(root / "README.md", "python")
+    return script
+
+
+def start_script(root: Path) -> str:
+    """The start page's lines, after what they take for granted: model, data, loss and a scheduler."""
+    (lines,) = _blocks(root / "docs" / "start.md", "python")
+    before = readme_script(root).partition("job = pollux.attach")[0]
+    return (
+        f"{before}scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)\n"
+        f"loss_fn = torch.nn.functional.cross_entropy\n{lines}    print(f'batch size {{job.batch_size}}')\n"
+    )
+
+
+def _row(
+    block: str, done: subprocess.CompletedProcess[str], first: int, *, grows: bool = True
+) -> dict[str, Any]:
+    sizes = [int(size) for size in GROWTH.findall(done.stdout)]
+    ok = done.returncode == 0 and bool(sizes) and (max(sizes) > first or not grows)
+    return {
+        "block": block,
+        "detail": f"batch size {first} to {max(sizes)}" if ok else done.stdout[-600:],
+        "ok": ok,
+    }
+
+
+def block_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
+    """Run the Python blocks under python and torchrun."""
+    folder.mkdir(parents=True)
+    scripts = {"README.md": (readme_script(fresh.root), 8), "docs/start.md": (start_script(fresh.root), 128)}
+    rows = []
+    for page, (script, first) in scripts.items():
+        for ranks in (1, 2):
+            place = folder / f"{Path(page).stem}-{ranks}"
+            place.mkdir()
+            (place / "train.py").write_text(script)
+            words = "python" if ranks == 1 else "torchrun, 2 ranks"
+            # One process gains nothing beyond the start page's batch size of 128: the agent leaves it.
+            grows = ranks > 1 or first < 128
+            rows.append(
+                _row(f"{page}, {words}", fresh.run(place, "train.py", ranks=ranks), first, grows=grows)
+            )
+    return rows
+
+
+def submit_block(fresh: Environment, cluster: DevCluster, folder: Path) -> dict[str, Any]:
+    """Submit README's batch script with README's training, as an ordinary user."""
+    (script,) = _blocks(fresh.root / "README.md", "bash")
+    home = home_of(ADA, folder)
+    (home / "train.py").write_text(readme_script(fresh.root))
+    (home / "train.sh").write_text(script)
+    path = f"{fresh.bin}:{cluster.env['PATH']}"
+    made = as_user(
+        ADA, ["sbatch", "--parsable", "--output=readme.log", "train.sh"], cluster, folder, PATH=path
+    )
+    if made.returncode:
+        return {"block": "README.md, batch script", "detail": made.stderr.strip(), "ok": False}
+    job, until = made.stdout.strip(), time.monotonic() + 240
+    state = ""
+    while time.monotonic() < until and not re.search("COMPLETED|FAILED|CANCELLED", state):
+        time.sleep(2)
+        state = cluster.command("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
+    log = home / "readme.log"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    done = subprocess.CompletedProcess(["sbatch"], 0 if state == "COMPLETED" else 1, f"{state}\n{text}")
+    return _row("README.md, batch script", done, 8)

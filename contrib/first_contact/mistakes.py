@@ -1,0 +1,124 @@
+"""Ordinary mistakes, and the words that each has to bring."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from contrib.devcluster import DevCluster
+
+from .blocks import Environment
+from .users import ADA, as_user
+
+BIN = Path(sys.executable).parent
+
+_BEFORE = """import pollux, torch
+data = torch.utils.data.TensorDataset(torch.randn(512, 4), torch.randn(512, 1))
+model, other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+loss_fn = torch.nn.functional.mse_loss
+"""
+_JOB = """job = pollux.attach(model, optimizer, scheduler)
+loader = job.loader(data, batch_size=32, max_batch_size=256)
+"""
+_LOOP = "for epoch in job.epochs(2):\n    for x, y in loader:\n        "
+_STEP = "job.step(lambda: loss_fn(job.model(x), y))\n"
+
+OF_SCRIPTS: dict[str, tuple[str, str]] = {
+    "attach(optimizer, model)": (
+        "pollux.attach(optimizer, model)",
+        r"expected a torch.nn.Module as the first argument",
+    ),
+    "attach twice": (f"{_JOB}pollux.attach(model, optimizer)", "was attached before"),
+    "an optimizer of another model": (
+        f"optimizer = torch.optim.SGD(other.parameters(), lr=0.01); scheduler = None\n{_JOB}{_LOOP}{_STEP}",
+        "in no optimizer that the agent knows",
+    ),
+    "per_gpu=64": (
+        "pollux.attach(model, optimizer).loader(data, batch_size=32, per_gpu=64)",
+        r"expected per_gpu=\(least, most\)",
+    ),
+    'batch_size="32"': (
+        "pollux.attach(model, optimizer).loader(data, batch_size='32')",
+        "expected batch_size as a whole number",
+    ),
+    "job.step(loss)": (f"{_JOB}{_LOOP}job.step(loss_fn(model(x), y))\n", r"expected job.step\(lambda"),
+    "scheduler.step() beside job.step": (
+        f"{_JOB}{_LOOP}{_STEP}        scheduler.step()\n",
+        r"scheduler.step\(\) was called 2 times",
+    ),
+    "range() for job.epochs": (
+        f"{_JOB}for epoch in range(2):\n    for x, y in loader:\n        {_STEP}",
+        "not one over job.epochs",
+    ),
+    "model(x) for job.model(x), 2 ranks": (
+        f"{_JOB}{_LOOP}job.step(lambda: loss_fn(model(x), y))\n",
+        "job.model",
+    ),
+}
+
+OF_DIRECTIVES = {
+    "#POLLUX min_gpus=1": "did you mean min-gpus",
+    "#POLLUX max-gpu=4": "did you mean max-gpus",
+    "#POLLUX --min-gpus=1": "did you mean min-gpus",
+    "#POLLUX min-gpus = 2": "without spaces around the =",
+    "#POLLUX min-gpus=1,max-gpus=16": "separate directives by spaces",
+    "#POLUX max-gpus=4": "line 2 has no effect; did you mean",
+    "#SBATCH --gres=gpu:4\n#POLLUX max-gpus=1": "max-gpus=1 is below the 4 GPUs",
+}
+
+
+def _row(mistake: str, said: str, expected: str) -> dict[str, Any]:
+    flat = " ".join(said.split())
+    found = re.search(expected, flat)
+    message = flat[max(found.start() - 60, 0) : found.end() + 160] if found else flat[-300:]
+    return {"mistake": mistake, "message": message, "ok": found is not None}
+
+
+def agent_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
+    """Make the mistakes of scripts."""
+    rows = []
+    for number, (mistake, (body, expected)) in enumerate(OF_SCRIPTS.items()):
+        place = folder / f"mistake-{number}"
+        place.mkdir()
+        (place / "train.py").write_text(_BEFORE + body)
+        done = fresh.run(place, "train.py", ranks=2 if "2 ranks" in mistake else 1)
+        rows.append(_row(mistake, done.stdout, expected))
+    missing = fresh.run(folder, "-m", "pollux.launcher.launch", "run", "trian.py")
+    return [*rows, _row("pollux run trian.py", missing.stdout, "trian.py")]
+
+
+def directive_rows(cluster: DevCluster, folder: Path) -> list[dict[str, Any]]:
+    """Submit each directive by real sbatch."""
+    rows = []
+    for line, expected in OF_DIRECTIVES.items():
+        script = folder / "wrong.sh"
+        script.write_text(f"#!/bin/bash\n{line}\ntrue\n")
+        done = as_user(ADA, ["sbatch", "--hold", str(script)], cluster, folder)
+        rows.append(_row(line, done.stderr, expected))
+    as_user(ADA, ["scancel", "-u", ADA.pw_name], cluster, folder)
+    return rows
+
+
+def command_rows(cluster: DevCluster) -> list[dict[str, Any]]:
+    """Type commands wrongly, and where there is no Slurm."""
+    rows = []
+    for words, variables, expected in (
+        (("expalin", "7"), {}, "did you mean 'explain'"),
+        (("explain", "abc"), {}, "expected a job id"),
+        (("explain", "999999"), {}, "is not known to polluxd"),
+        (("jobs",), {"SLURM_CONF": "/nowhere/slurm.conf"}, "no Slurm answers here"),
+        (("jobs",), {"POLLUX_GATEWAY": "http://127.0.0.1:1"}, "polluxd's gateway does not answer"),
+    ):
+        env = {**cluster.client_environment, "POLLUX_GATEWAY": cluster.gateways.addresses[0], **variables}
+        done = subprocess.run(
+            [str(BIN / "polluxctl"), *words], env=env, capture_output=True, text=True, check=False, cwd="/",
+            user=ADA.pw_uid, group=ADA.pw_gid, extra_groups=[], timeout=60,
+        )  # fmt: skip
+        shown = " ".join(f"{name}={value}" for name, value in variables.items())
+        rows.append(_row(f"{shown} polluxctl {' '.join(words)}".strip(), done.stderr, expected))
+    return rows

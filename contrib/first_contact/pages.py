@@ -1,0 +1,238 @@
+"""`polluxctl web` in Chromium: as an administrator and as an ordinary user, light, dark and on a phone."""
+
+from __future__ import annotations
+
+import pwd
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from contrib.devcluster import DevCluster
+
+from .users import ADA
+
+BIN = Path(sys.executable).parent
+PATIENCE_S = 180.0
+
+
+@contextmanager
+def served(cluster: DevCluster, user: pwd.struct_passwd | None, *words: str) -> Iterator[str]:
+    """Run `polluxctl web`; yield its URL. `user`: None is who runs this."""
+    env = {
+        **cluster.client_environment,
+        "POLLUX_GATEWAY": cluster.gateways.addresses[0],
+        "PYTHONUNBUFFERED": "1",
+    }
+    rights = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    server = subprocess.Popen(
+        [str(BIN / "polluxctl"), "web", "-n", "1", *words],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        **rights,
+    )
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def until(found: Callable[[], bool]) -> bool:
+    """Wait until something is so; return whether it came to be."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if found():
+            return True
+        time.sleep(0.5)
+    return found()
+
+
+def picture(page: Page, path: Path, *, height: int) -> None:
+    """Save the top of the page in 256 colours."""
+    width = page.viewport_size["width"] if page.viewport_size else 1200
+    page.set_viewport_size({"width": width, "height": height})
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=path)
+    with Image.open(path) as shot:
+        shot.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
+
+
+def fits(page: Page) -> bool:
+    """Whether the page needs no scrolling to the side."""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+def page_rows(
+    cluster: DevCluster, config: Path, own: tuple[int, int], others: int, images: Path
+) -> list[dict[str, Any]]:
+    """Look for everything that the page has to show. `own`: a running and a waiting job of ada's; `others`: bob's."""
+    rows: list[dict[str, Any]] = []
+
+    def row(element: str, ok: bool) -> None:
+        rows.append({"element": element, "ok": ok})
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        with served(cluster, None, "--config", str(config)) as url:
+            _administrator(browser, url, own, others, images, row)
+        with served(cluster, ADA) as url:
+            _user(browser, url, own[0], others, row)
+        browser.close()
+    return rows
+
+
+Row = Callable[[str, bool], None]
+
+
+def _administrator(
+    browser: Browser, url: str, own: tuple[int, int], others: int, images: Path, row: Row
+) -> None:
+    page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    strange: list[str] = []
+    page.on("request", lambda asked: strange.append(asked.url) if "127.0.0.1" not in asked.url else None)
+    page.on("console", lambda said: strange.append(said.text) if said.type == "error" else None)
+    page.goto(url)
+    page.wait_for_selector("h1")
+    base = page.url
+    _cluster(page, own, others, images, row)
+    _job(page, own[0], images, row)
+    _settings(page, f"{base}settings", row)
+    _pictures(page, base, images)
+    row("nothing comes from elsewhere, nothing fails", not strange)
+    page.close()
+
+
+def _text(page: Page) -> str:
+    return str(page.inner_text("main"))
+
+
+def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: Row) -> None:
+    row(
+        "both jobs hold GPUs in the map",
+        until(lambda: all(page.query_selector(f".run[href$='/{n}']") for n in (own[0], others))),
+    )
+    row("a plain job is grey", until(lambda: page.query_selector(".run.plain") is not None))
+    colours = {
+        page.eval_on_selector(f".run[href$='/{n}'] i", "e => getComputedStyle(e).backgroundColor")
+        for n in (own[0], others)
+    }
+    row("each job has a colour of its own", len(colours) == 2)
+    row("the queue lists the waiting job", f"{own[1]}" in _text(page) and "PENDING" in _text(page))
+    row("a move is marked while it lasts", until(lambda: page.query_selector(".run.moves") is not None))
+    before = _text(page)
+    row("the page changes without a reload", until(lambda: _text(page) != before))
+    row(
+        "goodput against the fair share is drawn",
+        until(lambda: page.query_selector("figure:has-text('Goodput') path.line") is not None),
+    )
+    row(
+        "GPUs held, plain, idle, waited for",
+        all(
+            w in _text(page)
+            for w in ("held by Pollux jobs", "held by plain jobs", "idle", "waiting jobs need")
+        ),
+    )
+    row(
+        "cost of moves",
+        "Training lost to moves" in _text(page) and until(lambda: "median cost" in page.content()),
+    )
+    row("fairness by account and user", "mean completion" in page.content())
+    row("no sideways scrolling", fits(page))
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="dark")
+    row("dark mode", page.evaluate("getComputedStyle(document.body).backgroundColor") != light)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 390, "height": 844})
+    row("no sideways scrolling at 390 px", fits(page))
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def _pictures(page: Page, url: str, images: Path) -> None:
+    """Save the cluster's page when its jobs have been measured."""
+    page.goto(url)
+    until(lambda: page.query_selector("td[data-title='GOODPUT']:not(.x)") is not None)
+    picture(page, images / "live-page.png", height=900)
+    page.emulate_media(color_scheme="dark")
+    picture(page, images / "live-page-dark.png", height=900)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 390, "height": 844})
+    picture(page, images / "live-page-phone.png", height=1000)
+
+
+def _job(page: Page, own: int, images: Path, row: Row) -> None:
+    page.click(f"td a[href$='/jobs/{own}']")
+    page.wait_for_selector("text=Why it has what it has")
+    row("explain as sentences", f"Job {own}" in _text(page) and "Decided" in _text(page))
+    row("goodput over GPUs with the present size", until(lambda: "you are here" in page.content()))
+    row("the next size", until(lambda: "next size" in page.content()))
+    row("the price", until(lambda: "worth the price" in page.content()))
+    picture(page, images / "live-job.png", height=1150)
+    drawn = ("GPUs", "Batch size", "Gradient noise scale", "Factor on the learning rate")
+    row(
+        "history", until(lambda: all(page.query_selector(f"figure:has-text('{w}') path.line") for w in drawn))
+    )
+    reason = "h2:has-text('Its moves') + table td[data-title='REASON']"
+    row(
+        "its moves with reasons",
+        until(lambda: any(len(c.inner_text()) > 9 for c in page.query_selector_all(reason))),
+    )
+    row("no sideways scrolling on a job's page", fits(page))
+    page.set_viewport_size({"width": 390, "height": 844})
+    row("no sideways scrolling on a job's page at 390 px", fits(page))
+
+
+def _settings(page: Page, url: str, row: Row) -> None:
+    page.set_viewport_size({"width": 1200, "height": 900})
+    page.goto(url)
+    page.select_option("select[name=objective]", "fair-share")
+    page.wait_for_selector("text=mean speedup")
+    row(
+        "a slider shows a preview",
+        "before" in _text(page) and "polluxctl settings set --objective fair-share" in _text(page),
+    )
+
+
+def _user(browser: Browser, url: str, own: int, others: int, row: Row) -> None:
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("h1")
+    base = page.url
+    row(
+        "user: the own job in full",
+        until(lambda: page.query_selector(f"td a[href$='/jobs/{own}']") is not None),
+    )
+    theirs = page.query_selector_all(f"tr:has(td:text-is('{others}')) td")
+    shown = {cell.get_attribute("data-title"): cell.inner_text() for cell in theirs}
+    row(
+        "user: another's job as squeue shows it",
+        shown.get("STATE") == "RUNNING" and shown.get("USER") == "games",
+    )
+    secret = {shown.get(title, "-") for title in ("BATCH", "GOODPUT", "SPEEDUP", "DONE")} | {
+        shown.get("REASON", "-")
+    }
+    row("user: nothing else of it", bool(shown) and secret <= {"-"})
+    row("user: no link to it", page.query_selector(f"a[href$='/jobs/{others}']") is None)
+    answer = page.goto(f"{base}jobs/{others}")
+    row(
+        "user: its page is refused",
+        answer is not None and answer.status == 404 and "another user" in page.content(),
+    )
+    row("user: no sliders", re.search("settings", page.inner_text("nav"), re.IGNORECASE) is None)
+    context.clear_cookies()
+    refused = page.goto(base)
+    row("without the cookie: refused", refused is not None and refused.status == 403)
+    context.close()

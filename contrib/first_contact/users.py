@@ -1,0 +1,53 @@
+"""Ordinary users of the private cluster, and their trainings."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from contrib.demo.workload import batch_script, load
+from contrib.devcluster import DevCluster
+
+ADA, BOB = (pwd.getpwnam(name) for name in ("nobody", "games"))
+
+
+def home_of(user: pwd.struct_passwd, folder: Path) -> Path:
+    """Return the user's own folder below `folder`."""
+    home = folder / user.pw_name
+    if not home.exists():
+        home.mkdir()
+        os.chown(home, user.pw_uid, user.pw_gid)
+    return home
+
+
+def as_user(
+    user: pwd.struct_passwd, words: Sequence[str], cluster: DevCluster, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a client command of the cluster as an ordinary user, in a folder of that user."""
+    home = home_of(user, folder)
+    env = {**cluster.client_environment, "HOME": str(home), "COLUMNS": "200", **variables}
+    return subprocess.run(
+        list(words), env=env, cwd=home, capture_output=True, text=True, check=False, timeout=120,
+        user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+    )  # fmt: skip
+
+
+def train(
+    cluster: DevCluster, root: Path, folder: Path, user: pwd.struct_passwd, name: str, least: int = 1
+) -> int:
+    """Submit a long training of the demo as a user; return its job id."""
+    work = load(root / "contrib/demo/workload.toml")
+    training = replace(work.trainings[0], name=name, epochs=500, min_gpus=least)
+    home = home_of(user, folder)
+    script = home / f"{name}.sbatch"
+    # One node's GPUs are as many as sbatch takes; polluxd gives min-gpus, over several nodes.
+    text = batch_script(training, root=root, folder=home)
+    script.write_text(re.sub(r"--gpus-per-node=\d+", "--gpus-per-node=1", text))
+    done = as_user(user, ["sbatch", "--parsable", str(script)], cluster, folder)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split(";")[0])
