@@ -169,6 +169,25 @@ def test_every_sampler_chooses_within_bounds(sampler: str, tmp_path: Path) -> No
     assert best.value == 5.0
 
 
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "median", "none"])
+def test_every_pruner_stops_the_worst_or_nobody(pruner: str, tmp_path: Path) -> None:
+    begun = search(tmp_path, pruner=pruner, sampler="random")
+    why = {}
+    for number in range(12):
+        trial = begun.live(begun.begin(f"1_{number}", everybody))
+        trial.suggest_float("x", 0.0, 1.0)
+        value = (number * 5 % 12) / 12
+        why[number] = next(
+            (w for step in range(1, STEPS + 1) if (w := begun.report(trial, step, value, 1.0))), ""
+        )
+        if not why[number]:
+            begun.complete(trial, value)
+    best = begun.best()
+    assert best is not None
+    assert best.value == 11 / 12
+    assert any(why.values()) is (pruner != "none")
+
+
 def test_a_training_without_a_value_has_failed(tmp_path: Path) -> None:
     begun = search(tmp_path)
     trial = begun.live(begun.begin("1_0", everybody))

@@ -1,0 +1,257 @@
+"""One search three ways, on a private Slurm with 16 emulated GPUs, slurmdbd and Postgres.
+
+    python -m tests.benchmarks.search [--trials N] [--runs N] [--gpu-hours H] [--target A] [--page FILE] [--json FILE]
+
+Every way searches a learning rate and a width for digits (`contrib/examples/digits_search.py`), has the same number of
+trials and the same GPU hours, and samples by TPE. Computing time is emulated by sleeping; all else is real.
+
+pollux      an array of elastic Pollux jobs, ASHA
+four-gpus   an array of plain jobs with 4 GPUs each, no stopping
+one-gpu     an array of plain jobs with 1 GPU each, ASHA
+
+With --page the rows of earlier runs in the JSON file stay, and the page has all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from contrib.devcluster import DevCluster, Polluxd
+from pollux.search.journal import journal_path
+from pollux.search.study import Search, SearchSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+WAYS = ("pollux", "four-gpus", "one-gpu")
+EPOCHS, ALPHA, BETA = 6, 0.1, 0.01
+STEPS_OF_EPOCH = 45
+HEADS = (
+    *("runs", "to the target [s]", "runs that reached it", "to the best value [s]", "best"),
+    *("all ended [s]", "GPU hours", "complete", "stopped", "failed", "given up"),
+)
+PATIENCE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One search."""
+
+    way: str
+    run: int
+    trials: int
+    gpu_hours_limit: float
+    scale: float
+    """Factor on the emulated seconds."""
+    target: float
+    target_s: float | None
+    """From the submission to the first value at the target; None: never."""
+    best_s: float | None
+    """To the report of the value that stayed the best."""
+    best: float
+    """Of any trial."""
+    ended_s: float
+    """To the end of the last task."""
+    gpu_hours: float
+    complete: int
+    stopped: int
+    failed: int
+    given_up: int
+    load: float
+    """Mean load of the machine, which has `cores`."""
+    cores: int
+
+
+class Bench:
+    """The cluster, and what all searches have in common."""
+
+    def __init__(self, cluster: DevCluster, folder: Path, arguments: argparse.Namespace) -> None:
+        self._cluster, self._folder, self._arguments = cluster, folder, arguments
+
+    def search(self, way: str, run: int) -> Row:
+        """Run one search to its end, or for as long as `PATIENCE_S`."""
+        arguments = self._arguments
+        name = f"{way}-{run}"
+        settings = SearchSettings(
+            maximize=True,
+            trials=arguments.trials,
+            metric="accuracy",
+            pruner="none" if way == "four-gpus" else "asha",
+            gpu_hours=arguments.gpu_hours,
+        )
+        search = Search(journal_path(name, self._folder), name, settings)
+        begun = time.time()
+        self._submit(way, name, run)
+        best, best_at, target_at, loads = -math.inf, None, None, []
+        while self._queue() and time.time() - begun < PATIENCE_S:
+            time.sleep(1.0)
+            loads.append(os.getloadavg()[0])
+            values = [v for t in search.trials() for v in t.intermediate_values.values()]
+            if values and max(values) > best:
+                best, best_at = max(values), time.time() - begun
+                if target_at is None and best >= arguments.target:
+                    target_at = best_at
+        ended = time.time() - begun
+        self._run("scancel", "--user=root")
+        while self._queue():
+            time.sleep(1.0)
+        states = [trial.state.name for trial in search.trials()]
+        return Row(
+            way, run, arguments.trials, arguments.gpu_hours, arguments.scale, arguments.target,
+            target_at, best_at, best, ended, search.gpu_hours(),
+            states.count("COMPLETE"), states.count("PRUNED"), states.count("FAIL"), sum(search.given_up().values()),
+            sum(loads) / max(len(loads), 1), os.cpu_count() or 1,
+        )  # fmt: skip
+
+    def _submit(self, way: str, name: str, run: int) -> None:
+        scale = self._arguments.scale
+        gpus, most = {"pollux": (1, 16), "four-gpus": (4, 4), "one-gpu": (1, 16)}[way]
+        lines = [
+            "#!/bin/bash",
+            f"#SBATCH --job-name={name} --nodes=1 --gres=gpu:{gpus} --ntasks-per-node=1 --cpus-per-task=1",
+            f"#SBATCH --array=0-{self._arguments.trials - 1}%{most} --open-mode=append",
+            f"#SBATCH --output={self._folder}/{name}-%a.log",
+            *([f"#POLLUX search={name}"] if way == "pollux" else []),
+            f"export PATH={BIN}:$PATH POLLUX_SEARCH={name}",
+            f"export POLLUX_CHECKPOINT_DIR={self._folder}/checkpoints-{name}-$SLURM_ARRAY_TASK_ID",
+            *([] if way == "pollux" else ["export POLLUX_ADAPTIVE=no"]),
+            f"cd {ROOT}",
+            f"pollux run contrib/examples/digits_search.py --epochs {EPOCHS} --sync 0.01 0.02 --seed {run} "
+            f"--alpha {ALPHA * scale} --beta {BETA * scale}",
+        ]
+        script = self._folder / f"{name}.sh"
+        script.write_text("\n".join(lines) + "\n")
+        self._run("sbatch", "--parsable", str(script))
+
+    def _queue(self) -> bool:
+        return bool(self._run("squeue", "--noheader", "--format=%i").strip())
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(
+            command,
+            env=self._cluster.client_environment,
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--runs", type=int, default=5, help="repetitions of each way")
+    parser.add_argument("--gpu-hours", type=float, default=1.0)
+    parser.add_argument("--scale", type=float, default=4.0, help="factor on the emulated seconds")
+    parser.add_argument("--target", type=float, default=0.95)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "search.json")
+    arguments = parser.parse_args()
+    rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
+    first = 1 + max((row["run"] for row in rows), default=0)
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with DevCluster(
+            folder / "cluster", nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True
+        ) as cluster:
+            for run in range(first, first + arguments.runs):
+                for way in WAYS:
+                    row = one(cluster, folder, arguments, way, run)
+                    rows.append(asdict(row))
+                    print(row, flush=True)
+                    arguments.json.parent.mkdir(exist_ok=True)
+                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+                    if arguments.page:
+                        arguments.page.write_text(page(rows))
+
+
+def one(cluster: DevCluster, folder: Path, arguments: argparse.Namespace, way: str, run: int) -> Row:
+    """Run one search; polluxd runs beside it where it is Pollux'."""
+    bench = Bench(cluster, folder, arguments)
+    if way != "pollux":
+        return bench.search(way, run)
+    home = folder / f"polluxd-{run}"
+    home.mkdir()
+    daemon = Polluxd(cluster, home, cycle={"interval_s": 5, "busy_poll_s": 0.2}, moves={"cooldown_s": 20})
+    daemon.migrate()
+    daemon.start()
+    try:
+        return bench.search(way, run)
+    finally:
+        daemon.stop()
+
+
+def page(rows: list[dict[str, float]]) -> str:
+    """Return the page: medians over the runs of each way, by the length of the trials."""
+    lines = [
+        "# One search, three ways",
+        "",
+        "`make bench-search`: a search of a learning rate and a width for digits by TPE, on a private Slurm with 16 "
+        "emulated GPUs. Training steps last as long as the emulated GPU computes; "
+        "starts, checkpoints and moves take the time of this "
+        f"machine, which has {rows[-1]['cores']} cores. Medians of the runs of each way; seconds from the submission. "
+        "Runs differ by the values that TPE happens to try, so one run of each way shows that it works, and no more.",
+        "",
+        "| way | trials | GPUs of a trial | stopped by |",
+        "|---|---|---|---|",
+        "| pollux | elastic Pollux jobs | polluxd decides | ASHA |",
+        "| four-gpus | plain jobs | 4 | nobody |",
+        "| one-gpu | plain jobs | 1 | ASHA |",
+    ]
+    for scale, trials, limit in sorted({(r["scale"], r["trials"], r["gpu_hours_limit"]) for r in rows}):
+        these = [r for r in rows if (r["scale"], r["trials"], r["gpu_hours_limit"]) == (scale, trials, limit)]
+        length = EPOCHS * STEPS_OF_EPOCH * scale * (ALPHA + BETA * 32)
+        lines += [
+            "",
+            f"## A whole trial takes {length:.0f} s on one GPU",
+            "",
+            f"{trials} trials, at most {limit:g} GPU hours; target: accuracy {these[0]['target']:g}. "
+            f"The mean load of the machine was {sum(r['load'] for r in these) / len(these):.1f}.",
+            "",
+            f"| {' | '.join(('way', *HEADS))} |",
+            f"|---|{'---:|' * len(HEADS)}",
+        ]
+        for way in WAYS:
+            mine = [row for row in these if row["way"] == way]
+            if mine:
+                lines.append(f"| {' | '.join((way, *cells(mine)))} |")
+        pollux, *others = (to_target(these, way) for way in WAYS)
+        ratios = [f"{pollux / other:.2f} over {way}" for way, other in zip(WAYS[1:], others, strict=True)]
+        lines += ["", f"Time to the target, pollux: {', '.join(ratios)}. The goals are 0.50 and 0.70."]
+    return "\n".join(lines) + "\n"
+
+
+def to_target(rows: list[dict[str, float]], way: str) -> float:
+    """Return the median time to the target; infinity where most runs did not reach it."""
+    found = [math.inf if row["target_s"] is None else row["target_s"] for row in rows if row["way"] == way]
+    return median(found) if found else math.nan
+
+
+def cells(rows: list[dict[str, float]]) -> list[str]:
+    """Return one way's numbers, in the order of `HEADS`."""
+
+    def middle(key: str) -> float:
+        return median(row[key] for row in rows)
+
+    reached = sum(row["target_s"] is not None for row in rows)
+    counts = [f"{middle(key):g}" for key in ("complete", "stopped", "failed", "given_up")]
+    target = to_target(rows, str(rows[0]["way"]))
+    times = [f"{target:.0f}", f"{reached}", f"{middle('best_s'):.0f}", f"{middle('best'):.3f}"]
+    return [str(len(rows)), *times, f"{middle('ended_s'):.0f}", f"{middle('gpu_hours'):.2f}", *counts]
+
+
+if __name__ == "__main__":
+    main()
