@@ -7,7 +7,10 @@ let last = "";
 async function part(address) {
   const answer = await fetch(address, { cache: "no-store" });
   const text = await answer.text();
-  if (!answer.ok) throw new Error(answer.status);
+  if (!answer.ok) {
+    const said = new DOMParser().parseFromString(text, "text/html");
+    throw new Error((said.querySelector("p") ?? said.body).textContent.trim());
+  }
   return text;
 }
 
@@ -20,8 +23,8 @@ async function refresh(pause) {
       if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
     }
     state.textContent = "";
-  } catch {
-    state.textContent = "; not live: polluxctl web does not answer";
+  } catch (error) {
+    state.textContent = `; not live: ${error.message}`;
   }
   setTimeout(refresh, pause, pause);
 }
