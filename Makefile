@@ -40,13 +40,17 @@ endef
 
 # The longest first. The integration tests mostly wait, so one part more runs at a time than CI has cores. make shows the
 # output of a part when the part has ended.
-PARTS := test-loop test-slurm test-agent test-polluxd test-rest test-static
+PARTS := test-loop test-slurm test-agent test-gateway test-polluxd test-rest test-static
+# These tests of the loop run in a part of their own, so that the longest part is not longer than need be.
+APART := $(addprefix tests/integration/loop/,test_gateway.py test_search.py)
 test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target --keep-going $(PARTS)
 
 .PHONY: $(PARTS)
 test-loop:
-	$(call part,$(PYTHON) -m pytest tests/integration/loop)
+	$(call part,$(PYTHON) -m pytest tests/integration/loop $(addprefix --ignore ,$(APART)))
+test-gateway:
+	$(call part,$(PYTHON) -m pytest $(APART))
 test-slurm:
 	$(call part,$(PYTHON) -m pytest tests/integration --ignore tests/integration/loop)
 test-agent:
