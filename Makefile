@@ -92,7 +92,7 @@ docs: setup ## the documentation site; docs/_build/html/index.html
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean: ## remove what the targets made, the virtual environment excepted
-	rm -rf demo-out bench-out chaos-out attack-out sites-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf demo-out bench-out chaos-out attack-out sites-out cloud-out docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 #: Suites on private clusters, each with a page or a folder of results
@@ -102,6 +102,9 @@ doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults
 
 sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/
 	@$(PYTHON) -m contrib.sites $(if $(SEED),--seeds $(SEED))
+
+cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (10) seconds long (root; 20 minutes); cloud-out/
+	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),10)
 
 attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
@@ -198,6 +201,9 @@ bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
+
+bench-cloud: setup ## cost against time on rented nodes, by price, by the paper's rule and on fixed sizes, DAYS (6) random days (minutes); tests/benchmarks/cloud.md, docs/images/cloud.png
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.cloud --days $(or $(DAYS),6)
 
 bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
 	@mkdir -p bench-out

@@ -160,7 +160,7 @@ class DevCluster:
         self.start_slurmctld()
         if self.postgres is not None:
             self.gateways.start_all(self.postgres, self._daemon_environment())
-        for name in self._layout.nodes:
+        for name in self._own_nodes:
             self.start_slurmd(name)
         wait_until(self._all_idle, 90, f"all nodes to be idle; logs are in {self.logs}")
         self._record()
@@ -374,8 +374,14 @@ class DevCluster:
     def _all_idle(self) -> bool:
         for daemon in self._slurmd.values():
             daemon.must_run()
-        states = self.command("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
-        return len(states) == len(self._layout.nodes) and set(states) == {"idle"}
+        names = ",".join(self._own_nodes)
+        states = self.command("sinfo", "-h", "-N", "-p", "main", "-n", names, "-o", "%T").split()
+        return len(states) == len(self._own_nodes) and set(states) == {"idle"}
+
+    @property
+    def _own_nodes(self) -> list[str]:
+        """The nodes that are always on."""
+        return [name for name in self._layout.nodes if name not in self._layout.site.cloud]
 
     def _kill_left_overs(self, known: set[int]) -> None:
         """Kill the steps that outlived slurmd, and their processes.

@@ -5,7 +5,7 @@ A line whose reason is not plain carries the reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ class SiteLines:
     """Further partitions: the rest of the line, such as `Nodes=n1 PriorityTier=5`."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Further files beside slurm.conf, such as topology.conf."""
+    cloud: Sequence[str] = ()
+    """Nodes that are off until Slurm boots them."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def slurm_conf(layout: Layout, accounting: Accounting | None = None) -> str:
     ]
     lines += [
         f"NodeName={name} NodeHostname={layout.hostname} NodeAddr=127.0.0.1 Port={port} "
-        f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={_gres(layout, name)} State=UNKNOWN "
-        f"{layout.site.nodes.get(name, '')}"
+        f"CPUs={layout.cpus_per_node} RealMemory={layout.memory_mb} Gres={_gres(layout, name)} "
+        f"State={'CLOUD' if name in layout.site.cloud else 'UNKNOWN'} {layout.site.nodes.get(name, '')}"
         for name, port in zip(layout.nodes, layout.slurmd_ports, strict=True)
     ]
     nodes = ",".join(layout.nodes)

@@ -64,6 +64,8 @@ class CloudSettings:
         default_factory=dict
     )
     """The same for a month."""
+    cloud_boot_s: Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")] = 300.0
+    """How long a boot takes, until polluxd has measured one."""
     cloud_return_s: Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")] = 600.0
     """How long a node costs money after polluxd has begun to vacate it: a move, and Slurm's `SuspendTime`."""
     cloud_least: Nodes = 0

@@ -56,6 +56,12 @@ class Cloud:
     high: Share = 0.65
     """UTILITY above which nodes are rented."""
 
+    hour_value: Duration = 0.0
+    """What it is worth that a job ends an hour sooner. Above 0, nodes beyond `least` are rented by their price, as
+    polluxd does it (`cloud_hour_value`), and `low` and `high` have no effect."""
+    day_budget: Duration | None = None
+    """Most that these nodes may cost in a day, where they are rented by their price."""
+
     def __post_init__(self) -> None:
         if self.least > self.most:
             raise ValueError(f"least ({self.least}) must not be above most ({self.most})")

@@ -125,6 +125,14 @@ def test_rented_nodes_follow_the_use_that_is_made_of_them(burst, apps):
     assert ours["cost"] == pytest.approx(2.0 * ours["node_hours"])
     assert theirs["node_hours"] == pytest.approx(8 * theirs["makespan_s"] / 3600, rel=0.05)
     assert ours["node_hours"] < 0.8 * theirs["node_hours"]
+    priced = [
+        replace(fixed, cloud=replace(fixed.cloud, hour_value=value, day_budget=budget))
+        for value, budget in ((50.0, None), (50.0, 3.0))
+    ]
+    free, limited = (measure(simulate(burst, apps, POLICIES["pollux"](s), s), s) for s in priced)
+    own = 2.0 * limited["makespan_s"] / 3600.0
+    assert limited["cost"] - own <= 3.0 + 2.0 * 120.0 / 3600.0 < free["cost"] - own, "the budget holds"
+    assert free["avg_jct_s"] < limited["avg_jct_s"]
     slow = replace(fixed, cloud=replace(fixed.cloud, boot_seconds=1800.0))
     later = measure(simulate(burst, apps, POLICIES["pollux"](slow), slow), slow)
     assert later["avg_jct_s"] > ours["avg_jct_s"], "what has to boot is not there at once"

@@ -29,7 +29,6 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob, Spent
 from polluxd.policy import market
 
-UNMEASURED_BOOT_S = 300.0
 NEVER_S = 86400.0
 """Wait of a job that nothing else would let start: a day."""
 _EVERY = 8
@@ -276,11 +275,11 @@ class _Search:
             )
         return boot + job.move_cost
 
-    @staticmethod
-    def _boot(node: Node) -> float:
-        if node.power != "off":
-            return 0.0
-        return UNMEASURED_BOOT_S if node.boot_s is None else node.boot_s
+    def _boot(self, node: Node) -> float:
+        return self._boots(node) if node.power == "off" else 0.0
+
+    def _boots(self, node: Node) -> float:
+        return self._settings.cloud_boot_s if node.boot_s is None else node.boot_s
 
     def _cost(self, nodes: frozenset[str], plan: Plan, ends: Mapping[int, float]) -> float:
         """Return what the rented nodes cost until the last job on each ends."""
@@ -293,8 +292,7 @@ class _Search:
             kind, price = price_of(self._rented[name], self._settings)
             held = max(ends[job_id] for job_id in on[name]) / 3600.0
             restarts = sum(self._hour_value(j) * self._jobs[j].move_cost for j in on[name]) / 3600.0
-            boot = self._rented[name].boot_s or UNMEASURED_BOOT_S
-            lost = restarts + price * boot / 3600.0
+            lost = restarts + price * self._boots(self._rented[name]) / 3600.0
             total += held * (price + self._settings.cloud_interruptions.get(kind, 0.0) / 24.0 * lost)
             if self._rented[name].power == "off":
                 total += _tail(self._rented[name], self._settings)
@@ -308,7 +306,7 @@ class _Search:
         sooner = present.ends[a.job_id] - best.ends[a.job_id]
         if boots:
             prices = sum(price_of(self._rented[n], self._settings)[1] for n in boots)
-            gain = f"it ends {sooner / 60.0:.0f} min sooner, worth {self._hour_value(a.job_id) * sooner / 3600.0:.2f}"
+            gain = f"it ends {_time(sooner)} sooner, worth {self._hour_value(a.job_id) * sooner / 3600.0:.2f}"
             return replace(
                 a, reason=f"{a.reason}; Slurm boots {_named(boots)}, {prices:.2f} an hour, for it: {gain}"
             )
@@ -327,6 +325,10 @@ def _next_goodput(a: Allocation) -> float:
 
 def _named(nodes: list[str]) -> str:
     return " and ".join([*nodes[:1], *([f"{len(nodes) - 1} more"] if nodes[1:] else [])])
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
 def _ladder(most: int) -> list[int]:

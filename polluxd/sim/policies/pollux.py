@@ -28,6 +28,7 @@ from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
+from polluxd.sim.policies.renting_view import Renting
 from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 
@@ -54,6 +55,7 @@ class Pollux:
         self.reacts = self._knowledge.reacts
         self.remembers = self._knowledge.remembers
         self._cache = Cache()
+        self._renting = Renting()
         self._gpu_types: GpuTypes | None = None
         self.declares = self._knowledge.remaining_work
         """Agents report the lengths that users declared."""
@@ -74,13 +76,15 @@ class Pollux:
         return daemon_view.plan_seats(plan, {job.number: job for job in view.jobs})
 
     def nodes_wanted(self, view: View) -> int:
-        """Return the node count by the utility of the present size.
+        """Return the node count by price, or by the utility of the present size.
 
-        Source: the paper, section 4.2.2, as `polluxd.policy.cloud.autoscale` implements it.
+        Source of the latter: the paper, section 4.2.2, as `polluxd.policy.cloud.autoscale` implements it.
         """
         cloud = view.scenario.cloud
         assert cloud is not None
         jobs = self._jobs(view)
+        if cloud.hour_value > 0:
+            return self._renting.nodes_wanted(view, jobs, self.settings)
         seen = daemon_view.snapshot(view, jobs, self.settings)
         scale = desired_nodes(seen, least=cloud.least, most=cloud.most, low=cloud.low, high=cloud.high)
         return scale.nodes

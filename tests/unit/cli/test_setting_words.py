@@ -40,6 +40,7 @@ EVERY_OPTION = {
     "cloud_month_budget": "9000",
     "cloud_account_day_budgets": ["physics=200"],
     "cloud_account_month_budgets": ["physics=4000"],
+    "cloud_boot_s": "120",
     "cloud_return_s": "360",
     "cloud_least": "1",
     "cloud_most": "16",

@@ -12,7 +12,7 @@ from pollux.goodput import Goodput
 from polluxd.model import KEPT_BACK, JobSpec, Spent
 from polluxd.policy import decide, decision
 from polluxd.policy.cloud.powered_down import rented
-from polluxd.policy.cloud.renting import NEVER_S, UNMEASURED_BOOT_S, hourly
+from polluxd.policy.cloud.renting import NEVER_S, hourly
 from tests.build import job, node, report, running, snapshot
 
 PRICES = {"big": 2.0, "small": 0.6}
@@ -61,7 +61,7 @@ def money(snap, names: frozenset[str]) -> float:
             continue
         seconds = examples / float(function.optimize(len(place.nodes), place.gpus).goodput)
         boots = any(nodes[n].power == "off" for n in place.nodes)
-        seconds += UNMEASURED_BOOT_S if boots else 0.0
+        seconds += snap.settings.cloud_boot_s if boots else 0.0
         seconds += j.move_cost if j.placement and place != j.placement else 0.0
         ends[a.job_id] = seconds
         busy.append((seconds, place.gpus))
@@ -148,6 +148,7 @@ def test_a_long_boot_outweighs_the_gain_of_a_short_job() -> None:
     quick, slow = ([replace(n, boot_s=s) for n in OFF] for s in (1.0, 900.0))
     assert len(places(seen([OWN, *quick], short))[1]) > 1
     assert places(seen([OWN, *slow], short)) == {1: ("n1",)}
+    assert len(places(seen([OWN, *OFF], short, cloud_boot_s=1.0))[1]) > 1
 
 
 def test_a_node_is_vacated_where_it_is_not_worth_its_price_any_more_and_kept_a_little_longer() -> None:

@@ -1,0 +1,1 @@
+"""Trials of rented nodes on a private Slurm with power saving."""

@@ -1,0 +1,209 @@
+"""Rented nodes on a real slurmctld with power saving: money and time, beside two other ways.
+
+    fixed      polluxd on all nodes, always on
+    slurm      Slurm's own power saving, without polluxd; users ask for the sizes that a careful user would
+    pollux     polluxd rents by price
+    budget     the same with a budget that is too small, and kills of polluxd and slurmctld while a node boots
+
+The money is counted from the calls of ResumeProgram and SuspendProgram, the times by squeue and scontrol: no figure is
+polluxd's own, except what it counted itself, which is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from contrib.demo.measure import Recording, slurm
+from contrib.demo.plain import tuned_sizes
+from contrib.demo.run import Run
+from contrib.demo.workload import Workload, load
+from contrib.devcluster import DevCluster, DevClusterError, Polluxd, SiteLines
+from contrib.devcluster.power_saving import PowerSaving, rented_seconds
+from contrib.devcluster.processes import program
+from polluxd.apply.boots import FIRST_S
+from polluxd.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+PRICE = 3.6
+"""Of a node for an hour: 0.001 for a second."""
+HOUR_VALUE = 36.0
+CLOUD = ("n2", "n3", "n4", "n5")
+KIND = "rented"
+
+
+class Arm:
+    """One way of running the workload, on a cluster of its own."""
+
+    def __init__(self, name: str, work: Workload, folder: Path, boot_s: float) -> None:
+        self.name, self.work, self.folder = name, work, folder
+        folder.mkdir()
+        folder.chmod(0o755)
+        self.power = PowerSaving(folder / "power", boot_s=boot_s, resume_timeout_s=int(boot_s) + 30)
+        site = SiteLines(
+            lines=() if name == "fixed" else self.power.lines,
+            nodes=dict.fromkeys(CLOUD, f"Feature={KIND}") | {"n1": "Feature=own"},
+            cloud=() if name == "fixed" else CLOUD,
+        )
+        self.cluster = DevCluster(
+            folder / "cluster", nodes=work.nodes, gpus_per_node=work.gpus_per_node, site=site
+        )
+        self.power.programs(self.cluster.slurm_conf, program("slurmd"))
+        self.daemon: Polluxd | None = None
+        self.budget: float | None = None
+        self.restarts: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        with self.cluster:
+            if self.name != "slurm":
+                self._start_polluxd()
+            sizes = tuned_sizes(self.work, {}) if self.name == "slurm" else {}
+            run = Run(
+                self.work,
+                env=self.cluster.client_environment,
+                root=ROOT,
+                folder=self.folder / "jobs",
+                sizes=sizes,
+            )
+            try:
+                recording = run(lambda _: None, self._disturb if self.name == "budget" else lambda: None)
+                ended = time.time()
+                if self.name != "fixed":
+                    self._wait_for_the_end_of_nodes()
+                return self._result(recording, ended)
+            finally:
+                if self.daemon is not None:
+                    self.daemon.stop()
+
+    def _start_polluxd(self) -> None:
+        self.daemon = Polluxd(self.cluster, self.folder)
+        self.daemon.migrate()
+        if self.name != "fixed":
+            words = ["--cloud-price", f"{KIND}={PRICE}", "--cloud-hour-value", str(HOUR_VALUE)]
+            words += ["--cloud-return-s", str(self.power.idle_s + 25)]
+            words += ["--cloud-boot-s", str(self.power.boot_s)]
+            words += [] if self.budget is None else ["--cloud-day-budget", str(self.budget)]
+            done = self.daemon.command("polluxctl", "settings", "set", *words)
+            if done.returncode:
+                raise DevClusterError(done.stderr)
+        self.daemon.start()
+
+    def _disturb(self) -> None:
+        """Kill polluxd while the first node boots, and slurmctld while the next one does."""
+        assert self.daemon is not None
+        bill = self.power.bill()
+        booting = {node for _, what, node in bill if what == "resume"} - {
+            node for _, what, node in bill if what in ("up", "failed")
+        }
+        if booting and not self.restarts:
+            self.restarts.append("polluxd")
+            self.daemon.stop(9)
+            self.daemon.start()
+        elif booting and len(self.restarts) == 1 and sum(what == "resume" for _, what, _ in bill) > 1:
+            self.restarts.append("slurmctld")
+            self.cluster.restart_slurmctld()
+
+    def _wait_for_the_end_of_nodes(self) -> None:
+        deadline = time.monotonic() + self.power.idle_s + 60
+        env = self.cluster.client_environment
+        while time.monotonic() < deadline:
+            states = slurm(["scontrol", "show", "node", "-o", *[",".join(CLOUD)]], env)
+            if states.count("POWERED_DOWN") == len(CLOUD):
+                return
+            time.sleep(1.0)
+
+    def _result(self, recording: Recording, ended: float) -> dict[str, Any]:
+        bill = self.power.bill()
+        times = {track.name: track.jct_s for track in recording.tracks.values()}
+        begun = min(track.submitted_at for track in recording.tracks.values())
+        rented_s = len(CLOUD) * (ended - begun) if self.name == "fixed" else rented_seconds(bill, time.time())
+        found = {
+            "cost": rented_s * PRICE / 3600.0,
+            "mean_completion_s": recording.mean_jct_s,
+            "completion_s": times,
+            "jobs_completed": sum(track.state == "COMPLETED" for track in recording.tracks.values()),
+            "jobs": len(self.work.trainings),
+            "boots": sum(what == "resume" for _, what, _ in bill),
+            "boots_failed": sum(what == "failed" for _, what, _ in bill),
+            "booted_again_too_early": too_early(bill),
+            "restarted_in_mid_boot": self.restarts,
+            "budget": self.budget,
+        }
+        if self.name in ("pollux", "budget"):
+            store = Store(self.cluster.database_url, self.cluster.cluster_name)
+            found["cost_counted_by_polluxd"] = sum(row["cost"] for row in store.rentals(begun))
+            found["reasons"] = sorted({m.reason for m in store.moves() if "Slurm boots" in m.reason})[:3]
+            store.close()
+        return found
+
+
+def too_early(bill: list[tuple[float, str, str]]) -> int:
+    """Return how often a node was booted for a job within polluxd's time after a failed boot."""
+    failed: dict[str, float] = {}
+    count = 0
+    for at, what, node in bill:
+        if what == "resume":
+            count += at - failed.get(node, 0.0) < FIRST_S
+        elif what == "failed":
+            failed[node] = at
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--boot", type=float, default=10.0, metavar="SECONDS", help="boot of a node")
+    parser.add_argument("--arms", default="fixed,slurm,pollux,budget")
+    parser.add_argument("--out", type=Path, default=Path("cloud-out"))
+    parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
+    args = parser.parse_args()
+    work = load(Path(__file__).with_name("workload.toml"))
+    scratch = Path(tempfile.mkdtemp(prefix="pollux-cloud-"))
+    scratch.chmod(0o755)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    results: dict[str, Any] = {}
+    try:
+        for name in args.arms.split(","):
+            arm = Arm(name, work, scratch / name, args.boot)
+            if name == "budget":
+                spent = results.get("pollux", {}).get("cost", 1.0)
+                arm.budget = round(0.5 * spent, 3)
+            print(f"{name} ...", flush=True)
+            results[name] = arm.run()
+            print(json.dumps(results[name], indent=2), flush=True)
+    finally:
+        if not args.keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+        else:
+            print(f"logs: {scratch}")
+    args.out.mkdir(exist_ok=True)
+    (args.out / "cloud.json").write_text(json.dumps({"boot_s": args.boot, "arms": results}, indent=2) + "\n")
+    faults = list(check(results, args.boot))
+    for fault in faults:
+        print(f"FAULT: {fault}")
+    sys.exit(bool(faults))
+
+
+def check(results: dict[str, Any], boot_s: float) -> list[str]:
+    """Return what must hold and does not."""
+    faults = []
+    for name, found in results.items():
+        if found["jobs_completed"] < found["jobs"]:
+            faults.append(f"{name}: {found['jobs'] - found['jobs_completed']} jobs were lost")
+        if name in ("pollux", "budget") and found["booted_again_too_early"]:
+            faults.append(f"{name}: a job was planned on a node that had failed to boot")
+        if found["budget"] is not None and found["cost"] > found["budget"] + boot_s * PRICE / 3600.0:
+            faults.append(f"{name}: {found['cost']:.3f} spent of a budget of {found['budget']:.3f}")
+    return faults
+
+
+if __name__ == "__main__":
+    main()
