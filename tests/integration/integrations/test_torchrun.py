@@ -38,7 +38,7 @@ from pollux.goodput import BatchChoice
 from pollux.integrations.tensorboard import Board
 
 os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
-training = Training(checkpoint_dir=sys.argv[1], measuring={"every": 1})
+training = Training(checkpoint_dir=sys.argv[1], measuring={{"every": 1}})
 job = training.job
 assert job.adaptive and distributed.get_world_size() == 2
 loader = job.loader(training.data({EXAMPLES}), 16, max_batch_size=64, per_gpu=(1, 16))
