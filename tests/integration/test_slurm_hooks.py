@@ -122,7 +122,7 @@ def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> No
     done = site.sbatch(script("#POLLUX min-gpu=2"))
     assert done.returncode != 0
     allowed = "min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, preemptible, prior, mode, resize, continue, search"
-    message = f"#POLLUX line 3: unknown key 'min-gpu' (allowed: {allowed})"
+    message = f"#POLLUX line 3: unknown key 'min-gpu', did you mean min-gpus? (allowed: {allowed})"
     assert message in done.stderr
 
 

@@ -94,7 +94,8 @@ def test_no_trial_is_lost_counted_twice_or_failed_wrongly(loop: Loop) -> None:
     failed = [trial for trial in study["trials"] if trial["state"] == "failed"]
     assert [(t["task"], t["why"]) for t in failed] == [(killed["task"], "its task left Slurm's queue")]
     states = {trial["state"] for trial in study["trials"] if trial not in failed}
-    assert states == {"complete", "stopped"}
+    assert "complete" in states
+    assert states <= {"complete", "stopped"}, "the pruner may have stopped some"
     # Who was stopped has not failed.
     assert {state for n, state in ended.items() if f"{search.array}_{n}" != killed["task"]} == {
         JobState.COMPLETED
