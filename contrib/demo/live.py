@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from polluxd.cli.job_columns import JOB_COLUMNS
+from polluxd.cli.columns import JOB_COLUMNS
 from polluxd.cli.output import table
 
 from .measure import Track

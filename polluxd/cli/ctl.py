@@ -80,6 +80,11 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
             "Take back a job's move while the job still runs where it was.",
             "cancel-move 1234",
         ),
+        "setup": Command(
+            "setup:setup",
+            "Bring database, hooks and services of this machine to this version; then check.",
+            "setup --yes",
+        ),
         "doctor": Command("doctor:doctor", "Check this machine's installation; run it as root.", "doctor"),
         "hooks": Command("hooks:app", "Install, check or remove Slurm's hooks.", "hooks install"),
         "db": Command("database:app", "Create, upgrade, check and back up the database.", "db upgrade"),

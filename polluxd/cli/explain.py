@@ -12,7 +12,7 @@ from polluxd.printable import printable
 
 from . import access, answers, job_story
 from .access import ConfigOption, JsonOption, WatchOption
-from .move_columns import MOVE_COLUMNS
+from .columns import MOVE_COLUMNS
 from .output import emit_json, table
 from .pinning import JobArgument
 from .top import redraw

@@ -9,8 +9,7 @@ import typer
 
 from . import access, answers
 from .access import ConfigOption, JsonOption, UserOption, WatchOption
-from .job_columns import JOB_COLUMNS
-from .move_columns import MOVE_COLUMNS
+from .columns import JOB_COLUMNS, MOVE_COLUMNS
 from .output import Column, clock, emit, number, plain
 from .period import point
 from .pinning import job_id

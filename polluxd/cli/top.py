@@ -17,7 +17,7 @@ from polluxd.errors import PolluxError
 
 from . import access, answers
 from .access import ConfigOption, JsonOption, UserOption
-from .job_columns import JOB_COLUMNS
+from .columns import JOB_COLUMNS
 from .output import Column, Row, duration, emit_json, table
 
 

@@ -24,9 +24,8 @@ from polluxd.errors import PolluxError
 
 from .. import answers
 from ..answers import Source
-from ..job_columns import JOB_COLUMNS
+from ..columns import JOB_COLUMNS, MOVE_COLUMNS
 from ..job_story import SIZE_COLUMNS
-from ..move_columns import MOVE_COLUMNS
 from ..preview import PREVIEW_COLUMNS, sentences
 from ..report.page import environment
 from . import job_charts, machine_map, sliders

@@ -13,7 +13,7 @@ from datetime import datetime
 import pytest
 
 from polluxd.cli import access, answers
-from polluxd.cli.job_columns import JOB_COLUMNS
+from polluxd.cli.columns import JOB_COLUMNS
 from polluxd.cli.output import PrintableConsole
 from polluxd.cli.top import SortKey
 from polluxd.config.settings import PolicySettings

@@ -1,10 +1,10 @@
-"""The columns of `polluxctl jobs`, `polluxctl top` and the demo."""
+"""The columns of tables of jobs (`polluxctl jobs`, `polluxctl top`, the demo) and of moves."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .output import Column, duration, number, plain
+from .output import Column, clock, duration, number, plain
 
 _STATE_STYLES = {
     "RUNNING": "green",
@@ -38,3 +38,23 @@ JOB_COLUMNS = (
 )
 """`mode`: what the job's agent may change, as it last reported; `goodput` in examples of M0-equivalent
 progress per second; `speedup` against the job's fair share; `progress` a fraction of the declared training."""
+
+MOVE_COLUMNS = (
+    Column("id", "ID", right=True, rank=4),
+    Column("job_id", "JOB", right=True),
+    Column("at", "WHEN", clock, rank=2),
+    Column("path", "PATH", rank=3),
+    Column("from", "FROM", flexible=True, least=9),
+    Column("to", "TO", flexible=True, least=9),
+    Column("step", "STEP", style=lambda v: "red" if v == "failed" else ""),
+    Column("total_s", "TOOK", lambda v: "-" if v is None else f"{v:.1f}s", right=True),
+    Column(
+        "steps",
+        "STEPS",
+        lambda v: " ".join(f"{k} {s:.1f}" for k, s in (v or {}).items()),
+        flexible=True,
+        rank=5,
+    ),
+    Column("reason", "REASON", flexible=True, rank=6),
+    Column("detail", "DETAIL", flexible=True, rank=7),
+)

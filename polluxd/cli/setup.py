@@ -1,0 +1,103 @@
+"""`polluxctl setup`: after packages of Pollux were installed or upgraded, bring the machine to their version."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from sqlalchemy import make_url
+
+from polluxd.config.config_file import Config
+from polluxd.errors import PolluxError
+
+from . import database, hooks
+from .access import ConfigOption
+from .doctor import doctor
+from .hooks import FOLDER, FolderOption, SlurmConfOption, YesOption
+
+SERVICES = ("polluxd", "polluxd-gateway")
+SLURM = ("slurmctld", "slurmd")
+
+
+def setup(
+    slurm_conf: SlurmConfOption = None,
+    folder: FolderOption = FOLDER,
+    config: ConfigOption = None,
+    superuser: Annotated[
+        str, typer.Option("--url", help="libpq connection of a superuser of PostgreSQL")
+    ] = "",
+    yes: YesOption = False,
+) -> None:
+    """Bring database, hooks and services of this machine to this version; then check. Safe to repeat.
+
+    Run it as root after each installation or upgrade: on the controller, then on nodes and login hosts.
+    Running jobs go on. Exit status 1: something is left to do, or a check found a fault.
+    """
+    loaded = hooks.configuration_of(config, folder)
+    if loaded is not None:
+        _set_up_database(loaded, superuser)
+    unfinished = False
+    try:
+        hooks.install(slurm_conf=slurm_conf, folder=folder, yes=yes, config=config)
+    except typer.Exit:  # the command has printed what is to do
+        unfinished = True
+    conf = hooks.site_of(loaded, slurm_conf, folder, "pollux").slurm_conf
+    for unit in SLURM:
+        if _started_before(unit, conf) and (yes or typer.confirm(f"restart {unit}, which reads {conf}?")):
+            _systemctl("restart", unit)
+            typer.echo(f"{unit} was restarted")
+    if loaded is not None and _property("polluxd", "LoadState") == "loaded":
+        _systemctl("enable", *SERVICES)
+        _systemctl("restart", *SERVICES)
+        typer.echo(f"{' and '.join(SERVICES)} run")
+    try:
+        doctor(slurm_conf=slurm_conf, folder=folder, config=config)
+    except typer.Exit as done:
+        raise typer.Exit(int(unfinished or done.exit_code != 0)) from None
+
+
+def _set_up_database(loaded: Config, superuser: str) -> None:
+    """Make the database, or bring its schema up to date. On another machine, only its superuser can make it."""
+    url = make_url(loaded.database.address)
+    if not superuser and (url.host or "").strip("/") not in ("", "localhost", "127.0.0.1", "::1"):
+        try:
+            database.migrate(loaded)
+        except PolluxError as error:
+            raise PolluxError(
+                f"{error}: run `polluxctl db init` as root on {url.host} first, or name a superuser with --url"
+            ) from None
+        return
+    database.init(
+        url=superuser or "dbname=postgres",
+        database=url.database or "pollux",
+        passfile=loaded.database.passfile or database.PASSFILE,
+        gateway_passfile=loaded.gateway.passfile or database.GATEWAY_PASSFILE,
+    )
+
+
+def _started_before(unit: str, conf: Path) -> bool:
+    """Whether the unit runs since before the file was last changed."""
+    if _property(unit, "ActiveState") != "active":
+        return False
+    since_boot_us = int(_property(unit, "ActiveEnterTimestampMonotonic"))
+    return time.time() - time.monotonic() + since_boot_us / 1e6 < conf.stat().st_mtime
+
+
+def _property(unit: str, name: str) -> str:
+    return _systemctl("show", "--value", f"--property={name}", unit)
+
+
+def _systemctl(*arguments: str) -> str:
+    """Return what systemctl prints. Raises PolluxError."""
+    try:
+        done = subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PolluxError(
+            f"systemctl cannot be run ({error.strerror}): start `polluxd` and `polluxd gateway` yourself"
+        ) from None
+    if done.returncode:
+        raise PolluxError(f"systemctl {' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout.strip()
