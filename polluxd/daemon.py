@@ -207,7 +207,7 @@ class Daemon:
             # The hook then keeps no job back, and has the agents change nothing either.
             path = path.with_name(f"{path.name}.observe")
         try:
-            _write_atomically(path, f"{time.time():.0f}\n")
+            _write_atomically(path, f"{time.time():.0f}\n{result.gpus}\n")
         except OSError as error:
             # The hook then lets new jobs start as plain Slurm jobs: the safe side.
             self._say(

@@ -15,8 +15,7 @@ pollux_config:
     gateway             URLs of polluxd's gateways, separated by commas                         (required)
     gateway_ca          file, on every node, of the certificates that vouch for them            (the system's)
     lease_s             seconds that a job is kept back for polluxd, which renews them          (300)
-    cluster_gpus        GPUs of the cluster: a larger min-gpus is refused at once               (no check)
-    heartbeat_file      file whose text is the time of polluxd's last sign of life [epoch s]    (no check)
+    heartbeat_file      file with the time of polluxd's last sign of life [epoch s], and the cluster's GPUs (no check)
     heartbeat_stale_s   age from which polluxd counts as dead: jobs then start as plain ones    (180)
     log_appends         true where slurm.conf has JobFileAppend=1: output files are never emptied (false)
     trusted_users       list of users that, besides root, may change the geometry of Pollux jobs: polluxd's ({})
@@ -261,9 +260,11 @@ function pollux_submit(job, part_list, submit_uid)
       wanted["max-gpus"])
   end
   local least, smallest = wanted["min-gpus"] or 1, pollux_least_count(wanted)
-  if config.cluster_gpus and smallest > config.cluster_gpus then
+  local now = os.time()
+  local cluster_gpus = pollux_cluster_gpus(config, now)
+  if cluster_gpus and smallest > cluster_gpus then
     local what = smallest == least and "min-gpus=" .. least or "gpu-counts=" .. wanted["gpu-counts"]
-    log_user("#POLLUX: %s is above the %d GPUs of this cluster", what, config.cluster_gpus)
+    log_user("#POLLUX: %s is above the %d GPUs of this cluster", what, cluster_gpus)
     return slurm.ERROR
   end
 
@@ -287,7 +288,6 @@ function pollux_submit(job, part_list, submit_uid)
     wanted["gpu-counts"] = "whole-nodes" -- Slurm gives an exclusive job all GPUs of its nodes
   end
 
-  local now = os.time()
   local begin = given(job.begin_time)
   begin = begin and begin > 0 and begin or nil
   if begin and begin > LATEST then

@@ -76,11 +76,9 @@ class Hooks:
         )
 
     def _submit_settings(self) -> dict[str, LuaValue]:
-        layout = self._layout
         settings: dict[str, LuaValue] = {
             "gateway": ",".join(self._gateways),
             "lease_s": self._lease_s,
-            "cluster_gpus": len(layout.nodes) * layout.gpus_per_node,
         }
         if self._heartbeat_stale_s is not None:
             settings |= {
@@ -96,7 +94,9 @@ class Hooks:
         """
         settings = {**self._submit_settings(), **trusted(self._daemon_user.pw_name), **overrides}
         script = self._layout.etc / "job_submit.lua"
-        script.write_text(with_block("", job_submit_block(str(self._layout.etc / "hooks"), settings)))
+        script.write_text(
+            with_block(script.read_text(), job_submit_block(str(self._layout.etc / "hooks"), settings))
+        )
         # slurmctld reads the script again only if its modification time, in whole seconds, is newer.
         self._submit_hook_time = max(self._submit_hook_time + 1, time.time() + 1)
         os.utime(script, (self._submit_hook_time, self._submit_hook_time))

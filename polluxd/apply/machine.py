@@ -170,7 +170,7 @@ def _planned(
 
 
 def _taken(move: Move) -> str:
-    return f"a job outside Pollux has taken GPUs of {move.target}"
+    return f"GPUs of {move.target} went to a job outside Pollux, or the node has fewer now"
 
 
 def _draining(

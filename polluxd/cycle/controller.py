@@ -61,6 +61,8 @@ class StepResult:
     paused: bool
     doubted_reports: int = 0
     """Reports with a claim that polluxd did not believe, since it started."""
+    gpus: int = 0
+    """Of the whole cluster, in service or not."""
     idle: Sequence[IdleGpus] = ()
     """Of a decision: GPUs that stay idle beside a waiting job."""
 
@@ -126,7 +128,12 @@ class Controller:
             self._count(records)
             begun, idle = self._decide(seen, started)
         return StepResult(
-            open_moves + begun, due, records.settings.paused, self._trusted.doubted_reports, idle
+            open_moves + begun,
+            due,
+            records.settings.paused,
+            self._trusted.doubted_reports,
+            sum(node.gpus for node in state.nodes),
+            idle,
         )
 
     def _count(self, records: CycleRecords) -> None:

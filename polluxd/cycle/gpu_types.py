@@ -95,6 +95,11 @@ def _guess(
     speeds: Mapping[str, float],
     hope: float,
 ) -> ThroughputParams:
+    parts = kind.split("+")
+    if len(parts) > 1:
+        # A node of several types: nobody knows which GPUs the job would get, and its ranks wait for the slowest.
+        fits = [measured.get(part) or _guess(part, own, measured, speeds, 1.0) for part in parts]
+        return max(fits, key=lambda fit: fit.beta_grad)
     known = [own, *(k for k in sorted(measured) if k != own)]
     source = next((k for k in known if k in speeds), None)
     if kind in speeds and source is not None:

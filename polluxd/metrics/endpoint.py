@@ -19,12 +19,19 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 8
-"""Most connections at one time; further ones are closed at once."""
+"""Most connections at one time. A further one takes the place of the oldest that has asked for nothing yet."""
 PATIENCE_S = 5.0
 """Longest time for one request and its answer."""
 
 
 class _Handler(WSGIRequestHandler):
+    server: _Server
+
+    def parse_request(self) -> bool:
+        sound = super().parse_request()  # waits for the whole request
+        self.server.asked(self.connection)
+        return sound
+
     def log_message(self, format: str, *args: Any) -> None:
         """Leave requests out of polluxd's log."""
 
@@ -34,14 +41,31 @@ class _Server(ThreadingMixIn, WSGIServer):
     address_family = socket.AF_INET
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self._lock = threading.Lock()
+        self._has_asked: dict[socket.socket, bool] = {}
+        """The connections, the oldest first."""
         super().__init__(*args, **options)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
+        with self._lock:
+            full = len(self._has_asked) >= CONNECTIONS
+            silent = next((one for one, asked in self._has_asked.items() if not asked), None)
+            if full and silent is not None:
+                del self._has_asked[silent]
+                _hang_up(silent)
+            accepted = not full or silent is not None
+            if accepted:
+                self._has_asked[request] = False
+        if accepted:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
+
+    def asked(self, request: socket.socket) -> None:
+        """Keep the place of a connection on which a request has come."""
+        with self._lock:
+            if request in self._has_asked:
+                self._has_asked[request] = True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         # A timeout of the socket would begin again with each byte that a slow client sends.
@@ -52,7 +76,8 @@ class _Server(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             deadline.cancel()
-            self._room.release()
+            with self._lock:
+                self._has_asked.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that hangs up is no fault of polluxd's."""

@@ -133,6 +133,9 @@ def test_a_job_without_a_gpu_option_asks_for_min_gpus(site: Site) -> None:
 
 
 def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
+    heartbeat = site.cluster.hooks.heartbeat_file
+    heartbeat.write_text(f"{time.time():.0f}\n16\n")
+    site.cluster.hooks.write_submit_hook(heartbeat_file=str(heartbeat))
     done = site.sbatch(script("#POLLUX min-gpus=17"))
     assert done.returncode != 0
     assert "min-gpus=17 is above the 16 GPUs of this cluster" in done.stderr

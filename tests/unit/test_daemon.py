@@ -63,7 +63,7 @@ def daemon(tmp_path: Path) -> Daemon:
     made = Daemon(lambda: config(tmp_path))
     made.store.close()
     made.store = LeadingStore()  # type: ignore[assignment]
-    made.controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
+    made.controller = SimpleNamespace(step=lambda: StepResult(0, True, False, gpus=16))  # type: ignore[assignment]
     return made
 
 
@@ -73,7 +73,9 @@ def test_slurmctld_can_read_the_heartbeat_whatever_the_umask(daemon: Daemon, tmp
         daemon.turn()
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "heartbeat").stat().st_mode) == 0o644
+    heartbeat = tmp_path / "heartbeat"
+    assert stat.S_IMODE(heartbeat.stat().st_mode) == 0o644
+    assert heartbeat.read_text().splitlines()[1] == "16", "GPUs of the cluster, for the submission hook"
 
 
 def test_a_polluxd_that_only_observes_touches_a_heartbeat_of_its_own(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from pollux.goodput import ThroughputParams
 from polluxd.cycle.gpu_types import OPTIMISM, GpuTypes
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
 from polluxd.model.snapshot_json import decode_snapshot, encode
@@ -54,6 +55,23 @@ def test_a_type_of_unknown_speed_is_a_little_faster_than_the_best_measured(speed
     known = with_types(replace(REPORT, params_by_type={"a100": QUICK}), NO_PLACEMENT, nodes, speeds)
     assert known.params_by_type["h100"].beta_grad == QUICK.beta_grad / (1 + OPTIMISM)
     assert known.assumed_types == {"h100"}
+
+
+@pytest.mark.parametrize(
+    ("measured", "speeds", "slowest"),
+    [
+        ({}, {}, THETA.beta_grad),  # no hope that a mixture is faster than what is known
+        ({"a100": QUICK}, {}, THETA.beta_grad),
+        ({}, {"t4": 2.0, "a100": 1.0}, 2 * THETA.beta_grad),
+    ],
+)
+def test_a_node_of_several_types_is_as_fast_as_the_slowest(
+    measured: Mapping[str, ThroughputParams], speeds: Mapping[str, float], slowest: float
+) -> None:
+    nodes = {**NODES, "n4": Node("n4", 4, "a100+t4")}
+    found = with_types(replace(REPORT, params_by_type=measured), NO_PLACEMENT, nodes, speeds)
+    assert found.params_by_type["a100+t4"].beta_grad == pytest.approx(slowest)
+    assert "a100+t4" in found.assumed_types
 
 
 def test_what_earlier_runs_measured_stands() -> None:

@@ -58,15 +58,22 @@ def test_the_lease_starts_from_the_users_begin_which_is_kept() -> None:
     assert comment(outcome).endswith(" begin=4000000000")
 
 
-def test_min_gpus_above_the_cluster_is_refused() -> None:
-    assert refused(submit("#POLLUX min-gpus=17", {"cluster_gpus": 16})) == (
+@pytest.mark.parametrize("mode", ["", ".observe"])
+def test_min_gpus_above_the_cluster_is_refused(tmp_path: Path, mode: str) -> None:
+    config: dict[str, object] = {"heartbeat_file": str(tmp_path / "heartbeat")}
+    beat = tmp_path / f"heartbeat{mode}"
+    beat.write_text(f"{time.time():.0f}\n16\n")
+    assert refused(submit("#POLLUX min-gpus=17", config)) == (
         "#POLLUX: min-gpus=17 is above the 16 GPUs of this cluster"
     )
-    assert submit("#POLLUX min-gpus=16", {"cluster_gpus": 16}).accepted
-    assert refused(submit("#POLLUX gpu-counts=24,32", {"cluster_gpus": 16})) == (
+    assert submit("#POLLUX min-gpus=16", config).accepted
+    assert refused(submit("#POLLUX gpu-counts=24,32", config)) == (
         "#POLLUX: gpu-counts=24,32 is above the 16 GPUs of this cluster"
     )
-    assert submit("#POLLUX gpu-counts=16,32", {"cluster_gpus": 16}).accepted
+    assert submit("#POLLUX gpu-counts=16,32", config).accepted
+    for unsaid in (f"{time.time():.0f}\n", f"{time.time():.0f}\n0\n", f"{time.time() - 999:.0f}\n16\n"):
+        beat.write_text(unsaid)
+        assert submit("#POLLUX min-gpus=17", config).accepted
 
 
 @pytest.mark.parametrize(
