@@ -27,6 +27,9 @@ setup: ## install what is missing: Debian packages (root) and the virtual enviro
 demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
 	@$(PYTHON) -m contrib.demo
 
+shell: setup ## a shell in a private cluster of 16 emulated GPUs with polluxd, as docs/tutorial.md has it (root)
+	@$(PYTHON) -m contrib.devcluster shell --polluxd
+
 compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare
 

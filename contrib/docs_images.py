@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from contrib.browser import screenshot
+from contrib.demo.scenes import COMPARISON
 from polluxd.sim.plots import page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +34,9 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     for name in ("compare.png", "timeline.png", "history.png"):
         shutil.copy(demo / name, IMAGES / name)
+    runs = json.loads((demo / "compare.json").read_text())
+    figures = {name: {key: run[key] for key in run if key != "jobs"} for name, run in runs.items()}
+    COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
     screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
     fairness(IMAGES / "fairness.png")
     # The start page shows the pictures made so far.

@@ -11,16 +11,28 @@ project = "polluxd"
 author = "the polluxd contributors"
 release = version = importlib.metadata.version("polluxd")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 autodoc_typehints = "description"
+# Users make no Job and no Trial: their constructors' arguments stay out.
+autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
 myst_enable_extensions = ["colon_fence", "deflist"]
 # Links of other pages may name a heading, as on GitHub.
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 highlight_language = "none"
 
+# "--option" keeps its hyphens.
+smartquotes = False
+# A copied command leaves out the prompt and the output.
+copybutton_prompt_text = "$ "
+
 html_theme = "furo"
-html_title = "polluxd"
+html_title = f"polluxd {version}"
+html_show_copyright = False
+# Furo's own style has no red and green for diffs.
+pygments_style = "default"
+pygments_dark_style = "github-dark"
 
 
 # Docstrings are written as Markdown: a word between backticks is code.

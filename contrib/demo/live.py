@@ -1,6 +1,7 @@
 """Show the progress of the demo.
 
-On a terminal a table is redrawn in place. Elsewhere a line is printed when something has changed.
+On a terminal a table and the newest moves with their reasons are redrawn in place. Elsewhere a line is printed for each
+move, and when something else has changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from .run import Run
 LINE_S = 5.0
 """Least time between two plain progress lines [s]."""
 
+NEWEST = 6
+"""Moves below the table."""
+
 Details = Mapping[int, Mapping[str, Any]]
+Reasons = Sequence[tuple[int, str]]
+"""Job id and reason of each move so far."""
 
 _SHORT = {
     "COMPLETED": "done",
@@ -56,14 +62,22 @@ def _seen(track: Track) -> dict[str, Any]:
 class LiveView:
     """`with LiveView(...) as show: run(show, check)`."""
 
-    def __init__(self, console: Console, title: str, details: Callable[[], Details], capacity: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        title: str,
+        capacity: int,
+        details: Callable[[], Details] = dict,
+        reasons: Callable[[], Reasons] = tuple,
+    ) -> None:
         self._console = console
         self._title = title
         self._details = details
         self._capacity = capacity
         self._next_line = 0.0
         self._last_line = ""
-        self._shown: dict[int, tuple[str, int]] = {}
+        self._reasons = reasons
+        self._printed = 0
         self._live = (
             Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         )
@@ -83,7 +97,12 @@ class LiveView:
         lines = rows(run, self._details())
         if self._live is not None:
             self._live.update(self._screen(run, lines), refresh=True)
-        elif time.monotonic() >= self._next_line:
+            return
+        moves = self._moves(run)
+        for move in moves[self._printed :]:
+            self._console.print(f"[{run.elapsed_s:4.0f} s] {move}", soft_wrap=True, highlight=False)
+        self._printed = len(moves)
+        if time.monotonic() >= self._next_line:
             line = self._line(lines)
             if line != self._last_line:
                 self._last_line, self._next_line = line, time.monotonic() + LINE_S
@@ -99,15 +118,22 @@ class LiveView:
         parts: list[RenderableType] = [head, Text(), table(lines, JOB_COLUMNS, self._console.width)]
         if coming:
             parts.append(Text(f"{coming} more to come", style="dim"))
+        parts += [
+            Text(move, style="dim", overflow="ellipsis", no_wrap=True) for move in self._moves(run)[-NEWEST:]
+        ]
         return Group(*parts)
+
+    def _moves(self, run: Run) -> list[str]:
+        names = {t.job_id: t.name for t in run.recording.tracks.values()}
+        return [f"{names[job]} {reason}" for job, reason in self._reasons() if job in names]
 
     def _line(self, lines: Sequence[Mapping[str, Any]]) -> str:
         words = []
         for line in lines:
             word = f"{line['name']} {_SHORT.get(line['state'], line['state'].lower())}"
             if line["gpus"]:
-                word += f" {line['gpus']} GPU"
+                word += f" on {line['gpus']} GPUs"
                 if line.get("batch_size"):
-                    word += f" M={line['batch_size']}"
+                    word += f", batch {line['batch_size']}"
             words.append(word)
         return " | ".join(words)

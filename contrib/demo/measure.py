@@ -164,6 +164,11 @@ class Recording:
         return all(t.ended for t in self.tracks.values())
 
     @property
+    def ended_at(self) -> float:
+        """When the last job ended [POSIX s]."""
+        return max((t.ended_at or 0.0 for t in self.tracks.values()), default=self.started_at)
+
+    @property
     def mean_jct_s(self) -> float | None:
         times = [t.jct_s for t in self.tracks.values()]
         known = [t for t in times if t is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -52,17 +52,17 @@ class Polluxd(devcluster.Polluxd):
             page.terminate()
             page.wait()
 
-    def write_report(self, out: Path, job_id: int, since: float) -> None:
+    def write_report(self, out: Path, job_id: int, since: float, until: float) -> None:
         """Have polluxctl write report.html, and history.png of one job.
 
-        `since`: when the run began (POSIX time).
+        `since`, `until`: the run (POSIX times).
 
         Raises:
             RunFailedError: one of these failed; the message says which.
         """
-        begin = datetime.fromtimestamp(since).isoformat(timespec="seconds")
+        begin, end = (datetime.fromtimestamp(at).isoformat(timespec="seconds") for at in (since, until))
         for words in (
-            ("report", "--html", str(out / "report.html"), "--since", begin),
+            ("report", "--html", str(out / "report.html"), "--since", begin, "--until", end),
             ("history", str(job_id), "--plot", str(out / "history.png")),
         ):
             done = self.command("polluxctl", *words)
@@ -78,6 +78,7 @@ class Database:
         self._name = cluster.cluster_name
         self._store: Store | None = None
         self._last: dict[int, dict[str, Any]] = {}
+        self._reasons: list[tuple[int, str]] = []
 
     def details(self) -> Mapping[int, Mapping[str, Any]]:
         """Return polluxd's view of each job, by job id.
@@ -88,6 +89,12 @@ class Database:
         with contextlib.suppress(PolluxError):
             self._last = {row["job_id"]: row for row in job_rows(self._open())}
         return self._last
+
+    def reasons(self) -> Sequence[tuple[int, str]]:
+        """Return job id and reason of each move so far; a first placement is no move."""
+        with contextlib.suppress(PolluxError):
+            self._reasons = [(m.job_id, m.reason) for m in self._open().moves() if m.path != "start"]
+        return self._reasons
 
     def close(self) -> None:
         if self._store is not None:

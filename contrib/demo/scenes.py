@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +29,8 @@ from .workload import Size, Workload
 
 LAST_REPORT_S = 3.0
 """Time for the agents' last reports and polluxd's last writes after the last job has ended [s]."""
+COMPARISON = Path(__file__).with_name("comparison.json")
+"""Mean completion times and idle GPU-seconds of a whole `make compare`; `make docs-images` writes it."""
 
 
 @dataclass(slots=True)
@@ -91,14 +94,14 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
         daemon.start()
         with daemon.live_page() as url:
             stage.console.print(f"Live page, for one browser: {url}", soft_wrap=True, highlight=False)
-            with LiveView(stage.console, title, database.details, work.gpus) as show:
+            with LiveView(stage.console, title, work.gpus, database.details, database.reasons) as show:
                 recording = run(show, daemon.must_run)
         time.sleep(LAST_REPORT_S)
         if idle := database.idle_notes(recording.started_at):
             raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")
         names = {t.job_id: t.name for t in recording.tracks.values()}
         if not plain:
-            daemon.write_report(stage.out, min(names), recording.started_at)
+            daemon.write_report(stage.out, min(names), recording.started_at, recording.ended_at)
         summary = Summary(
             recording,
             work.gpus,
@@ -119,7 +122,7 @@ def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Si
     # The plain run may take longer than the limit: only a stuck job should stop it.
     work = replace(stage.work, limit_s=3 * stage.work.limit_s)
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
-    with LiveView(stage.console, "Plain Slurm", lambda: {}, stage.work.gpus) as show:
+    with LiveView(stage.console, "Plain Slurm", stage.work.gpus) as show:
         recording = run(show, lambda: None)
     batches = _plain_batches(recording, sizes)
     return Summary(recording, stage.work.gpus, _accuracies(run.results()), batches)
@@ -165,7 +168,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
     """Write, draw and print the results of the Pollux run."""
     console, work = stage.console, stage.work
     summary.write(stage.out / "summary.json")
-    took = max((t.ended_at or 0.0) for t in summary.recording.tracks.values()) - summary.recording.started_at
+    took = summary.recording.ended_at - summary.recording.started_at
     title = f"{len(work.trainings)} trainings on {work.gpus} GPUs under Pollux"
     _draw(stage, summary, "timeline.png", title)
     console.print()
@@ -180,7 +183,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
         )
         console.print(move_table(summary.moves))
     console.print(
-        f"\nMean JCT {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s; "
+        f"\nMean completion time {summary.recording.mean_jct_s:.0f} s; the whole run took {took:.0f} s; "
         f"{summary.idle_gpu_s:.0f} of {summary.capacity * took:.0f} GPU-seconds stayed idle.",
         highlight=False,
     )
@@ -203,7 +206,21 @@ def demo(stage: Stage, cluster: DevCluster) -> int:
     summary = _under_pollux(stage, cluster)
     _close_pollux_run(stage, summary)
     _must_be_complete(summary)
+    measured = json.loads(COMPARISON.read_text())
+    stage.console.print("\nOpen report.html to see why each move was made. In the last whole `make compare`:")
+    stage.console.print(gain(measured), style="bold", highlight=False, soft_wrap=True)
     return 0
+
+
+def gain(runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return what polluxd gained against plain Slurm in one sentence; `runs` as in compare.json."""
+    ours, theirs = runs["pollux"], runs["plain_slurm"]
+    change = 100 * (1 - ours["mean_jct_s"] / theirs["mean_jct_s"])
+    return (
+        f"Under polluxd a training ended after {ours['mean_jct_s']:.0f} s on average, under plain Slurm after "
+        f"{theirs['mean_jct_s']:.0f} s: {abs(change):.0f} % {'sooner' if change >= 0 else 'later'}, with "
+        f"{ours['idle_gpu_s']:.0f} instead of {theirs['idle_gpu_s']:.0f} idle GPU-seconds."
+    )
 
 
 def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> Table:
@@ -212,8 +229,8 @@ def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> T
     )
     table.add_column("name")
     for title in (
-        "JCT Pollux",
-        "JCT plain",
+        "completed Pollux",
+        "completed plain",
         "accuracy Pollux",
         "accuracy plain",
         "GPUs plain",
@@ -289,16 +306,10 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     _draw_side_by_side(stage, {"plain Slurm": plain, "polluxd": pollux})
     stage.console.print()
     stage.console.print(_comparison(pollux, plain, sizes))
-    ours, theirs = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
-    if theirs:
-        stage.console.print(
-            f"\nMean JCT under Pollux: {100 * ours / theirs:.0f} % of plain Slurm's. Idle GPU-seconds: "
-            f"{pollux.idle_gpu_s or 0.0:.0f}, under plain Slurm {plain.idle_gpu_s or 0.0:.0f}.",
-            highlight=False,
-        )
     stage.console.print()
     stage.console.print(waited.table())
-    stage.console.print(f"Written: {stage.out}/compare.json", soft_wrap=True, highlight=False)
+    stage.console.print(f"Written: {stage.out}/compare.json, compare.png", soft_wrap=True, highlight=False)
+    stage.console.print(gain(runs), style="bold", highlight=False, soft_wrap=True)
     if waited.harmed:
         stage.console.print(
             f"Plain jobs waited longer than {MOST:g} times as long as without polluxd.", style="bold red"

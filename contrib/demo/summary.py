@@ -138,7 +138,7 @@ def job_table(summary: Summary) -> Table:
     table = Table(pad_edge=False, box=None, header_style="bold")
     for title in ("job", "name", "state"):
         table.add_column(title)
-    for title in ("JCT", "accuracy", "noise scale", "moves"):
+    for title in ("completed in", "accuracy", "noise scale", "moves"):
         table.add_column(title, justify="right")
     table.add_column("GPUs over time")
     table.add_column("batch size over time")

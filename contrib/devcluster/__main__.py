@@ -1,6 +1,6 @@
 """Start, stop or try the private cluster from a shell.
 
-python -m contrib.devcluster up|down|shell [--directory D] [--nodes N] [--gpus G] [--lease S] [--accounting]
+python -m contrib.devcluster up|down|shell [--directory D] [--nodes N] [--gpus G] [--lease S] [--accounting] [--polluxd]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from .cluster import DevCluster
 from .errors import DevClusterError
+from .polluxd import Polluxd
 from .processes import descendants, kill_all, pids_with_environment
 
 _DEFAULT_DIRECTORY = Path("/tmp/pollux-devcluster")
@@ -32,6 +33,9 @@ def main() -> int:
     parser.add_argument("--lease", type=float, default=120, help="seconds that #POLLUX jobs wait for polluxd")
     parser.add_argument(
         "--accounting", action="store_true", help="with slurmdbd and MariaDB: users and rights"
+    )
+    parser.add_argument(
+        "--polluxd", action="store_true", help="shell: with polluxd, as docs/tutorial.md has it"
     )
     arguments = parser.parse_args()
     try:
@@ -64,9 +68,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with cluster:
         extra = {"POLLUX_DATABASE_URL": cluster.database_url, "PS1": r"(devcluster) \w\$ "}
+        daemon = Polluxd(cluster, arguments.directory) if arguments.polluxd else None
+        if daemon is not None:
+            daemon.migrate()
+            daemon.start()
+            extra["POLLUXD_CONFIG"] = str(daemon.config)
         print(f"{cluster.command('sinfo')}logs: {cluster.logs}; leave the shell to stop the cluster")
         shell = os.environ.get("SHELL", "/bin/bash")
-        return subprocess.run([shell], env=cluster.client_environment | extra, check=False).returncode
+        try:
+            return subprocess.run([shell], env=cluster.client_environment | extra, check=False).returncode
+        finally:
+            if daemon is not None:
+                daemon.stop()
 
 
 def down(directory: Path) -> int:

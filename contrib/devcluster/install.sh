@@ -30,12 +30,20 @@ fail() {
   exit 1
 }
 
-step() { # step "what it does" command...
-  local what=$1 began=$SECONDS
-  shift
+step() { # step "what it does" SECONDS command...; SECONDS: what it took on two cores, packages fetched from nearby
+  local what=$1 estimate=$2 began=$SECONDS clock= status=
+  shift 2
   echo "## $what: $*" >>"$log"
-  "$@" >>"$log" 2>&1 </dev/null || fail "$what"
-  echo "  $what ($((SECONDS - began)) s)"
+  if [ -t 1 ]; then
+    while kill -0 $$ 2>/dev/null && sleep 1; do printf '\r  %s: %s s of about %s' "$what" $((SECONDS - began)) "$estimate"; done &
+    clock=$!
+  else
+    echo "  $what: about $estimate s"
+  fi
+  "$@" >>"$log" 2>&1 </dev/null || status=$?
+  [ -z "$clock" ] || { kill "$clock"; wait "$clock" || true; printf '\r\033[K'; } 2>/dev/null
+  [ -z "$status" ] || fail "$what"
+  echo "  $what took $((SECONDS - began)) s"
 }
 
 installed() {
@@ -77,25 +85,25 @@ if ! installed; then
     echo "install.sh: no apt-get here; install by your own means: ${packages[*]}" >&2
     exit 1
   }
-  step "package lists" apt-get update -q
-  step "Slurm, munge, Postgres" apt_install
+  step "package lists" 5 apt-get update -q
+  step "Slurm, munge, Postgres" 30 apt_install
 fi
 
 if ! id -u pollux >/dev/null 2>&1; then
   # The account that polluxd runs as, made as contrib/systemd/polluxd.sysusers makes it.
-  step "user pollux" useradd --system --home-dir /var/lib/polluxd --no-create-home --shell /usr/sbin/nologin pollux
+  step "user pollux" 1 useradd --system --home-dir /var/lib/polluxd --no-create-home --shell /usr/sbin/nologin pollux
 fi
 
 exec 9<"$0" # the script itself is the lock between two runs
 flock 9
 if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
-  step "virtual environment" make_venv
+  step "virtual environment" 5 make_venv
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
-  step "torch" "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+  step "torch" 40 "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
   # A polluxd of 0.1.0 would take the agent's command away with it.
   "$venv/bin/pip" uninstall -q -y polluxd >>"$log" 2>&1
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
-  step "polluxd and its tools" "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
+  step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
     -e './agent[torch,huggingface,lightning,jax,tensorboard,tune]' -e '.[sim,dev,docs,optimizers]'
   digest >"$stamp"
 fi

@@ -26,6 +26,8 @@ _JOB = """job = pollux.attach(model, optimizer, scheduler)
 loader = job.loader(data, batch_size=32, max_batch_size=256)
 """
 _LOOP = "for epoch in job.epochs(2):\n    for x, y in loader:\n        "
+_COUNTED = "for epoch in job.epochs(20):\n    seen = 0\n    for x, y in loader:\n        "
+_OWN = "optimizer.zero_grad(); loss_fn(job.model(x), y).backward(); optimizer.step(); scheduler.step()\n"
 _STEP = "job.step(lambda: loss_fn(job.model(x), y))\n"
 
 OF_SCRIPTS: dict[str, tuple[str, str]] = {
@@ -54,6 +56,16 @@ OF_SCRIPTS: dict[str, tuple[str, str]] = {
     "range() for job.epochs": (
         f"{_JOB}for epoch in range(2):\n    for x, y in loader:\n        {_STEP}",
         "not one over job.epochs",
+    ),
+    "loss.backward() and optimizer.step() for job.step": (
+        f"{_JOB}{_LOOP}{_OWN}",
+        "makes its backward passes itself",
+    ),
+    "the same, 2 ranks": (
+        f"{_JOB}{_COUNTED}{_OWN}        seen += 2 * len(x)\n"
+        "        assert 2 * len(x) == job.batch_size or seen == len(data), (len(x), job.batch_size)\n"
+        "print('every batch size was true, up to', job.batch_size)",
+        r"makes its backward passes itself.*every batch size was true, up to (?!32\D)\d+",
     ),
     "model(x) for job.model(x), 2 ranks": (
         f"{_JOB}{_LOOP}job.step(lambda: loss_fn(model(x), y))\n",

@@ -147,9 +147,9 @@ def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: R
     )
     row(
         "cost of moves",
-        "Training lost to moves" in _text(page) and until(lambda: "median cost" in page.content()),
+        "Training lost to moves" in _text(page) and until(lambda: "MEDIAN COST" in page.content()),
     )
-    row("fairness by account and user", "mean completion" in page.content())
+    row("fairness by account and user", "SHARE OF GPU TIME" in page.content())
     row("no sideways scrolling", fits(page))
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")

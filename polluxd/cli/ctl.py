@@ -67,7 +67,7 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
     "Administration": {
         "settings": Command(
             "setting_commands:app",
-            "How the cluster is shared: fitness, weights, limits.",
+            "How the cluster is shared: objective, weights, limits.",
             "settings preview --per user",
         ),
         "audit": Command("lists:audit", "List changes of settings: when, who, from what, to what.", "audit"),

@@ -28,7 +28,7 @@ from .preview import PREVIEW_COLUMNS, previewed, sentences
 from .setting_words import Given, changes, rows
 
 app = typer.Typer(
-    help="How the cluster is shared: fitness, weights, limits.",
+    help="How the cluster is shared: objective, weights, limits.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

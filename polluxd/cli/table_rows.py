@@ -90,7 +90,7 @@ def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
         cost = costs.get(move.id)
         rows.append(
             {
-                **_move(move),
+                **move_row(move),
                 "total_s": cost["total_s"] if cost else None,
                 "drained_s": cost["drained_s"] if cost else None,
                 "steps": cost["steps"] if cost else {},
@@ -99,7 +99,8 @@ def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
-def _move(move: Move) -> dict[str, Any]:
+def move_row(move: Move) -> dict[str, Any]:
+    """Return the row of a move, without its cost."""
     return {
         "id": move.id,
         "job_id": move.job_id,

@@ -37,7 +37,7 @@ class AddedModel:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The model to train with: wrapped as the job's is."""
+        """The model to train with, wrapped as the job's is."""
         return self._trained.model
 
     @property

@@ -58,7 +58,7 @@ class Job(JobReadings):
         self.coordinator.restore()
         self._wrap(first, grows=may_grow(training.world, attempt) if joiner is None else joiner.grows)
         self.model: torch.nn.Module = first.model
-        """The model to train with: wrapped in DistributedDataParallel where there are other ranks and it is plain, and
+        """The model to train with, wrapped in DistributedDataParallel where there are other ranks and it is plain, and
         in `GrowingModel` where ranks may join the only one."""
 
     # -- what the user calls ----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class JobReadings:
 
     @property
     def is_main(self) -> bool:
-        """True on rank 0: print, log and write results there."""
+        """True on rank 0. Print, log and write results there."""
         return self.world.rank == 0
 
     @property
@@ -69,17 +69,17 @@ class JobReadings:
 
     @property
     def local_batch(self) -> int:
-        """m: examples per GPU and pass."""
+        """Examples per GPU and pass (m)."""
         return self.stepper.training.choice.local_batch
 
     @property
     def accumulation(self) -> int:
-        """s: passes without synchronisation before the synchronising one."""
+        """Passes without synchronisation before the synchronising one (s)."""
         return self.stepper.training.choice.accumulation
 
     @property
     def batch_size(self) -> int:
-        """M: examples per optimizer step, over all GPUs."""
+        """Examples per optimizer step, over all GPUs (M)."""
         return self.stepper.training.batch_size
 
     @property

@@ -71,6 +71,13 @@ OWN_EPOCHS = (
     "place. Write `for epoch in job.epochs(N):`"
 )
 
+OWN_PASSES = (
+    "this loop makes its backward passes itself, neither by job.step nor in job.micro_batch(): a step then has one "
+    "pass, and on one GPU the agent cannot measure the noise scale, and keeps the batch size. Write "
+    "loss = job.step(lambda: loss_fn(job.model(x), y))"
+)
+"""Of an adaptive training; warned of once."""
+
 ATTACHED = (
     "this optimizer was attached before, and that job is still open: both would step and scale it. Keep the job of the "
     "first attach, or call its close() before; give a further model to job.add_model(...)"

@@ -21,6 +21,7 @@ from pollux.loop.slips import (
     LEFT_OUT,
     MIXED,
     OWN_EPOCHS,
+    OWN_PASSES,
     STEP_WITHOUT_PASS,
 )
 from pollux.ranks.torch_internals import scaler_steps
@@ -43,7 +44,7 @@ class Stepper:
         scaler = training.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
-        self._warned_of_pass = False
+        self._warned_of_pass = self._warned_of_own_passes = False
 
     @property
     def share(self) -> float:
@@ -125,6 +126,10 @@ class Stepper:
         world = training.world
         local, wanted = training.choice.local_batch, training.choice.accumulation + 1
         if step.looped and not step.accumulates:
+            if training.adaptive and training.progress.optimizer_steps and not self._warned_of_own_passes:
+                self._warned_of_own_passes = True
+                if world.rank == 0:
+                    logger.warning(OWN_PASSES)
             # Each pass ends in a step here: the step's examples must fit into one pass.
             whole_step = local * wanted
             local, wanted = min(whole_step, limits.local_max, data.length), 1

@@ -24,16 +24,24 @@ COLOURS = 7
 """Classes c0 to c6 of drawings.css."""
 
 
-def job_colour(job_id: int) -> str:
-    """Return the class of a job's colour, the same on every page."""
-    return f"c{job_id % COLOURS}"
+def job_colours(jobs: Iterable[int]) -> dict[int, str]:
+    """Return the class of each job's colour, by job id: no other job's, while colours are left."""
+    found: dict[int, str] = {}
+    taken = set[int]()
+    for job in jobs:
+        colour = next(
+            (n % COLOURS for n in range(job, job + COLOURS) if n % COLOURS not in taken), job % COLOURS
+        )
+        taken.add(colour)
+        found[job] = f"c{colour}"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Polyline:
     """One line of a chart."""
 
-    words: str
+    label: str
     colour: str
     points: Points
     steps: bool = False
@@ -49,14 +57,14 @@ class Mark:
 
     x: float
     y: float
-    words: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """A line or a mark in the chart's own coordinates."""
 
-    words: str
+    label: str
     colour: str = ""
     path: str = ""
     area: str = ""
@@ -74,7 +82,7 @@ class Chart:
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     newest: str
-    """The last values in words, for who does not see the lines."""
+    """The last values as text, for who does not see the lines."""
 
 
 def chart(
@@ -103,14 +111,14 @@ def chart(
 
     show = number(3)
     named = ticks or [left + (right - left) * part / 4 for part in range(5)]
-    words: Callable[[float], str] = _clock(right - left) if times else lambda x: f"{x:g}"
+    name: Callable[[float], str] = clock_of(right - left) if times else lambda x: f"{x:g}"
     return Chart(
         title,
         [_line(line, place, right) for line in lines if line.points],
-        [Drawn(mark.words, x=x, y=y) for mark in marks for x, y in [place(mark.x, mark.y)]],
-        [(place(x, 0.0)[0], words(x)) for x in named],
+        [Drawn(mark.label, x=x, y=y) for mark in marks for x, y in [place(mark.x, mark.y)]],
+        [(place(x, 0.0)[0], name(x)) for x in named],
         [(place(left, step * row)[1], f"{step * row:g}") for row in range(rows + 1)],
-        "; ".join(f"{line.words}: {show(line.points[-1][1])}" for line in lines if line.points),
+        "; ".join(f"{line.label}: {show(line.points[-1][1])}" for line in lines if line.points),
     )
 
 
@@ -124,7 +132,7 @@ def _line(line: Polyline, place: Callable[[float, float], tuple[float, float]], 
     placed = [place(x, y) for x, y in points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
     area = f"{path}L{placed[-1][0]:.1f} {HEIGHT}L{placed[0][0]:.1f} {HEIGHT}Z" if line.filled else ""
-    return Drawn(line.words, line.colour, path, area)
+    return Drawn(line.label, line.colour, path, area)
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
@@ -141,7 +149,8 @@ def _round_step(highest: float) -> float:
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit * 4 >= highest * 0.999)
 
 
-def _clock(span: float) -> Callable[[float], str]:
+def clock_of(span: float) -> Callable[[float], str]:
+    """Return the form of the times of a period of so many seconds."""
     form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
     return lambda at: datetime.fromtimestamp(at).strftime(form)
 

@@ -13,9 +13,6 @@ from polluxd.store import CycleView, JobView, MoveCost
 from .drawings import sums
 from .lanes import Stretch, stretches
 
-DECISIONS = 50
-"""Decisions that the page lists."""
-
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
@@ -80,8 +77,6 @@ class DecisionFigures:
     mean_gap: float | None
     notes: Sequence[tuple[str, int]]
     """Notes with how often each came, the commonest first."""
-    newest: Sequence[CycleView]
-    """The newest decisions, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +226,6 @@ def _decisions(cycles: Sequence[CycleView]) -> DecisionFigures:
         slow_s=quantiles(took, n=20)[-1] if len(took) > 1 else None,
         mean_gap=_mean([cycle.gap for cycle in cycles]),
         notes=Counter(cycle.note for cycle in cycles if cycle.note).most_common(20),
-        newest=cycles[: -DECISIONS - 1 : -1],
     )
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from polluxd.cli.output import clock, duration, number
+from polluxd.cli.output import clock, count, duration, number
+from polluxd.cli.table_rows import move_row
 from polluxd.printable import printable
 
-from .drawings import Chart, Polyline, chart
+from . import columns
+from .drawings import COLOURS, Chart, Polyline, chart, clock_of, job_colours
 from .figures import Figures, JobFigures, held_and_waiting
 
 LANES = 60
@@ -27,11 +29,8 @@ ROWS = 500
 """Most rows of one table."""
 WIDTH = 900.0
 """Width of the timeline's plot."""
-LANE = 20.0
+LANE = 30.0
 """Height of a lane."""
-
-# Okabe and Ito's palette: colour-blind readers can tell its colours apart too.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8c6d1f", "#777777")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Bar:
     width: float
     height: float
     colour: str
-    words: str
+    label: str
     """What a pointer that rests on it sees."""
 
 
@@ -60,17 +59,14 @@ class Lane:
 def render(figures: Figures, version: str, now: float) -> str:
     """Return the page. `now` is the POSIX time at which it is made."""
     page = environment("polluxd.cli.report").get_template("page.html.jinja")
-    of_account = {share.name: COLOURS[place % len(COLOURS)] for place, share in enumerate(figures.accounts)}
-    drawn = sorted(
-        sorted(figures.jobs, key=lambda job: -job.gpu_seconds)[:LANES], key=lambda job: job.view.submitted_at
-    )
+    by_time = sorted(figures.jobs, key=lambda job: -job.gpu_seconds)
+    drawn = sorted(by_time[:LANES], key=attrgetter("view.submitted_at"))
     # Where all jobs have one account, colours tell the jobs apart.
-    by_account = len(figures.accounts) > 1
-    colours = {
-        job.view.job_id: of_account[job.view.account] if by_account else COLOURS[place % len(COLOURS)]
-        for place, job in enumerate(figures.jobs)
-    }
-    longest = max((job.waited_s + job.held_s for job in figures.jobs), default=0.0)
+    of_account = {share.name: f"c{place % COLOURS}" for place, share in enumerate(figures.accounts)}
+    by_account = len(of_account) > 1
+    colours = job_colours(job.view.job_id for job in by_time)
+    if by_account:
+        colours = {job.view.job_id: of_account[job.view.account] for job in by_time}
     return page.render(
         figures=figures,
         version=version,
@@ -78,16 +74,22 @@ def render(figures: Figures, version: str, now: float) -> str:
         zone=time.strftime("%Z", time.localtime(now)),
         lanes=_lanes(drawn, figures, colours),
         ticks=_ticks(figures.since, figures.until),
-        colours=colours,
         colour_of_account=of_account,
         by_account=by_account,
         width=WIDTH,
         lane_height=LANE,
-        longest=max(longest, 1.0),
         rows=ROWS,
-        held=_held(figures),
+        held=sum(job.gpu_seconds for job in figures.jobs) / max(figures.until - figures.since, 1.0),
         use=_use(figures),
+        jobs=[_row(job) for job in sorted(figures.jobs, key=attrgetter("view.submitted_at"))[:ROWS]],
+        moves=[{**move_row(move), "total_s": figures.costs.get(move.id)} for move in figures.moves[:ROWS]],
+        notes=[{"note": note, "cycles": cycles} for note, cycles in figures.decisions.notes],
+        columns=columns,
     )
+
+
+def _row(job: JobFigures) -> dict[str, Any]:
+    return {c.key: getattr(job if hasattr(job, c.key) else job.view, c.key) for c in columns.JOB_COLUMNS}
 
 
 def environment(package: str) -> Environment:
@@ -118,7 +120,7 @@ def _x(at: float, figures: Figures) -> float:
     return WIDTH * (at - figures.since) / max(figures.until - figures.since, 1.0)
 
 
-def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[int, str]) -> list[Lane]:
+def _lanes(jobs: Sequence[JobFigures], figures: Figures, of_job: dict[int, str]) -> list[Lane]:
     most = max((stretch.gpus for job in jobs for stretch in job.lane), default=1) or 1
     lanes = []
     for place, job in enumerate(jobs):
@@ -128,15 +130,15 @@ def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[int, str]
             width = max(_x(stretch.end, figures) - x, 0.5)
             share = stretch.gpus / most
             height = max(LANE * 0.85 * share, 2.0)
-            words = f"{stretch.gpus} GPUs" if stretch.gpus else "waits"
+            held = count(stretch.gpus, "GPU") if stretch.gpus else "waits"
             bars.append(
                 Bar(
                     x,
                     place * LANE + LANE * 0.9 - height,
                     width,
                     height,
-                    colours[job.view.job_id] if stretch.gpus else "#c8c8c8",
-                    f"{words}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
+                    of_job[job.view.job_id] if stretch.gpus else "plain",
+                    f"{held}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
                 )
             )
         lanes.append(Lane(job.view.job_id, job.view.name, place * LANE, bars))
@@ -144,13 +146,10 @@ def _lanes(jobs: Sequence[JobFigures], figures: Figures, colours: dict[int, str]
 
 
 def _ticks(since: float, until: float) -> list[tuple[float, str]]:
-    """Return about eight times with their words; x in 0..WIDTH."""
+    """Return nine named times; x in 0..WIDTH."""
     span = max(until - since, 1.0)
-    form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
-    return [
-        (WIDTH * part / 8, datetime.fromtimestamp(since + span * part / 8).strftime(form))
-        for part in range(9)
-    ]
+    name = clock_of(span)
+    return [(WIDTH * part / 8, name(since + span * part / 8)) for part in range(9)]
 
 
 def _use(figures: Figures) -> Chart:
@@ -161,8 +160,3 @@ def _use(figures: Figures) -> Chart:
         Polyline("that waiting jobs need at least", "c1", found["waiting"], steps=True),
     ]
     return chart("GPUs", lines, times=True)
-
-
-def _held(figures: Figures) -> float:
-    """Return the mean number of GPUs that Pollux jobs held."""
-    return sum(job.gpu_seconds for job in figures.jobs) / max(figures.until - figures.since, 1.0)

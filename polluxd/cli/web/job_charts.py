@@ -39,8 +39,8 @@ def of_cluster(overview: Mapping[str, Any]) -> list[Chart]:
     """Draw the use of the cluster, its goodput, and what moves cost."""
     use = overview["use"]
     lines = [
-        Polyline(words, colour, use[key], steps=True, filled=key == "held")
-        for key, words, colour in (
+        Polyline(label, colour, use[key], steps=True, filled=key == "held")
+        for key, label, colour in (
             ("held", "held by Pollux jobs", "c0"),
             ("plain", "held by plain jobs", "plain"),
             ("idle", "idle", "c4"),
@@ -65,13 +65,13 @@ def of_cluster(overview: Mapping[str, Any]) -> list[Chart]:
     ]
 
 
-def goodput(told: Mapping[str, Any]) -> Chart:
+def goodput(explained: Mapping[str, Any]) -> Chart:
     """Draw goodput over GPUs: the job's size, the next one, and what that one would have to bring."""
     best: dict[int, float] = {}
-    for row in told["sizes"]:
+    for row in explained["sizes"]:
         best[row["gpus"]] = max(best.get(row["gpus"], 0.0), row["goodput"] or 0.0)
-    here = next((row for row in told["sizes"] if row["note"] == "now" and row["goodput"]), None)
-    why = (told["decision"] or {}).get("explanation") or {}
+    here = next((row for row in explained["sizes"] if row["note"] == "now" and row["goodput"]), None)
+    why = (explained["decision"] or {}).get("explanation") or {}
     lines = [Polyline("predicted goodput", "c0", sorted(best.items()))]
     marks = []
     if here is not None:

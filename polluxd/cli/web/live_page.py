@@ -26,12 +26,20 @@ from .. import answers
 from ..answers import Source
 from ..columns import JOB_COLUMNS, MOVE_COLUMNS
 from ..job_story import SIZE_COLUMNS
+from ..output import Column
 from ..preview import PREVIEW_COLUMNS, sentences
+from ..report.columns import PATH_COLUMNS, SHARE_COLUMNS
 from ..report.page import environment
 from . import job_charts, machine_map, sliders
 from .browser_session import BrowserSession
 from .overview import RestingReader
 
+_OWNER_COLUMNS = (
+    Column("gpus", "GPUS NOW", right=True),
+    Column("running", "RUNNING", right=True),
+    Column("waiting", "WAITING", right=True),
+    *SHARE_COLUMNS,
+)
 _QUEUE = [
     column for column in JOB_COLUMNS if column.key not in ("account", "nodes", "mode", "moves", "age_s")
 ]
@@ -79,10 +87,8 @@ class _Pages:
     def cluster(self, request: Request) -> Response:
         """The GPUs by node, the queue, and the cluster over time."""
         found = self._reader.read("cluster", self._viewer.source.cluster)
-        overview, jobs = found["overview"], found["jobs"]
-        rows = sorted(
-            jobs, key=lambda row: (row["user"] != self._viewer.user, not row["gpus"], row["job_id"])
-        )
+        overview, jobs = found["overview"], machine_map.coloured(found["jobs"])
+        rows = sorted(jobs, key=lambda row: row["user"] != self._viewer.user)
         shown = rows if "all" in request.query_params else rows[:ROWS]
         return self._page(
             request,
@@ -94,24 +100,28 @@ class _Pages:
             overview=overview,
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
             charts=job_charts.of_cluster(overview),
-            owners=machine_map.owners(jobs, overview),
+            owners=[
+                (rows, _filled((Column("name", title.upper(), flexible=True), *_OWNER_COLUMNS), rows))
+                for title, rows in machine_map.owners(jobs, overview)
+            ],
+            path_columns=PATH_COLUMNS,
         )
 
     def job(self, request: Request) -> Response:
         """One job: why it has what it has, and how it got there."""
         number = request.path_params["job"]
-        told = self._reader.read(number, lambda: self._viewer.source.explain(number))
+        found = self._reader.read(number, lambda: self._viewer.source.explain(number))
         _, points = self._reader.read(("history", number), lambda: self._viewer.source.history(number, 0.0))
         return self._page(
             request,
             "job.html.jinja",
-            job=told["job"],
-            story=told["story"],
-            moves=told["moves"][::-1],
-            move_columns=_filled([c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")], told["moves"]),
-            sizes=told["sizes"],
-            size_columns=_filled(SIZE_COLUMNS, told["sizes"]),
-            goodput=job_charts.goodput(told),
+            job=found["job"],
+            story=found["story"],
+            moves=found["moves"][::-1],
+            move_columns=_filled([c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")], found["moves"]),
+            sizes=found["sizes"],
+            size_columns=_filled(SIZE_COLUMNS, found["sizes"]),
+            goodput=job_charts.goodput(found),
             charts=job_charts.of_job(points),
         )
 
@@ -148,15 +158,15 @@ class _Pages:
     async def failure(self, request: Request, error: Exception) -> Response:
         """Show an expected failure as a page."""
         status = error.status_code if isinstance(error, HTTPException) else 404
-        words = error.detail if isinstance(error, HTTPException) else str(error)
-        return self._page(request, "failure.html.jinja", status, words=words)
+        message = error.detail if isinstance(error, HTTPException) else str(error)
+        return self._page(request, "failure.html.jinja", status, message=message)
 
-    def _page(self, request: Request, name: str, code: int = 200, /, **words: Any) -> Response:
+    def _page(self, request: Request, name: str, code: int = 200, /, **values: Any) -> Response:
         """Return a page; with `part` in the question, what a page in a browser puts into its place."""
         part = "part" in request.query_params
         template = self._templates.get_template(name)
         text = template.render(
-            words,
+            values,
             part=part,
             root=self._folder,
             user=self._viewer.user,

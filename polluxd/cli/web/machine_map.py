@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..report.drawings import job_colour
+from ..report.columns import SHARE_COLUMNS
+from ..report.drawings import job_colours
 
 Row = Mapping[str, Any]
 
@@ -18,7 +19,7 @@ class Run:
 
     gpus: int
     colour: str
-    words: str
+    label: str
     job_id: int | None = None
     """None: no Pollux job that the viewer may see."""
     full: bool = False
@@ -53,8 +54,15 @@ def nodes(found: Iterable[Row], jobs: Iterable[Row], *, hidden: bool) -> list[No
 
 def _run(row: Row, gpus: int) -> Run:
     moving = bool(row["moving"])
-    words = f"job {row['job_id']} {row['name']} of {row['user']}: {row['gpus']} GPUs" + ", moving" * moving
-    return Run(gpus, job_colour(row["job_id"]), words, row["job_id"], may_open(row), moving)
+    label = f"job {row['job_id']} {row['name']} of {row['user']}: {row['gpus']} GPUs" + ", moving" * moving
+    return Run(gpus, row["colour"], label, row["job_id"], may_open(row), moving)
+
+
+def coloured(jobs: Iterable[Row]) -> list[Row]:
+    """Return the rows with their colours, the jobs that hold GPUs first."""
+    rows = sorted(jobs, key=lambda row: (not row["gpus"], row["job_id"]))
+    colours = job_colours(row["job_id"] for row in rows)
+    return [{**row, "colour": colours[row["job_id"]]} for row in rows]
 
 
 def may_open(row: Row) -> bool:
@@ -85,6 +93,7 @@ def _shares(jobs: Sequence[Row], title: str, past: Mapping[str, Row]) -> list[di
         now[row[title]].append(row)
     rows = [
         {
+            **dict.fromkeys(column.key for column in SHARE_COLUMNS),
             **past.get(name, {}),
             "name": name,
             "running": sum(bool(row["gpus"]) for row in now[name]),
@@ -93,4 +102,4 @@ def _shares(jobs: Sequence[Row], title: str, past: Mapping[str, Row]) -> list[di
         }
         for name in {*now, *past}
     ]
-    return sorted(rows, key=lambda row: (-row.get("gpu_seconds", 0.0), -row["gpus"], row["name"]))[:50]
+    return sorted(rows, key=lambda row: (-(row["gpu_seconds"] or 0.0), -row["gpus"], row["name"]))[:50]

@@ -8,8 +8,8 @@ async function part(address) {
   const answer = await fetch(address, { cache: "no-store" });
   const text = await answer.text();
   if (!answer.ok) {
-    const said = new DOMParser().parseFromString(text, "text/html");
-    throw new Error((said.querySelector("p") ?? said.body).textContent.trim());
+    const failure = new DOMParser().parseFromString(text, "text/html");
+    throw new Error((failure.querySelector("p") ?? failure.body).textContent.trim());
   }
   return text;
 }

@@ -49,8 +49,8 @@ def controls(present: PolicySettings, accounts: Sequence[str]) -> list[Control]:
 
 
 def _control(name: str, title: str, value: float, least: float, most: float) -> Control:
-    words = in_words(min(max(value, least), most))
-    return Control(name, title, words, words, (), min(least, value), max(most, value), 0.25)
+    text = in_words(min(max(value, least), most))
+    return Control(name, title, text, text, (), min(least, value), max(most, value), 0.25)
 
 
 def moved(found: Sequence[Control], given: Mapping[str, str]) -> list[Control]:
@@ -76,9 +76,9 @@ def options(found: Sequence[Control], given: Mapping[str, str]) -> dict[str, Giv
 
 def command(found: Mapping[str, Given]) -> str:
     """Return the command that would set the options."""
-    words = ["polluxctl", "settings", "set"]
+    argv = ["polluxctl", "settings", "set"]
     for key, value in found.items():
         entries = [value] if isinstance(value, str) else value if isinstance(value, list) else []
         for entry in entries:
-            words += [option_name(policy_info(key)), entry]
-    return shlex.join(words)
+            argv += [option_name(policy_info(key)), entry]
+    return shlex.join(argv)

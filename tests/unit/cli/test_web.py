@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from polluxd import model
 from polluxd.cli.answering import Answering
 from polluxd.cli.answers import Answers, Database
-from polluxd.cli.report.drawings import MOST_POINTS, Polyline, chart, sums
+from polluxd.cli.report.drawings import COLOURS, MOST_POINTS, Polyline, chart, job_colours, sums
 from polluxd.cli.web.browser_session import BrowserSession
 from polluxd.cli.web.live_page import ROWS, Viewer, application
 from polluxd.cli.web.overview import RestingReader
@@ -133,7 +133,7 @@ def test_an_administrator_sees_all(admin) -> None:
         assert words in page
     assert page.count('class="run c0"') == 1  # job 7
     assert "1235" in page  # its goodput
-    assert "mean completion" in page
+    assert "SHARE OF GPU TIME" in page
     job = admin.get("jobs/9").text
     for words in ("of bob: running, holds 4 GPUs", "you are here: 4 GPUs", "next size: 8", "worth the price"):
         assert words in job
@@ -149,7 +149,7 @@ def test_a_user_sees_others_as_squeue_does(as_user) -> None:
     for page in (own, bob.get("").text):
         assert page.count("1235") == 1
         assert page.count("25%") == 1
-    assert "mean completion" not in own
+    assert "SHARE OF GPU TIME" not in own
     told = ada.get("jobs/7").text
     assert "you are here: 4 GPUs" in told
     assert "Batch size: 66" in told
@@ -232,6 +232,11 @@ def test_a_young_cluster_is_drawn_from_its_first_job_on(store) -> None:
     overview = Database(store, PolicySettings()).cluster()["overview"]
     assert overview["since"] == begin
     assert overview["use"]["waiting"][0] == (begin, 1)
+
+
+def test_jobs_have_colours_of_their_own_while_there_are_enough() -> None:
+    assert job_colours([1, 8, 2]) == {1: "c1", 8: "c2", 2: "c3"}
+    assert len(set(job_colours(range(0, 7 * COLOURS, 7)).values())) == COLOURS
 
 
 def test_steps_add_up() -> None:

@@ -6,12 +6,15 @@ The tests also cover the reasons for which a summary is incomplete.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from contrib.demo.measure import Recording, Seen, Track
+from contrib.demo.scenes import COMPARISON, gain
 from contrib.demo.summary import Move, Summary, job_table, move_table
 
 MOVE = Move(4, "requeue", "n1:1", "n1:4", 1012.0, 9.5, {"drain": 0.5, "start": 9.0})
@@ -140,3 +143,21 @@ def test_the_picture_is_drawn_for_any_series(summary, tmp_path):
     draw_side_by_side([("one run", jobs), ("another", jobs[:1])], tmp_path / "s.png", capacity=16)
     for name in ("t.png", "s.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [(50.0, "50 s on average, under plain Slurm after 100 s: 50 % sooner"), (125.0, "25 % later")],
+)
+def test_the_gain_is_one_sentence(ours: float, said: str) -> None:
+    runs = {
+        "pollux": {"mean_jct_s": ours, "idle_gpu_s": 1},
+        "plain_slurm": {"mean_jct_s": 100.0, "idle_gpu_s": 2},
+    }
+    assert said in gain(runs)
+
+
+def test_the_readme_has_the_gain_of_the_committed_comparison() -> None:
+    percent = re.search(r"\d+ % sooner", gain(json.loads(COMPARISON.read_text())))
+    assert percent is not None
+    assert percent[0] in (Path(__file__).parents[3] / "README.md").read_text()

@@ -27,8 +27,10 @@ from pollux.errors import (
     RestartLoop,
     StateError,
 )
+from pollux.loop.slips import OWN_PASSES
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import join
+from tests.unit.agent.loop.mistakes_page import on_the_page
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -41,7 +43,7 @@ def start(width: int = 4, **options: Any) -> tuple[Job, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return attach(model, optimizer, adaptive=False, **options), optimizer
+    return attach(model, optimizer, **{"adaptive": False, **options}), optimizer
 
 
 def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -114,6 +116,25 @@ def test_a_loop_over_own_epochs_is_told_of_once(own: bool, caplog: pytest.LogCap
             step(job, optimizer, x, y)
     job.close()
     assert caplog.text.count("this loop is not one over job.epochs") == own
+
+
+@pytest.mark.parametrize(("own", "largest"), [(True, 256), (True, None), (False, 256)])
+def test_a_loop_with_passes_of_its_own_is_warned_of_once(
+    own: bool, largest: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch size that stays needs none."""
+    job, optimizer = start(adaptive=None)
+    loader = job.loader(data(), 32, max_batch_size=largest)
+    for _ in job.epochs(2):
+        for x, y in loader:
+            if own:
+                mse_loss(job.model(x), y).backward()
+                optimizer.step()
+            else:
+                step(job, optimizer, x, y)
+    job.close()
+    assert caplog.text.count(OWN_PASSES) == (own and largest is not None)
+    assert on_the_page(OWN_PASSES)
 
 
 def test_a_dataset_smaller_than_the_batch() -> None:
