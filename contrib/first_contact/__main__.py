@@ -14,7 +14,7 @@ from pathlib import Path
 
 from contrib.devcluster import DevCluster, Polluxd
 
-from .blocks import Environment, block_rows, submit_block
+from .blocks import Environment, block_rows, submit_block, tutorial_row
 from .mistakes import agent_rows, command_rows, directive_rows
 from .pages import page_rows
 from .users import ADA, BOB, as_user, train
@@ -31,6 +31,8 @@ def main() -> int:
         print("a fresh virtual environment with the agent", flush=True)
         fresh = Environment(ROOT, folder / "venv")
         found = {"blocks": block_rows(fresh, folder / "blocks"), "mistakes": agent_rows(fresh, folder)}
+        print("the tutorial", flush=True)
+        found["blocks"].append(tutorial_row(fresh, folder))
         print("a private cluster", flush=True)
         with DevCluster(folder / "cluster", nodes=4, gpus_per_node=4, cpus_per_node=32) as cluster:
             jobs = folder / "jobs"

@@ -89,6 +89,41 @@ def block_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def tutorial_row(fresh: Environment, folder: Path) -> dict[str, Any]:
+    """Run the commands of docs/tutorial.md in the shell that it names, with their sleeps."""
+    page = fresh.root / "docs" / "tutorial.md"
+    (script,) = _blocks(page, "bash")
+    lines = [
+        line[2:] for block in _blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "
+    ]
+    lines = [
+        line.replace("/tmp/tutorial", str(folder / "tutorial")) for line in lines if line != "make shell"
+    ]
+    lines.insert(1, f"cat >first.sh <<'END'\n{script}END")
+    commands = folder / "tutorial.sh"
+    commands.write_text("#!/bin/bash\nset -e\n" + "\n".join(lines) + "\n")
+    commands.chmod(0o755)
+    words = [
+        "-m",
+        "contrib.devcluster",
+        "shell",
+        "--polluxd",
+        "--directory",
+        str(folder / "tutorial-cluster"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *words], env={**os.environ, "SHELL": str(commands)},
+        cwd=fresh.root, capture_output=True, text=True, check=False, timeout=400,
+    )  # fmt: skip
+    expected = ("resized in place", "What other sizes would bring", "second", "grows from")
+    ok = done.returncode == 0 and all(each in done.stdout for each in expected)
+    return {
+        "block": "docs/tutorial.md",
+        "detail": "all commands" if ok else (done.stdout + done.stderr)[-900:],
+        "ok": ok,
+    }
+
+
 def submit_block(fresh: Environment, cluster: DevCluster, folder: Path) -> dict[str, Any]:
     """Submit README's batch script with README's training, as an ordinary user."""
     (script,) = _blocks(fresh.root / "README.md", "bash")

@@ -114,6 +114,15 @@ COMMANDS: Mapping[str, Command] = {
     name: command for section in SECTIONS.values() for name, command in section.items()
 }
 
+_ARGUMENTS = {
+    "set": "--account-weight vision=2",
+    "preview": "--per user",
+    "replay": "567",
+    "start": "batch.sh --trials 64 --metric accuracy --max",
+    **dict.fromkeys(("status", "best", "stop", "resume"), "digits"),
+}
+"""What the example of a group's command gives to it."""
+
 
 class LazyCommands(TyperGroup):
     """A group that imports the module of the command that is called."""
@@ -134,6 +143,8 @@ class LazyCommands(TyperGroup):
             group: Any = typer.main.get_command(parent)
             made = self.commands[cmd_name] = group.commands[cmd_name]
             made.epilog = f"Example: polluxctl {COMMANDS[cmd_name].example}"
+            for name, each in getattr(made, "commands", {}).items():
+                each.epilog = f"Example: polluxctl {cmd_name} {name} {_ARGUMENTS.get(name, '')}".rstrip()
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -229,8 +229,8 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
     except ValueError as error:
         raise LaunchError(f"expected a command as container, got {container!r}: {error}") from None
     nodes = nodes_now(os.environ)
-    # --wait: otherwise a site's WaitTime ends all launchers some time after the launcher of a removed node has ended.
-    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--wait=0"]
+    # Without --wait, a site's WaitTime ends all launchers some time after that of a removed node.
+    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--quiet", "--wait=0"]
     cpus = fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     if cpus:
         # Give the size explicitly: Slurm may bind a task without a size to a single core.

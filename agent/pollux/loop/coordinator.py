@@ -315,6 +315,12 @@ class Coordinator:
         receipt = self.checkpointer.receipt(seconds)
         if self._main and receipt is None:
             self.resizer.refuse(move, self.checkpointer.trouble or "no checkpoint could be written")
+        elif self._main:
+            step = self.training.progress.optimizer_steps
+            notice(
+                f"saved optimizer step {step}: polluxd moves this job through Slurm's queue, and it goes on there. "
+                "Slurm now calls its processes cancelled"
+            )
         with self.endings.off():
             self.drains.drain(move, receipt, self.exchange)
 

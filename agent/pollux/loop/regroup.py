@@ -60,9 +60,10 @@ def regroup(
         groups.leave(decision, rank)
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups, shards)
     if main:
-        notice(
-            f"resized in place from {of_gpus(size)} to {decision.size}: {in_words(training.choice, decision.size)}"
-        )
+        ended = size - len(decision.stay)
+        planned = f"; {ended} ranks end as planned, though Slurm may call them cancelled" if ended else ""
+        choice = in_words(training.choice, decision.size)
+        notice(f"resized in place from {of_gpus(size)} to {decision.size}: {choice}{planned}")
         resizer.resized()
 
 

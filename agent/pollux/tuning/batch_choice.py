@@ -80,10 +80,14 @@ def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
 
 
 def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool) -> BatchChoice:
-    """Return M0, rounded up to a multiple of the GPUs and passes."""
+    """Return M0, rounded up to a multiple of the GPUs and passes, or the least that so many GPUs can run."""
     best = Goodput(_UNMEASURED, None, limits, adaptive).optimize(nodes, gpus)
     if int(best.batch_size) > 0:
         return BatchChoice(int(best.local_batch), int(best.accumulation))
+    if adaptive and gpus * limits.local_min <= limits.maximum:
+        return BatchChoice(
+            limits.local_min, 0
+        )  # the least share of each GPU lifts the smallest batch above M0
     # More GPUs than the limits can feed: the scheduler should not choose this, but training must go on.
     local = min(max(-(-limits.initial // gpus), 1), limits.local_max)
     logger.warning("batch limits %s cannot be met on %d GPUs: using %d examples per GPU", limits, gpus, local)

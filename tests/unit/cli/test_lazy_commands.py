@@ -71,6 +71,8 @@ def test_the_example_is_a_call_that_the_command_knows(name):
 
 def test_help_ends_with_the_example(polluxctl):
     assert polluxctl("pin", "--help").out.rstrip().endswith("Example: polluxctl pin 1234")
+    replay = polluxctl("decisions", "replay", "--help").out.rstrip()
+    assert replay.endswith("Example: polluxctl decisions replay 567")
 
 
 def test_version(polluxctl):

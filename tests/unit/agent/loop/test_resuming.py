@@ -58,7 +58,9 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
     return step, job.progress.samples, used, weights, scheduler.last_epoch
 
 
-def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp_path: Path) -> None:
+def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(
+    ranks: Any, tmp_path: Path, capfd: Any
+) -> None:
     """1 -> 4 -> 2 ranks, drained twice in mid-epoch, match a whole run.
 
     The weights are those of an undisturbed run. No example is lost or repeated.
@@ -81,6 +83,7 @@ def test_all_ranks_stop_after_the_same_step_and_resume_elsewhere(ranks: Any, tmp
     assert torch.bincount(torch.tensor(used), minlength=EXAMPLES).eq(6).all()
     assert results[0][4] == undisturbed[4], "the scheduler went on where it was"
     torch.testing.assert_close(results[0][3], undisturbed[3], rtol=1e-4, atol=1e-5)
+    assert capfd.readouterr().err.count("polluxd moves this job through Slurm's queue") == 2, "once per drain"
 
 
 def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool]:

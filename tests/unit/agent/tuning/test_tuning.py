@@ -43,6 +43,11 @@ def test_more_gpus_than_the_limits_can_feed_still_train() -> None:
     assert initial_choice(BatchLimits(8, 8, 4, 8), 2, 16, adaptive=True) == BatchChoice(1, 0)
 
 
+def test_the_least_share_of_many_gpus_lifts_the_first_batch(caplog: pytest.LogCaptureFixture) -> None:
+    assert initial_choice(BatchLimits(16, 512, 2, 64), 4, 16, adaptive=True) == BatchChoice(2, 0)
+    assert not caplog.text
+
+
 def test_after_a_restart_without_times_the_size_stays_about_what_it_was() -> None:
     assert nearest_choice(LIMITS, 1, 4, 256) == BatchChoice(64, 0)
     assert nearest_choice(LIMITS, 1, 2, 4096).size(2) == 1024
