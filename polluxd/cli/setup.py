@@ -16,7 +16,7 @@ from polluxd.errors import PolluxError
 from . import database, hooks
 from .access import ConfigOption
 from .doctor import doctor
-from .hooks import FOLDER, FolderOption, SlurmConfOption, YesOption
+from .hooks import FOLDER, FolderOption, SlurmConfOption, UserOption, YesOption
 
 SERVICES = ("polluxd", "polluxd-gateway")
 SLURM = ("slurmctld", "slurmd")
@@ -25,6 +25,7 @@ SLURM = ("slurmctld", "slurmd")
 def setup(
     slurm_conf: SlurmConfOption = None,
     folder: FolderOption = FOLDER,
+    user: UserOption = "pollux",
     config: ConfigOption = None,
     superuser: Annotated[
         str, typer.Option("--url", help="libpq connection of a superuser of PostgreSQL")
@@ -38,13 +39,13 @@ def setup(
     """
     loaded = hooks.configuration_of(config, folder)
     if loaded is not None:
-        _set_up_database(loaded, superuser)
+        _set_up_database(loaded, superuser, user)
     unfinished = False
     try:
-        hooks.install(slurm_conf=slurm_conf, folder=folder, yes=yes, config=config)
+        hooks.install(slurm_conf=slurm_conf, folder=folder, user=user, yes=yes, config=config)
     except typer.Exit:  # the command has printed what is to do
         unfinished = True
-    conf = hooks.site_of(loaded, slurm_conf, folder, "pollux").slurm_conf
+    conf = hooks.site_of(loaded, slurm_conf, folder, user).slurm_conf
     for unit in SLURM:
         if _started_before(unit, conf) and (yes or typer.confirm(f"restart {unit}, which reads {conf}?")):
             _systemctl("restart", unit)
@@ -54,12 +55,12 @@ def setup(
         _systemctl("restart", *SERVICES)
         typer.echo(f"{' and '.join(SERVICES)} run")
     try:
-        doctor(slurm_conf=slurm_conf, folder=folder, config=config)
+        doctor(slurm_conf=slurm_conf, folder=folder, user=user, config=config)
     except typer.Exit as done:
         raise typer.Exit(int(unfinished or done.exit_code != 0)) from None
 
 
-def _set_up_database(loaded: Config, superuser: str) -> None:
+def _set_up_database(loaded: Config, superuser: str, user: str) -> None:
     """Make the database, or bring its schema up to date. On another machine, only its superuser can make it."""
     url = make_url(loaded.database.address)
     if not superuser and (url.host or "").strip("/") not in ("", "localhost", "127.0.0.1", "::1"):
@@ -74,6 +75,7 @@ def _set_up_database(loaded: Config, superuser: str) -> None:
         url=superuser or "dbname=postgres",
         database=url.database or "pollux",
         passfile=loaded.database.passfile or database.PASSFILE,
+        user=user,
         gateway_passfile=loaded.gateway.passfile or database.GATEWAY_PASSFILE,
     )
 

@@ -103,5 +103,6 @@ def test_a_database_elsewhere_is_made_there_first(machine, monkeypatch):
     done = machine.run("--yes")
     assert "run `polluxctl db init` as root on db.example.org first" in str(done.exception)
     assert machine.restarted == []
-    assert machine.run("--yes", "--url=host=db.example.org").exit_code == 1
+    assert machine.run("--yes", "--url=host=db.example.org", "--user=daemon").exit_code == 1
     assert machine.databases[0]["url"] == "host=db.example.org"
+    assert machine.databases[0]["user"] == "daemon"
