@@ -1,18 +1,16 @@
 """Read and write files in a folder that other users cannot change.
 
-A path can change between a check and its use. `PrivateFolder` therefore walks down from the root directory one
-component at a time, checks each by its descriptor, and reaches every file in the folder through the folder's own
-descriptor. A checked file is read through the descriptor that was checked. openat(2), path_resolution(7).
+A path can change between a check and its use. `PrivateFolder` therefore checks the folder by its descriptor, and
+reaches every file in the folder through it. A checked file is read through the descriptor that was checked. openat(2).
 
 What is refused:
-- an ancestor that everybody may write to, unless its sticky bit is set (as /tmp's is);
-- a folder or a link in such a sticky directory that belongs to another user;
 - a folder or a file that belongs to another user than this one or root, or that its group or everybody may write to.
   The group named as the user is the user's own, as many Linux distributions set it up;
 - a file that is no regular file, or a link in place of a file.
 
-An ancestor may belong to another user or be writable for a group, as project directories often are. A user who may
-write there can remove the folder, but cannot change its content.
+The directories above may belong to another user or be writable for a group, as project directories often are. A user
+who may write there can remove the folder, but cannot change its content. Linux itself follows no link of another user
+in a directory like /tmp (fs.protected_symlinks, proc_sys_fs(5)).
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ from types import TracebackType
 from typing import IO, Self
 
 logger = logging.getLogger("pollux")
-
-MAX_LINKS = 40  # as Linux follows, path_resolution(7)
 
 
 class UnsafePath(PermissionError):
@@ -160,51 +156,14 @@ def sync_directory(directory: Path) -> None:
 
 
 def _open_folder(path: Path) -> int:
-    """A descriptor of the folder, every component on the way checked."""
-    left = [part for part in reversed(Path(os.path.abspath(path)).parts) if part != "/"]
-    links = 0
-    here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Return a descriptor of the folder, whose owner and rights are checked. Raises UnsafePath and other OSErrors."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while left:
-            name = left.pop()
-            sticky = _check_ancestor(path, os.fstat(here))
-            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-            facts = os.fstat(found)
-            if sticky and facts.st_uid not in (os.geteuid(), 0) and name != "..":
-                os.close(found)
-                raise UnsafePath(
-                    f"{path} leads through {name!r}, which uid {facts.st_uid} owns in a directory that everybody may "
-                    "write to: choose a directory of your own"
-                )
-            if not stat.S_ISLNK(facts.st_mode):
-                os.close(here)
-                here = found
-                continue
-            target = os.readlink("", dir_fd=found)
-            os.close(found)
-            links += 1
-            if links > MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            left += [part for part in reversed(Path(target).parts) if part != "/"]
-            if target.startswith("/"):
-                os.close(here)
-                here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        _check_own(path, os.fstat(here))
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-    finally:
-        os.close(here)
-
-
-def _check_ancestor(path: Path, facts: os.stat_result) -> bool:
-    """Whether everybody may add names to the directory. Raises UnsafePath where everybody may change them, too."""
-    if not facts.st_mode & stat.S_IWOTH:
-        return False
-    if not facts.st_mode & stat.S_ISVTX:
-        raise UnsafePath(
-            f"{path} lies in a directory that everybody may write to: remove that right (chmod o-w), or choose another "
-            "directory"
-        )
-    return True
+        _check_own(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _check_own(path: Path, facts: os.stat_result) -> None:

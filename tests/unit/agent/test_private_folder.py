@@ -46,7 +46,6 @@ def test_a_file_of_the_user_s_own_is_read(folder: Path) -> None:
         (lambda f: (f / "file").chmod(0o666), "may be written by other users"),
         (lambda f: f.chmod(0o777), "may be written by other users"),
         (lambda f: f.chmod(0o1777), "may be written by other users"),
-        (lambda f: f.parent.chmod(0o777), "lies in a directory that everybody may write to"),
         (lambda f: (f / "file").rename(f / "x") and (f / "file").symlink_to("x"), "symbolic link"),
         (lambda f: (f / "file").unlink() or os.mkfifo(f / "file"), "not a regular file"),
         (lambda f: (f / "file").unlink() or (f / "file").mkdir(), "not a regular file"),
@@ -67,16 +66,7 @@ def test_what_belongs_to_another_user_is_refused(folder: Path) -> None:
     os.chown(folder, OTHER, OTHER)
     with pytest.raises(UnsafePath, match="belongs to uid 65534"):
         read(folder)
-    folder.parent.chmod(0o1777)
-    with pytest.raises(UnsafePath, match="which uid 65534 owns"):
-        read(folder)
-    theirs = folder.parent / "link"
     os.chown(folder, 0, 0)
-    theirs.symlink_to("checkpoints")
-    os.chown(theirs, OTHER, OTHER, follow_symlinks=False)
-    with pytest.raises(UnsafePath, match="which uid 65534 owns"):
-        read(theirs)
-    folder.parent.chmod(0o755)
     os.chown(folder.parent, OTHER, OTHER)
     assert read(folder) == b"content", "a project's directory belongs to whoever leads it"
     os.chown(folder, -1, OTHER)
@@ -124,10 +114,3 @@ def test_a_link_that_appears_while_the_file_is_made_is_not_followed(
     with pytest.raises(FileExistsError):
         write_durably(folder / "new", lambda file: file.write(b"written"))
     assert victim.read_bytes() == b"precious"
-
-
-def test_links_in_a_circle_end(folder: Path) -> None:
-    (folder.parent / "a").symlink_to("b")
-    (folder.parent / "b").symlink_to("a")
-    with pytest.raises(OSError, match="Too many levels"):
-        read(folder.parent / "a")
