@@ -83,9 +83,16 @@ class DevAccounting:
     def _start_mariadb(self, environment: dict[str, str]) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
         self._directory.mkdir(parents=True, mode=0o700)
-        data = self._directory / "data"
+        data, temporary = self._directory / "data", self._directory / "tmp"
+        temporary.mkdir()  # each server that starts removes the temporary tables of others in a folder that they share
         done = subprocess.run(
-            [program("mariadb-install-db"), *_SERVER, f"--datadir={data}", "--skip-test-db"],
+            [
+                program("mariadb-install-db"),
+                *_SERVER,
+                f"--datadir={data}",
+                f"--tmpdir={temporary}",
+                "--skip-test-db",
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -101,6 +108,7 @@ class DevAccounting:
         )
         options = {
             "datadir": data,
+            "tmpdir": temporary,
             "socket": self._directory / "socket",
             "pid-file": self._directory / "pid",
             "init-file": first,

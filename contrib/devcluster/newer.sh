@@ -4,6 +4,7 @@
 #
 #   contrib/devcluster/newer.sh [pytest's arguments]       as root
 #   contrib/devcluster/newer.sh attack [--theme NAME ...]  the attack suite's themes that need no torch; attack-out/SUITE
+#   contrib/devcluster/newer.sh sites [--seeds 1-3]        generated sites beside control runs; sites-out/SUITE
 #   contrib/devcluster/newer.sh demo [--limit SECONDS]     `make demo`, with Debian's torch, in a root of its own; demo-out/SUITE
 #
 # Where pyslurm can be built for that Slurm (forky's), the tests of the client that uses it run there too.
@@ -46,7 +47,7 @@ if [ "${PYSLURM:-yes}" != no ] && [ "$(cat "$built" 2>/dev/null)" != "$recipe" ]
 fi
 echo "  $(inside slurmctld -V), $(inside python3 --version), $(inside /venv/bin/pip list 2>/dev/null |
   awk '$1 == "pyslurm" { print "pyslurm for Slurm " $2; found = 1 } END { if (!found) print "no pyslurm" }')"
-[ "$mode" != attack ] && [ "$mode" != demo ] || shift
+case $mode in attack | demo | sites) shift ;; esac
 # The repository stands in for an installed package: polluxd asks for its own version, and jobs call `pollux`.
 inside sh -c 'info=$(/venv/bin/python -c "import site; print(site.getsitepackages()[0])")/polluxd-0.dist-info
   mkdir -p "$info" && printf "Metadata-Version: 2.1\nName: polluxd\nVersion: 0\n" >"$info/METADATA"
@@ -64,17 +65,23 @@ if [ "$mode" = attack ]; then
   inside /venv/bin/python -m contrib.attack --out "attack-out/$suite" "$@"
   exit
 fi
-[ $# -gt 0 ] || set -- "${tests[@]}"
-# forky's libmariadb 11.8.9 refuses slurmdbd's first query (error 5027, "number of columns"); that of Debian 13, 11.8.6, does not.
+# libmariadb 11.8.9 refuses slurmdbd's first query (error 5027, "number of columns"); that of Debian 12, 10.11, does not.
 library=/opt/libmariadb
-if [ "$suite" = forky ] && [ ! -e "$root$library/libmariadb.so.3" ]; then
+if [ ! -e "$root$library/libmariadb.so.3" ]; then
   inside bash -ec '
     cd "$(mktemp -d)" && mkdir -p lists/partial
-    echo "deb $1 trixie main" >sources.list
+    echo "deb $1 bookworm main" >sources.list
     get=(apt-get -q -o APT::Sandbox::User=root -o Dir::Etc::SourceList="$PWD/sources.list" -o Dir::Etc::SourceParts=- -o Dir::State::Lists="$PWD/lists")
-    "${get[@]}" update && "${get[@]}" download libmariadb3/trixie
+    "${get[@]}" update && "${get[@]}" download libmariadb3/bookworm
     dpkg -x libmariadb3_*.deb unpacked
     install -D -m 644 unpacked/usr/lib/*/libmariadb.so.3 "$2/libmariadb.so.3"
-  ' bash "$mirror" "$library" >>"$log" 2>&1 || fail "libmariadb3 of Debian 13"
+  ' bash "$mirror" "$library" >>"$log" 2>&1 || fail "libmariadb3 of Debian 12"
 fi
+if [ "$mode" = sites ]; then
+  inside sh -c 'id pollux >/dev/null 2>&1 || useradd --system pollux'
+  [ $# -gt 0 ] || set -- --seeds 1-3
+  inside env LD_LIBRARY_PATH="$library" /venv/bin/python -m contrib.sites --out "sites-out/$suite" "$@"
+  exit
+fi
+[ $# -gt 0 ] || set -- "${tests[@]}"
 inside env LD_LIBRARY_PATH="$library" /venv/bin/python -m pytest -q -p no:cacheprovider "$@"

@@ -38,7 +38,7 @@ def reconfigure(site: Place) -> None:
 
 
 def restart(site: Place) -> None:
-    site.cluster.restart_slurmctld()
+    site.restart_slurmctld()
 
 
 def drain(site: Place) -> None:
@@ -54,7 +54,9 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     """Play a case, disturbed in its middle; return the result's row."""
     started = time.time()
     site.jobs_of_case.clear()
+    assert site.control is not None
     site.idle.restart()
+    site.control.idle.restart()
     wrong: list[str] = []
 
     def disturbed() -> None:
@@ -71,7 +73,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
         traceback.print_exc()
         told, result = f"{type(error).__name__}: {error}", "failed"
     timer.join()
-    idle = site.idle.measured
+    idle, control = site.idle.measured, site.control.idle.measured
     if idle.longest_s > _LONGEST_IDLE_S:
         wrong.append(f"GPUs that a job could use were idle for {idle.longest_s:.0f} s")
     watched = [c.note for c in site.store.cycles_between(started, time.time()) if IDLE in c.note]
@@ -89,6 +91,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
         "case": case.name,
         "result": result,
         "idle_gpu_s_beside_waiting": round(idle.gpu_s, 1),
+        "idle_gpu_s_in_control": round(control.gpu_s, 1),
         "longest_idle_s": round(idle.longest_s, 1),
         "moves": len(moves),
         "what_the_user_saw": printable(told),
@@ -97,17 +100,20 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
 
 
 def play_cases(cases: Sequence[Case], done: Callable[[dict[str, object]], None]) -> None:
-    """Play the cases on one site."""
+    """Play the cases on one site, and the same submissions and acts at the same time on one without polluxd."""
     failed = False
-    with place() as site:
+    with place() as control, place() as site:
         site.start()
-        site.idle.start()
+        site.control = control
+        for each in (control, site):
+            each.idle.start()
         for number, case in enumerate(cases):
             row = row_of(case, site, DISTURBANCES[number % len(DISTURBANCES)])
             failed |= row["result"] != "ok"
             done(row | {"folder": str(site.folder.parent)})
     if not failed:
-        shutil.rmtree(site.folder.parent)
+        for each in (control, site):
+            shutil.rmtree(each.folder.parent)
 
 
 def main() -> int:
@@ -116,7 +122,7 @@ def main() -> int:
     parser.add_argument("--seeds", help="generated sites alone: one seed, or FIRST-LAST")
     parser.add_argument("--out", type=Path, default=Path("sites-out"))
     arguments = parser.parse_args()
-    arguments.out.mkdir(exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
 
     def done(row: dict[str, object]) -> None:

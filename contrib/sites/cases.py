@@ -41,7 +41,7 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     if place.moves(waiting):
         raise AssertionError("a start was tried in vain")
     end()
-    place.idle.admit(waiting)
+    place.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start afterwards", 90)
     return told
 
@@ -83,7 +83,7 @@ def _limit_reached_by_others(place: Place) -> str:
     place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", WATCH_S)
     told = place.explain(waiting)
     place.command("scancel", str(plain))
-    place.idle.admit(waiting)
+    place.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
     return told
 
@@ -228,7 +228,7 @@ def _license(place: Place) -> str:
     if place.moves(ids[1]):
         raise AssertionError("a start was tried in vain")
     place.command("scancel", str(ids[0]))
-    place.idle.admit(ids[1])
+    place.admit(ids[1])
     place.until(lambda: place.runs(ids[1]), "the second job's start")
     return told
 
@@ -333,7 +333,7 @@ def _never_reports(place: Place) -> str:
     place.stays(lambda: not place.runs(other) and place.runs(silent), "the silent job", WATCH_S)
     told = place.explain(silent)
     place.command("scontrol", "requeue", str(silent))
-    place.idle.admit(other)
+    place.admit(other)
     place.until(lambda: _held(place, silent, other) == [{"n3": 1}, {"n3": 3}], "its start on min-gpus")
     return told
 

@@ -1,14 +1,15 @@
 """Draw sites and what happens there from seeds. Pure.
 
 A site is a slurm.conf with accounts, a stream of plain and Pollux jobs, and acts of its administrators. The same seed
-draws the same site.
+draws the same site. What was added to the draws later has a random generator of its own (`_more`), so that the older
+half of each site stays what its seed gave before.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from contrib.devcluster import SiteLines
@@ -16,7 +17,7 @@ from contrib.sites.idle import Wish
 
 STREAM_S = 30.0
 """Seconds in which the jobs of a stream are submitted."""
-MEMORY_MB, CPUS = 4000, 8
+TRAINING = "pollux run contrib/examples/digits_mlp.py --epochs 6 --alpha 0.05 --beta 0.0005 --sync 0.01 0.02"
 
 
 class DrawnJob(NamedTuple):
@@ -31,6 +32,14 @@ class DrawnJob(NamedTuple):
     """Further lines of #SBATCH and #POLLUX, without their hash signs."""
     seconds: int
     wish: Wish
+    trains: bool = False
+    """It is a short training, which polluxd may resize. Others sleep, and never report."""
+
+    @property
+    def body(self) -> str:
+        if self.trains:
+            return TRAINING
+        return f"sleep {self.seconds}"
 
     @property
     def pollux(self) -> bool:
@@ -62,7 +71,17 @@ class DrawnSite:
     def words(self) -> str:
         """What is unusual about it, on one line."""
         acts = ", ".join(f"{act.kind} {act.target}".strip() for act in self.acts)
-        return f"{'; '.join((*self.site.lines, *self.site.partitions.values()))}; acts: {acts}"
+        options = {
+            w
+            for job in self.jobs
+            for line in job.lines
+            if line.startswith("SBATCH")
+            for w in line.split()[1:]
+        }
+        has = [*self.site.lines, *self.site.partitions.values(), *(f"cloud {n}" for n in self.site.cloud)]
+        has += ["own job_submit.lua"] if "job_submit.lua" in self.site.files else []
+        has += ["a training"] if any(job.trains for job in self.jobs) else []
+        return f"{'; '.join(has)}; options: {' '.join(sorted(options))}; acts: {acts}"
 
 
 def draw(seed: int) -> DrawnSite:
@@ -96,7 +115,74 @@ def draw(seed: int) -> DrawnSite:
     )
     hand = _Hand(rng, names, gpus, types, features, partitions, by_qos=by_qos and bool(accounts))
     jobs = tuple(hand.job(number) for number in range(rng.randint(10, 14)))
-    return DrawnSite(seed, nodes, gpus, site, accounts, jobs, _acts(rng, names, jobs))
+    drawn = DrawnSite(seed, nodes, gpus, site, accounts, jobs, _acts(rng, names, jobs))
+    return _more(random.Random(f"more of site {seed}"), drawn)
+
+
+_LINES = (
+    "PrologFlags=Alloc",
+    "PreemptExemptTime=00:00:10",
+    "KillOnBadExit=1",
+    "PriorityFlags=ACCRUE_ALWAYS",
+)
+_SCHEDULER = (
+    *("default_queue_depth=4", "bf_max_job_test=6", "partition_job_depth=3", "bf_window=60"),
+    *("max_rpc_cnt=20", "pack_serial_at_end", "bf_resolution=10", "preempt_youngest_first"),
+)
+_OPTIONS = (
+    *("--nice=50", "--cpus-per-gpu=2", "--spread-job", "--constraint=old|new", "--prefer=old", "--mincpus=3"),
+    *("--gres-flags=enforce-binding", "--use-min-nodes", "--signal=USR1@60", "--no-requeue", "--requeue"),
+    *("--switches=1", "--oversubscribe", "--exclusive=user", "--threads-per-core=1", "--open-mode=truncate"),
+    *("--dependency=singleton", "--delay-boot=0", "--overcommit", "--time-min=2", "--contiguous", "--tmp=1"),
+    *("--deadline=now+2hours", "--distribution=cyclic", "--no-kill", "--wait-all-nodes=1", "--mem=0"),
+)
+_SUBMIT = """function slurm_job_submit(job, partitions, uid)
+  job.admin_comment = "cost centre 7"
+  return slurm.SUCCESS
+end
+function slurm_job_modify(job, record, partitions, uid)
+  return slurm.SUCCESS
+end
+return slurm.SUCCESS
+"""
+"""A job_submit.lua of the site's own."""
+
+
+def _more(rng: random.Random, drawn: DrawnSite) -> DrawnSite:
+    """Add what a site may have besides: hooks, cloud nodes, rare settings and options, trainings, further acts."""
+    site = drawn.site
+    depth = [word for word in _SCHEDULER if rng.random() < 0.15]
+    lines = [
+        ",".join((line, *depth)) if line.startswith("SchedulerParameters=") else line for line in site.lines
+    ]
+    preempts = any(line.startswith("PreemptType=") for line in lines)
+    lines += [line for line in _LINES if rng.random() < 0.15 and (preempts or "Preempt" not in line)]
+    files = dict(site.files)
+    if rng.random() < 0.4:
+        files["job_submit.lua"] = _SUBMIT
+        lines += ["Prolog=/bin/true", "Epilog=/bin/true", "TaskProlog=/bin/true"]
+    cloud = (f"n{drawn.nodes}",) if rng.random() < 0.25 else ()
+    jobs = list(drawn.jobs)
+    for at in rng.sample(range(len(jobs)), len(jobs) // 3):
+        option = rng.choice(_OPTIONS)
+        if option != "--mem=0" or "Memory" in "".join(lines):
+            jobs[at] = jobs[at]._replace(lines=(*jobs[at].lines, f"SBATCH {option}"))
+    if rng.random() < 0.6:
+        most = rng.choice((2, drawn.gpus_per_node, 2 * drawn.gpus_per_node))
+        asked = (f"POLLUX min-gpus=1 max-gpus={most}", "SBATCH --time=20")
+        head = "SBATCH --nodes=1 --ntasks-per-node=1 --gres=gpu:1"
+        jobs.append(DrawnJob("training", rng.uniform(0, 5), head, asked, 0, Wish(1), trains=True))
+    kinds = ["slurmd restart", "suspend", "requeue", "time limit"] + (["limit"] if drawn.accounts else [])
+    acts = list(drawn.acts)
+    for kind in rng.sample(kinds, 1):
+        target = f"n{rng.randint(1, drawn.nodes - len(cloud))}" if "slurmd" in kind else rng.choice(jobs).name
+        acts.append(Act(kind, rng.uniform(5, STREAM_S), rng.uniform(4, 10), target))
+    return replace(
+        drawn,
+        site=replace(site, lines=tuple(lines), files=files, cloud=cloud),
+        jobs=tuple(sorted(jobs, key=lambda job: job.at)),
+        acts=tuple(sorted(acts, key=lambda act: act.at)),
+    )
 
 
 def _partitions(rng: random.Random, names: list[str]) -> dict[str, str]:

@@ -10,10 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
-from contrib.devcluster import DevCluster, Polluxd, SiteLines
+from contrib.devcluster import DevCluster, DevClusterError, Polluxd, SiteLines
+from contrib.devcluster.power_saving import PowerSaving
+from contrib.devcluster.processes import program
 from contrib.sites.idle import Sampler, Wish
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Move
@@ -75,7 +78,10 @@ class Place:
     def __init__(self, cluster: DevCluster, folder: Path, lease_s: int = 60) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.command = cluster.command
+        self.control: Place | None = None
+        """A site without polluxd, to which the same is done at the same time."""
+        self._there: dict[int, int] = {}
+        """Ids of jobs at the control, by the id here."""
         self.slurm = ScontrolClient(conf=cluster.slurm_conf)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self.submitted: list[int] = []
@@ -110,6 +116,27 @@ class Place:
         self.idle.stop()
         self.daemon.stop()
         self.store.close()
+
+    def command(self, *argv: str) -> str:
+        """Run a command of Slurm; return its output."""
+        if self.control is not None:
+            words = [re.sub(r"(?<=^JobId=)\d+$|^\d+$", self._id_there, word) for word in argv]
+            with suppress(DevClusterError):  # there, the job may have ended
+                self.control.command(*words)
+        return self.cluster.command(*argv)
+
+    def _id_there(self, found: re.Match[str]) -> str:
+        return str(self._there.get(int(found[0]), found[0]))
+
+    def restart_slurmctld(self) -> None:
+        for place in filter(None, (self.control, self)):
+            place.cluster.restart_slurmctld()
+
+    def admit(self, job_id: int) -> None:
+        """The site allows a barred job's start from now on."""
+        self.idle.admit(job_id)
+        if self.control is not None and job_id in self._there:
+            self.control.idle.admit(self._there[job_id])
 
     # --- the user's hands ---------------------------------------------------------------------------------
 
@@ -154,6 +181,8 @@ class Place:
         self.submitted.append(job_id)
         self.jobs_of_case.add(job_id)
         self.idle.wish(job_id, wish or Wish(gpus))
+        if self.control is not None:
+            self._there[job_id] = self.control.sbatch(name, body, *lines, gpus=gpus, head=head, wish=wish)
         return job_id
 
     def train(self, name: str, *lines: str, wish: Wish | None = None) -> int:
@@ -232,19 +261,24 @@ class Place:
     @contextmanager
     def preempting(self, kind: str) -> Iterator[None]:
         """Have slurmctld preempt in another way; only its restart changes that."""
-        conf, old = self.cluster.slurm_conf, self.cluster.slurm_conf.read_text()
+        confs = [place.cluster.slurm_conf for place in filter(None, (self.control, self))]
+        old = [conf.read_text() for conf in confs]
         try:
-            conf.write_text(re.sub(r"(?m)^PreemptType=.*$", f"PreemptType={kind}", old))
-            self.cluster.restart_slurmctld()
+            for conf, text in zip(confs, old, strict=True):
+                conf.write_text(re.sub(r"(?m)^PreemptType=.*$", f"PreemptType={kind}", text))
+            self.restart_slurmctld()
             yield
         finally:
-            conf.write_text(old)
-            self.cluster.restart_slurmctld()
+            for conf, text in zip(confs, old, strict=True):
+                conf.write_text(text)
+            self.restart_slurmctld()
 
     def clear(self) -> None:
         """End all jobs of the case."""
+        if self.control is not None:
+            self.control.clear()
         if self.submitted:
-            self.command("scancel", *map(str, self.submitted))
+            self.cluster.command("scancel", *map(str, self.submitted))
             self.until(
                 lambda: all(
                     job.state.finished
@@ -275,6 +309,11 @@ def place(
     folder = base / "jobs"
     folder.mkdir()
     folder.chmod(0o1777)
+    if site.cloud:
+        always_on = ",".join(n for n in (f"n{i + 1}" for i in range(nodes)) if n not in site.cloud)
+        power = PowerSaving(base / "power", boot_s=5.0, fails_every=0, always_on=always_on, idle_s=10)
+        power.programs(base / "cluster" / "etc" / "slurm.conf", program("slurmd"))
+        site = replace(site, lines=(*site.lines, *power.lines))
     with DevCluster(
         base / "cluster",
         nodes=nodes,

@@ -22,7 +22,10 @@ def test_a_seed_draws_one_site_and_many_seeds_many_kinds() -> None:
     options = " ".join(line for site in drawn for job in site.jobs for line in (job.head, *job.lines))
     for option in ("--exclusive", "--qos=urgent", "--array", "--nodes=2", "--partition=extra", "POLLUX"):
         assert option in options
-    assert len({act.kind for site in drawn for act in site.acts}) == 10
+    assert len({act.kind for site in drawn for act in site.acts}) == 15
+    assert any(site.site.cloud for site in drawn)
+    assert any("job_submit.lua" in site.site.files for site in drawn)
+    assert any(job.trains for site in drawn for job in site.jobs)
 
 
 def runs(wait: float, **more: object) -> Run:
@@ -40,6 +43,8 @@ def runs(wait: float, **more: object) -> Run:
         (runs(90.0, reasons={"j0": NO_CAUSE}), ""),
         (runs(90.0, reasons={"j0": NO_CAUSE}, idle_s={"j0": 80.0}), "80 s of them beside idle GPUs"),
         (runs(3.0, ends={"j0": "CANCELLED"}), "CANCELLED, without polluxd COMPLETED"),
+        (runs(3.0, ends={"j0": "refused"}, reasons={"j0": "#POLLUX: --time-min cannot be used"}), ""),
+        (runs(3.0, ends={"j0": "refused"}, reasons={"j0": "Invalid account"}), "refused, without"),
         (runs(3.0, ends={}), "None, without polluxd COMPLETED"),
     ],
 )
