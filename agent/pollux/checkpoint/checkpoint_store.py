@@ -202,7 +202,7 @@ class CheckpointStore:
     def _trouble(self, path: Path, rank: int, size: int) -> tuple[str, str] | None:
         """Return what is wrong with this rank's share of a checkpoint: its kind, and a sentence."""
         try:
-            with _opened(path) as (folder, file):
+            with opened(path) as (folder, file):
                 files = file.trailer.meta.get("shards", {})
                 if foreign := self._foreign(path, file, bool(files), rank):
                     return "foreign", foreign
@@ -237,7 +237,7 @@ class CheckpointStore:
     def read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return state and meta of a checkpoint that `newest` has found. Raises CheckpointError."""
         try:
-            with _opened(path) as (_, file):
+            with opened(path) as (_, file):
                 return file.state(), file.trailer.meta
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
@@ -273,7 +273,7 @@ def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
+def opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
     """A checkpoint's folder and its `state.pt`, opened once for all that is read. Raises CheckpointError, OSError."""
     one_file = path.suffix == ".pt"  # of 0.1.0
     with (
@@ -281,6 +281,17 @@ def _opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
         CheckpointFile(folder, path.name if one_file else _STATE) as file,
     ):
         yield folder, file
+
+
+def adopt(name: str, directory: Path) -> bool:
+    """Make a folder in a training's `directory` its newest checkpoint. False where it is not there, or no more."""
+    with PrivateFolder(directory) as folder:
+        if name not in folder.names():
+            return False
+        before = _complete(folder)
+        folder.rename(name, f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}")
+        folder.sync()
+    return True
 
 
 def _complete(folder: PrivateFolder) -> list[str]:

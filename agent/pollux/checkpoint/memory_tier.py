@@ -98,6 +98,15 @@ class MemoryTier:
                 1e3 * self._cost,
             )
 
+    def forget(self) -> None:
+        """Drop this rank's copies: new ranks take a file."""
+        self.wait()
+        self.on = False
+        if self._memory is not None:
+            for slot in self._memory.slots[self._memory.local_rank]:
+                slot.free()
+            self._memory.note(restores=False, copied=0)
+
     @property
     def _sharded(self) -> bool:
         return is_sharded(self._training.models[0].module)

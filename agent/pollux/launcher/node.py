@@ -222,7 +222,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
                     channel.send(Over(outcome.status))
             return outcome.status
         progress = max(memory.copied, memory.saved)
-        retries = 0 if supervisor.moved or progress > reached else retries
+        retries = 0 if supervisor.moved or progress != reached else retries
         reached, lost = progress, lost or outcome.again.lost
         launched, resized = time.time(), outcome.again.resized
         failures += 1

@@ -20,12 +20,18 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pollux.errors import RankLost, SearchError
+from pollux.checkpoint.checkpoint_store import adopt
+from pollux.checkpoint.exploit import copy_newest
+from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost, SearchError
 from pollux.loop.notices import notice
+from pollux.ranks.node_memory import node_memory
 from pollux.search.tasks import NAME_VARIABLE, TASK_VARIABLE, tasks_in_queue
 from pollux.slurm_job.allocation import task_of
+from pollux.training.script_record import ScriptRecord
 
 if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
     from pollux.loop.job import Job
     from pollux.search.study import Search
 
@@ -36,6 +42,10 @@ Value = TypeVar("Value")
 VALUES_WAIT = 600.0
 """Seconds that a rank waits for a value of rank 0, which may wait half a minute for the lock of a killed task."""
 _LOOK = 0.2
+_BEHIND = 0.2
+"""Part of a training by which a checkpoint may be behind whoever goes on from it."""
+_GOOD = 0.75
+"""Trials of this rank have a checkpoint written after each evaluation, with population-based training."""
 
 
 class Trial:
@@ -117,26 +127,31 @@ class Trial:
 class SearchTrial(Trial):
     """A trial of a search. Rank 0 asks Optuna; the other ranks, and those of companion jobs, read its journal."""
 
-    def __init__(self, search: Callable[[], Search], task: str, *, main: bool) -> None:
+    def __init__(self, search: Callable[[], Search], task: str, *, main: bool, lent: bool = False) -> None:
         """Begin the trial of a task, or go on with it.
 
-        Ends the process where no trial is to begin. `search` opens the search.
+        Ends the process where no trial is to begin. `search` opens the search. `lent`: this rank is a companion's.
         """
         super().__init__()
-        self._task, self._main = task, main
+        self._task, self._main, self._lent = task, main, lent
         self._last: float | None = None
         if main:
             self._search = search()
             found = self._search.begin(task, tasks_in_queue)
         else:
             self._search = self._awaited(lambda: _opened(search), f"search of task {task}")
-            found = self._awaited(lambda: self._search.trial_of(task), f"trial of task {task}")
+            found = self._awaited(self._of_task, f"trial of task {task}")
         self._number: int = found.number
         attributes = found.user_attrs
+        self._gpu_before = 0.0
+        """GPU seconds that the training has in its checkpoint from other trials."""
+        ScriptRecord.script_counts = "parent" in attributes
         if found.state.is_finished():
             self._leave(attributes.get("given_up") or attributes.get("why") or "it has ended")
         if main:
             self._live = self._search.live(found)
+            if copied := attributes.get("adopts"):
+                adopt(Path(copied).name, Path(copied).parent)  # killed before it was
             notice(f"search {self._search.name}: trial {found.number}")
             # The last value of a training counts, and a script may report after its loop.
             atexit.register(self.complete)
@@ -145,6 +160,11 @@ class SearchTrial(Trial):
         super().judge_by(job)
         if self._main:
             job.coordinator.search_rank = self._search.rank(self._live)  # of an earlier attempt
+            attributes = self._search.frozen(self._live).user_attrs
+            if "gpu_before" not in attributes:
+                self._live.set_user_attr("gpu_before", job.progress.gpu_seconds)
+                self._live.set_user_attr("directory", str(job.coordinator.attempt.directory or ""))
+            self._gpu_before = attributes.get("gpu_before", job.progress.gpu_seconds)
 
     @property
     def number(self) -> int | None:
@@ -156,20 +176,56 @@ class SearchTrial(Trial):
             raise SearchError(
                 "expected trial.report after pollux.attach: progress is counted in the training"
             )
-        why = ""
+        why = other = ""
         if self._main:
             self._last = float(value)
             try:
-                why = self._search.report(self._live, _step(job), self._last, job.progress.gpu_seconds)
+                used = job.progress.gpu_seconds - self._gpu_before
+                why = self._search.report(
+                    self._live, _step(job.progress.examples, _length(job)), self._last, used, job.world.size
+                )
                 job.coordinator.search_rank = self._search.rank(self._live)
                 job.coordinator.line.wake()
+                other = "" if why else self._exploit(job)
             except (OSError, RuntimeError, ValueError) as error:
                 logger.warning("the journal of the search cannot be used, the training goes on: %s", error)
-        why = job.coordinator.exchange.gather(why)[0]
-        if why:
+        why, other = job.coordinator.exchange.gather((why, other))[0]
+        if other:
+            job.coordinator.checkpointer.leave_to(other, job.coordinator.exchange)
+        if why or other:
             job.coordinator.resizer.close()
             job.coordinator.close()
+        if other:
+            raise SystemExit(LEFT_STATUS if self._lent else RETRY_STATUS)
+        if why:
             self._leave(why)
+
+    def _exploit(self, job: Job) -> str:
+        """On rank 0: have a better trial's checkpoint beside this one's, under the name that is returned.
+
+        Empty: the trial goes on as it is, and has a checkpoint written soon if others may go on from it.
+        """
+        search, directory = self._search, job.coordinator.attempt.directory
+        if search.settings.pruner != "pbt" or directory is None or node_memory() is None:
+            return ""
+        length = _length(job)
+        for other in search.better(self._live):
+            copied = directory / f".trial-{other.number}-for-{self.number}"
+            source = Path(other.user_attrs.get("directory") or directory)
+            least = job.progress.examples - _BEHIND * length
+            made = None if source == directory else copy_newest(source, copied, least=least, below=length)
+            if made is not None:
+                step = _step(made, length)
+                heir = search.go_on_from(self._live, other, str(copied), step)
+                floats = {name: value for name, value in heir.params.items() if isinstance(value, float)}
+                values = ", ".join(f"{name}={value:.4g}" for name, value in floats.items())
+                notice(
+                    f"search {search.name}: trial {heir.number} goes on from trial {other.number}: {values}"
+                )
+                return copied.name
+        if (job.coordinator.search_rank or 0.0) >= _GOOD:
+            job.coordinator.checkpointer.hasten()
+        return ""
 
     def _value(self, kind: str, name: str, default: Value, *bounds: Any, **options: Any) -> Value:
         if self._main:
@@ -185,6 +241,11 @@ class SearchTrial(Trial):
 
         value: Value = self._awaited(noted, f"value of {name!r}")[name]
         return value
+
+    def _of_task(self) -> FrozenTrial | None:
+        """Return the task's trial; None before rank 0 has begun it again after a failure."""
+        found = self._search.trial_of(self._task)
+        return None if found is None or found.state.name == "FAIL" else found
 
     def _awaited(self, look: Callable[[], Any], what: str) -> Any:
         """On other ranks than the first: wait for what it writes."""
@@ -247,7 +308,7 @@ def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
     if main:
         environ[TASK_VARIABLE] = f"{task}:{path}"
     settings = SearchSettings(maximize=maximize) if main else None
-    return SearchTrial(lambda: Search(path, name, settings), task, main=main)
+    return SearchTrial(lambda: Search(path, name, settings), task, main=main, lent=bool(companion))
 
 
 def _opened(search: Callable[[], Search]) -> Search | None:
@@ -264,10 +325,13 @@ def _within(name: str, default: Value, low: Any, high: Any) -> Value:
     return default
 
 
-def _step(job: Job) -> int:
-    """Return how many of the STEPS of its length the training has made, by statistical progress."""
+def _step(examples: float, length: float) -> int:
+    """Return how many of the STEPS of its length a training has made, by statistical progress."""
     from pollux.search.study import STEPS  # noqa: PLC0415
 
-    progress = job.progress
-    length = progress.target or (progress.passes or 1.0) * job.dataset_length
-    return min(int(STEPS * progress.examples / length + 1e-6), STEPS)
+    return min(int(STEPS * examples / length + 1e-6), STEPS)
+
+
+def _length(job: Job) -> float:
+    """Return the progress that the training is to make [examples]."""
+    return job.progress.target or (job.progress.passes or 1.0) * job.dataset_length

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import optuna
@@ -18,11 +17,14 @@ from optuna.samplers import BaseSampler, BruteForceSampler, CmaEsSampler, Random
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pollux.errors import SearchError
+from pollux.search import population
 from pollux.search.journal import open_journal
 
+RUNNING, PRUNED = TrialState.RUNNING, TrialState.PRUNED
 SAMPLERS = ("tpe", "random", "grid", "cma")
-PRUNERS = ("asha", "hyperband", "median", "none")
+PRUNERS = ("asha", "hyperband", "median", "none", "pbt")
 STOPPED = "the search was stopped"
+LIMITED = "better trials need the remaining GPU hours, or the remaining time"
 STEPS = 20
 """Parts of a training, by statistical progress. A trial may be stopped at the end of each."""
 _REDUCTION = 3
@@ -83,6 +85,10 @@ class Search:
         found = [t for t in self.study.get_trials(deepcopy=False) if t.user_attrs.get("task") == task]
         return found[-1] if found else None
 
+    def newest(self) -> list[FrozenTrial]:
+        """Return each task's newest trial: one that failed, or goes on from another one, has a successor."""
+        return list({trial.user_attrs["task"]: trial for trial in self.trials()}.values())
+
     # -- what a task does -------------------------------------------------------------------------------------
 
     def begin(self, task: str, queue: Callable[[], frozenset[str] | None]) -> FrozenTrial:
@@ -91,7 +97,7 @@ class Search:
         A trial that comes back finished is not to be trained: it was stopped, or given up before its start. `queue`
         asks Slurm for its jobs, None where it does not answer: the trials of tasks that are gone have failed.
         """
-        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        running = self._running()
         # Slurm is asked after the journal was read: a task that begins in between is in neither.
         here = queue() if any(trial.user_attrs.get("task") != task for trial in running) else None
         for trial in running:
@@ -99,62 +105,114 @@ class Search:
                 self.end(trial, TrialState.FAIL, why="its task left Slurm's queue")
         found = self.trial_of(task)
         if found is None or found.state is TrialState.FAIL:
-            # One line of the journal: whoever is killed leaves a trial with its task behind, or none.
-            over = self.over()
-            self.study.add_trial(
-                create_trial(
-                    state=TrialState.PRUNED if over else TrialState.RUNNING,
-                    # The task's checkpoint was trained with these.
-                    params=found.params if found else {},
-                    distributions=found.distributions if found else {},
-                    user_attrs={"task": task} | ({"given_up": over} if over else {}),
-                )
-            )
+            over = self.over() or self._reserved()
+            attributes = {"given_up": over} if over else {}
+            # The task's checkpoint was trained with these values.
+            self._add(task, found, PRUNED if over else RUNNING, attributes | population.lineage(found))
             found = self.trial_of(task)
         assert found is not None
+        for trial in running:
+            if trial.user_attrs.get("task") == task and trial.number != found.number:
+                # Killed between two lines of `go_on_from`.
+                self.end(trial, PRUNED, why=_replaced_by(found))
         return found
+
+    def _add(self, task: str, like: FrozenTrial | None, state: Any, attributes: Mapping[str, Any]) -> None:
+        """Add a trial with the values of another one.
+
+        One line of the journal: whoever is killed leaves a trial with its task behind, or none.
+        """
+        self.study.add_trial(
+            create_trial(
+                state=state,
+                params=like.params if like else {},
+                distributions=like.distributions if like else {},
+                user_attrs={"task": task, **attributes},
+            )
+        )
 
     def live(self, trial: FrozenTrial) -> optuna.trial.Trial:
         """Return a running trial as Optuna's own, which suggests values."""
         return optuna.trial.Trial(self.study, trial._trial_id)
 
-    def report(self, trial: optuna.trial.Trial, step: int, value: float, gpu_seconds: float) -> str:
+    def report(
+        self, trial: optuna.trial.Trial, step: int, value: float, gpu_seconds: float, gpus: int = 1
+    ) -> str:
         """Note the value of a trial after a step (0 to STEPS). Returns why the trial is to stop; empty: it goes on.
 
         A step that an evaluation skipped has the value of the next one, so that trials can be compared at each step.
+        `gpu_seconds`: that the trial has used; it has `gpus` now.
         """
         before = self.frozen(trial)
         if before.state.is_finished():
             return str(before.user_attrs.get("why", "it was ended"))
-        last = before.last_step or 0
+        last = before.last_step or population.first_step(before)
         for each in range(last + 1, step + 1):
             trial.report(value, each)
-        trial.set_user_attr("gpu_seconds", gpu_seconds)
-        over = self.over()
+        # A requeue may have lost steps: their GPU seconds are used all the same.
+        trial.set_user_attr("gpu_seconds", max(gpu_seconds, before.user_attrs.get("gpu_seconds", 0.0)))
+        if before.user_attrs.get("gpus") != gpus:
+            trial.set_user_attr("gpus", gpus)
         if not math.isfinite(value):
             why = f"its value is {value}"
-        elif over and (self.stopped or self._in_lower_half(value)):
-            why = over
+        elif self.stopped:
+            why = STOPPED
+        elif step < STEPS and not self._affordable(self.frozen(trial)):
+            why = self.over() or LIMITED
+            trial.set_user_attr("limited", True)
         elif step > last and trial.should_prune() and step < STEPS:
             why = f"its rank after {100 * step // STEPS} % of the training"
         else:
             return ""
-        self.end(self.frozen(trial), TrialState.PRUNED, why=why)
+        self.end(self.frozen(trial), PRUNED, why=why)
         return why
 
     def rank(self, trial: optuna.trial.Trial) -> float | None:
         """Return the part of the trials, 0 to 1, that are not better after the same step; None before the first."""
-        own = self.frozen(trial)
+        return self._rank(self.frozen(trial))
+
+    def _rank(self, own: FrozenTrial) -> float | None:
         if own.last_step is None:
             return None
-        sign = 1.0 if self._maximizes else -1.0
-        value = own.intermediate_values[own.last_step]
-        values = [
-            t.intermediate_values[own.last_step]
-            for t in self.trials()
-            if own.last_step in t.intermediate_values
-        ]
-        return float(sum(sign * each <= sign * value for each in values)) / len(values)
+        value, values = self._gain(own, own.last_step), [gain for gain, _ in self._after(own.last_step)]
+        return float(sum(each <= value for each in values)) / len(values)
+
+    def _gain(self, trial: FrozenTrial, step: int) -> float:
+        """Return a trial's value after a step, the larger the better."""
+        return float(trial.intermediate_values[step]) * (1.0 if self._maximizes else -1.0)
+
+    def _after(self, step: int) -> list[tuple[float, FrozenTrial]]:
+        """Return the trials that have made a step, with what they had gained."""
+        return [(self._gain(t, step), t) for t in self.trials() if step in t.intermediate_values]
+
+    # -- population-based training ----------------------------------------------------------------------------
+
+    def better(self, trial: optuna.trial.Trial) -> list[FrozenTrial]:
+        """Return the running trials that this one is to go on from, the best first; see `population.better`."""
+        own = self.frozen(trial)
+        if self.settings.pruner != "pbt" or own.last_step is None or own.last_step >= STEPS:
+            return []
+        step = own.last_step
+        others = [t for t in self.newest() if t.last_step is not None]
+        return population.better(own, [(self._gain(t, _reached(t, step)), t) for t in others])
+
+    def go_on_from(
+        self, trial: optuna.trial.Trial, other: FrozenTrial, adopts: str, step: int
+    ) -> FrozenTrial:
+        """End a trial, and begin one for its task with another's values, perturbed.
+
+        `adopts`: the copy of the other's checkpoint, which is of a `step`.
+        """
+        own = self.frozen(trial)
+        task = own.user_attrs["task"]
+        attributes = {"parent": other.number, "first_step": step, "adopts": adopts}
+        self._add(task, population.perturbed(other), RUNNING, attributes)
+        heir = self.trial_of(task)
+        assert heir is not None
+        self.end(own, PRUNED, why=_replaced_by(heir))
+        return heir
+
+    # -- the end of a trial -----------------------------------------------------------------------------------
 
     def complete(self, trial: optuna.trial.Trial, value: float | None) -> None:
         """Note that a training ended. `value`: the last one; None: as the journal has it."""
@@ -202,22 +260,59 @@ class Search:
             return f"the search ended at {time.strftime('%Y-%m-%d %H:%M', time.localtime(settings.until))}"
         return ""
 
+    def _left(self) -> float:
+        """Return the GPU seconds that the limits leave, on the GPUs that the trials have now."""
+        hours, until = self.settings.gpu_hours, self.settings.until
+        left = math.inf if hours is None else 3600.0 * (hours - self.gpu_hours())
+        if until is None:
+            return left
+        gpus = sum(int(t.user_attrs.get("gpus", 1)) for t in self._running())
+        return min(left, (until - time.time()) * gpus)
+
+    def _running(self) -> list[FrozenTrial]:
+        return list(self.study.get_trials(deepcopy=False, states=(RUNNING,)))
+
+    def _affordable(self, own: FrozenTrial) -> bool:
+        """Whether the limits let a trial end after all running ones that are better.
+
+        The best one goes on while no trial is complete, whatever the limits: a search without a result is a waste.
+        """
+        left = self._left()
+        if left == math.inf:
+            return True
+        place = self._place(own)
+        ahead = [t for t in self._running() if t.number == own.number or self._place(t) > place]
+        if len(ahead) == 1 and self.best() is None:
+            return True
+        return sum(map(_to_come, ahead)) <= left
+
+    def _place(self, trial: FrozenTrial) -> tuple[float, int]:
+        """Return what is greater for a better trial: of equal ones, the first."""
+        return self._rank(trial) or 0.0, -trial.number
+
+    def _reserved(self) -> str:
+        """Return why no trial begins although the limits leave something: the best one that runs needs it."""
+        left = self._left()
+        best = None if left == math.inf else max(self._running(), key=self._place, default=None)
+        return LIMITED if best is not None and _to_come(best) >= left else ""
+
     def given_up(self) -> Counter[str]:
-        """Count the tasks that began no trial, by the reason."""
-        found = (trial.user_attrs.get("given_up") for trial in self.study.get_trials(deepcopy=False))
+        """Count the tasks that began no trial, and the trials that a limit has stopped, by the reason."""
+        found = (
+            t.user_attrs.get("given_up") or (t.user_attrs.get("why") if _was_limited(t) else None)
+            for t in self.study.get_trials(deepcopy=False)
+        )
         return Counter(why for why in found if why)
 
     def count(self) -> int:
         """Count the trials that need not be tried again."""
-        return sum(
-            t.state is not TrialState.FAIL and t.user_attrs.get("why") != STOPPED for t in self.trials()
-        )
+        return sum(t.state is not TrialState.FAIL and not _was_limited(t) for t in self.newest())
 
     def stop(self) -> None:
         """End the search and its trials by hand."""
         self.study.set_user_attr("stopped", True)
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            self.end(trial, TrialState.PRUNED, why=STOPPED)
+        for trial in self._running():
+            self.end(trial, PRUNED, why=STOPPED)
 
     def resume(self, *, gpu_hours: float | None, until: float | None) -> None:
         """Let trials begin again, under new limits where they are given. An end that has passed is none."""
@@ -238,11 +333,28 @@ class Search:
         except ValueError:
             return None
 
-    def _in_lower_half(self, value: float) -> bool:
-        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        values = [t.intermediate_values[t.last_step] for t in running if t.last_step is not None]
-        middle = median(values) if values else value
-        return value < middle if self._maximizes else value > middle
+
+def _reached(trial: FrozenTrial, step: int) -> int:
+    """Return the last step with a value, of those up to `step`; the first one where a trial began later."""
+    made: dict[int, float] = trial.intermediate_values
+    return max((each for each in made if each <= step), default=min(made))
+
+
+def _replaced_by(heir: FrozenTrial) -> str:
+    return f"trial {heir.number} goes on from trial {heir.user_attrs.get('parent')}"
+
+
+def _was_limited(trial: FrozenTrial) -> bool:
+    return bool(trial.user_attrs.get("limited")) or trial.user_attrs.get("why") == STOPPED
+
+
+def _to_come(trial: FrozenTrial) -> float:
+    """Return the GPU seconds that a running trial is still to use; 0 before its first evaluation."""
+    if trial.last_step is None:
+        return 0.0
+    last = int(trial.last_step)
+    made = max(last - population.first_step(trial), 1)
+    return float(trial.user_attrs.get("gpu_seconds", 0.0)) * (STEPS - last) / made
 
 
 def _sampler(name: str) -> BaseSampler:
@@ -267,7 +379,7 @@ def _pruner(name: str) -> BasePruner:
             return HyperbandPruner(min_resource=1, max_resource=STEPS, reduction_factor=_REDUCTION)
         case "median":
             return MedianPruner()
-        case "none":
+        case "none" | "pbt":
             return NopPruner()
     raise SearchError(_unknown("pruner", name, PRUNERS))
 

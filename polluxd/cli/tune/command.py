@@ -34,12 +34,13 @@ class Sampler(StrEnum):
 
 
 class Pruner(StrEnum):
-    """Who stops trials; all are Optuna's."""
+    """Who stops trials: Optuna's, or population-based training, in which bad trials go on from good ones."""
 
     ASHA = "asha"
     HYPERBAND = "hyperband"
     MEDIAN = "median"
     NONE = "none"
+    PBT = "pbt"
 
 
 class BatchScriptFirst(TyperGroup):
@@ -96,7 +97,9 @@ def start(
         float | None, typer.Option("--gpu-hours", min=0.0, help="GPU hours of all trials")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="HH:MM", help="the search's end")] = None,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="most trials at a time")] = 16,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", min=1, help="most trials at a time [16; with pbt all]")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="the search's name [the script's]")] = None,
 ) -> None:
     """Submit a search: `polluxctl tune BATCH_SCRIPT --trials 64 --metric accuracy --max`."""
@@ -119,7 +122,7 @@ def start(
     )
     search = _open(chosen, settings)
     search.study.set_user_attr("command", [str(batch.absolute()), *(words or [])])
-    search.study.set_user_attr("parallel", parallel)
+    search.study.set_user_attr("parallel", parallel or (trials if pruner is Pruner.PBT else 16))
     try:
         _submit(search, trials)
     except PolluxError:
@@ -148,7 +151,7 @@ def status(name: NameArgument, as_json: JsonOption = False) -> None:
         )
         return
     emit(rows, TRIAL_COLUMNS, as_json=False, console=access.console(), empty="no trial has begun")
-    ended = sum(row["state"] != "running" for row in rows)
+    ended = sum(trial.state.is_finished() for trial in search.newest())
     planned = f" of {search.settings.trials}" if search.settings.trials else ""
     print(f"{ended}{planned} trials have ended, in {search.gpu_hours():.3g} GPU hours")
     if best is not None:
@@ -265,6 +268,7 @@ def _row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
         "done": (last or 0) / STEPS,
         "gpu_hours": attributes.get("gpu_seconds", 0.0) / 3600,
         "params": trial.params,
+        "parent": attributes.get("parent"),
         "why": attributes.get("why"),
     }
 

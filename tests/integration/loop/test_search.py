@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,22 +25,29 @@ TRIALS = 5
 class Tuned:
     """One search of `polluxctl tune`, in the loop's folder."""
 
-    def __init__(self, loop: Loop, *options: str) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        *options: str,
+        trials: int = TRIALS,
+        gpus: int = 1,
+        words: str = "--parallel 4 --sampler random",
+    ) -> None:
         self._loop = loop
         script = loop.folder / "digits.sh"
         script.write_text(
-            "#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node=1 --ntasks-per-node=1 --cpus-per-task=1\n"
-            f"#SBATCH --open-mode=append --output={loop.folder}/trial-%a.log\n#POLLUX max-gpus=1\n"
+            f"#!/bin/bash\n#SBATCH --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1 --cpus-per-task=1\n"
+            f"#SBATCH --open-mode=append --output={loop.folder}/trial-%a.log\n"
+            f"#POLLUX min-gpus={gpus} max-gpus={gpus}\n"
             f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={loop.folder}/checkpoints\ncd {ROOT}\n"
             "script=contrib/examples/digits_search.py\n"
             # The last task reports values that no pruner lets go on.
-            f"if [ $SLURM_ARRAY_TASK_ID = {TRIALS - 1} ]; then export PYTHONPATH=contrib/examples\n"
+            f"if [ $SLURM_ARRAY_TASK_ID = {trials - 1} ]; then export PYTHONPATH=contrib/examples\n"
             f"  sed 's/trial.report(/trial.report(-1 + /' $script >{loop.folder}/worse.py\n"
             f"  script={loop.folder}/worse.py\n"
             "fi\npollux run $script $*\n"
         )
-        words = f"--trials {TRIALS} --parallel 4 --metric accuracy --max --sampler random".split()
-        self.run("digits.sh", *words, "--", *options)
+        self.run(*f"digits.sh --trials {trials} --metric accuracy --max {words} --".split(), *options)
         (array,) = self.study()["arrays"]
         self.array = int(array)
 
@@ -108,3 +117,35 @@ def test_no_trial_is_lost_counted_twice_or_failed_wrongly(loop: Loop) -> None:
     best = json.loads(search.run("best", "digits"))
     assert best["value"] == max(t["value"] for t in study["trials"] if t["state"] == "complete")
     assert best["gpu_hours"] > 0
+
+
+def test_a_bad_trial_goes_on_from_a_good_one_s_checkpoint(loop: Loop) -> None:
+    tasks = range(4)
+    search = Tuned(
+        loop, "--epochs 20 --alpha 0.04 --max-batch-size 32", trials=4, gpus=2, words="--pruner pbt"
+    )
+    loop.submitted.append(search.array)
+    loop.until(
+        lambda: all(search.job(f"{search.array}_{n}").state.finished for n in tasks),
+        seconds=400,
+        why="the end of all tasks",
+    )
+    study = search.study()
+    trials = {trial["number"]: trial for trial in study["trials"]}
+    heirs = [trial for trial in trials.values() if trial["parent"] is not None]
+    log = (loop.folder / "trial-3.log").read_text()
+    assert any(trial["task"] == f"{search.array}_3" for trial in heirs), log
+    for heir in heirs:
+        parent = trials[heir["parent"]]
+        assert heir["params"]["width"] == parent["params"]["width"], "a shape of the checkpoint"
+        factor = heir["params"]["lr"] / parent["params"]["lr"]
+        assert min(abs(factor - 0.8), abs(factor - 1.2)) < 1e-6 or heir["params"]["lr"] == 1.0
+        if heir["state"] == "complete":
+            own = (loop.folder / f"trial-{heir['task'].partition('_')[2]}.log").read_text()
+            assert f"learning rate {heir['params']['lr']:.4g} " in own, "not the checkpoint's"
+    assert re.search(r"restored the checkpoint in .*: epoch ([3-9]|1\d), optimizer step", log), log
+    states = Counter((trial["task"], trial["state"]) for trial in trials.values())
+    assert {count for (_, state), count in states.items() if state == "complete"} == {1}
+    assert "failed" not in {state for _, state in states}
+    assert {search.job(f"{search.array}_{n}").state for n in tasks} == {JobState.COMPLETED}
+    assert search.run("status", "digits").count("4 of 4 trials have ended") == 1

@@ -96,7 +96,7 @@ class Training:
 
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.progress = SimpleNamespace(optimizer_steps=12)
+        self.progress = SimpleNamespace(optimizer_steps=12, examples=384.0)
         self.models = [SimpleNamespace(ranks_per_replica=1)]
         self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False)
 
@@ -170,7 +170,7 @@ def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: 
     made.it.trouble = made.writer.trouble = "the disk was full"
     clock.now += INTERVAL
     assert made.it.save(cast(ControlExchange, Exchange()), durable=durable) == 4.0
-    meta = {"optimizer_steps": 12, "world_size": 1}
+    meta = {"optimizer_steps": 12, "examples": 384.0, "world_size": 1}
     assert made.writer.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
     # What a thread is to write may fail again.
     assert (made.it.slowest, made.it.trouble) == (slowest, "" if durable else "the disk was full")

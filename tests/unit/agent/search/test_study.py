@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from pollux.errors import SearchError
 from pollux.search.journal import journal_path
-from pollux.search.study import STEPS, Search, SearchSettings
+from pollux.search.study import LIMITED, STEPS, Search, SearchSettings
 
 
 def search(folder: Path, **settings: object) -> Search:
@@ -128,9 +128,67 @@ def test_spent_gpu_hours_end_the_lower_half_and_begin_nothing(tmp_path: Path) ->
     assert begun.report(tasks[0], 2, 0.0, 3600.0) == "the search has used its 1 GPU hours"
     late = begun.begin("1_9", everybody)
     assert late.state is TrialState.PRUNED
-    assert begun.given_up() == {"the search has used its 1 GPU hours": 1}
+    assert begun.given_up() == {"the search has used its 1 GPU hours": 2}, "one ended, and one never began"
     assert len(begun.trials()) == 4
     assert begun.begin("1_3", everybody).state is TrialState.RUNNING, "an attempt is no beginning"
+
+
+def test_gpu_hours_are_planned_for_the_best(tmp_path: Path) -> None:
+    begun = search(tmp_path, gpu_hours=1.0)
+    tasks = [begun.live(begun.begin(f"1_{number}", everybody)) for number in range(4)]
+    # A whole training takes 1,600 GPU seconds of the 3,600: two trials can end.
+    whys = [begun.report(trial, 5, 0.9 - number / 10, 400.0) for number, trial in enumerate(tasks)]
+    assert whys == ["", "", LIMITED, LIMITED]
+    assert begun.given_up() == {LIMITED: 2}
+    assert begun.begin("1_4", everybody).state is TrialState.RUNNING
+    assert begun.report(tasks[0], 10, 0.9, 1800.0) == ""
+    assert begun.begin("1_5", everybody).state is TrialState.PRUNED, "the best one needs the rest"
+    assert begun.report(tasks[1], 15, 0.8, 500.0) == LIMITED
+    assert begun.report(tasks[0], 15, 0.9, 9999.0) == "", "a search without a result is a waste"
+
+
+def test_until_is_planned_on_the_gpus_that_the_trials_have(tmp_path: Path) -> None:
+    begun = search(tmp_path, until=time.time() + 1000)
+    good, bad = (begun.live(begun.begin(task, everybody)) for task in ("1_0", "1_1"))
+    # 1,000 s on 3 GPUs; the two have 950 and 2,850 GPU seconds to go.
+    assert begun.report(good, 1, 0.9, 50.0, 1) == ""
+    assert begun.report(bad, 1, 0.5, 150.0, 2) == LIMITED
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_worst_of_a_population_goes_on_from_the_best(number: int, tmp_path: Path) -> None:
+    begun = search(tmp_path, pruner="pbt")
+    tasks = [begun.live(begun.begin(f"1_{n}", everybody)) for n in range(4)]
+    rates = [trial.suggest_float("lr", 1e-4, 1.0, log=True) for trial in tasks]
+    widths = [trial.suggest_int("width", 1, 99) for trial in tasks]
+    for n, trial in enumerate(tasks):
+        begun.report(trial, 3, -float((n - number) % 4), 60.0)
+    worst = tasks[(number + 3) % 4]
+    assert begun.better(worst) == [], "it has not trained for long"
+    begun.report(worst, 5, -3.0, 80.0)
+    (best,) = begun.better(worst)
+    assert best.number == tasks[number].number
+    heir = begun.go_on_from(worst, best, "/copy", 4)
+    assert heir.params["lr"] in (min(rates[number] * 0.8, 1.0), min(rates[number] * 1.2, 1.0))
+    assert heir.params["width"] == widths[number]
+    assert begun.frozen(worst).user_attrs["why"] == f"trial 4 goes on from trial {number}"
+    same = begun.live(begun.begin(heir.user_attrs["task"], everybody))
+    assert (same.number, same.suggest_float("lr", 1e-4, 1.0, log=True)) == (4, heir.params["lr"])
+    begun.report(same, 6, 0.5, 20.0)
+    assert begun.frozen(same).intermediate_values == {5: 0.5, 6: 0.5}
+    assert begun.better(same) == [], "it has just come"
+    assert (len(begun.trials()), len(begun.newest()), begun.count()) == (5, 4, 4)
+
+
+def test_a_trial_that_was_killed_while_it_was_replaced_counts_once(tmp_path: Path) -> None:
+    begun = search(tmp_path, pruner="pbt")
+    own, other = (begun.live(begun.begin(task, everybody)) for task in ("1_0", "1_1"))
+    begun.report(own, 4, 0.1, 1.0)
+    begun.end = lambda *_, **__: None  # type: ignore[method-assign]  # killed before it
+    heir = begun.go_on_from(own, begun.frozen(other), "/copy", 4)
+    again = search(tmp_path)
+    assert again.begin("1_0", everybody).number == heir.number
+    assert [t.state for t in again.trials()] == [TrialState.PRUNED, TrialState.RUNNING, TrialState.RUNNING]
 
 
 def test_until_gives_up_what_begins_too_late(tmp_path: Path) -> None:
