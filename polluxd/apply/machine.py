@@ -102,7 +102,7 @@ def next_action(
         case Step.REQUEUED:
             return _requeued(move, job, room, now, waited, limits)
         case Step.CONFIGURED:
-            return _configured(move, job, waited, limits)
+            return _configured(move, job, room, waited, limits)
         case Step.STARTED:
             return _started(job, report, waited, limits)
         case Step.RECRUITING | Step.TRAINING | Step.PARKED | Step.FAILED:
@@ -113,6 +113,8 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
     """Return the action that ends a move of any kind, at any step."""
     if failed_to_start(move, job):
         return RunAgain()
+    if job.state in (JobState.COMPLETED, JobState.CANCELLED):  # a short job, or its user: the move did nothing wrong
+        return Withdraw(f"the job ended ({job.raw_state}) during the move", rest=False)
     if job.state.finished:
         return Fail(f"the job ended ({job.raw_state}) during the move")
     if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
@@ -263,11 +265,13 @@ def _requeued(
     return Configure() if room.fits_now(move.target, move.job_id) else Wait()
 
 
-def _configured(move: Move, job: SlurmJob, waited: float, limits: MoveSettings) -> Action:
+def _configured(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
     if job.state in (JobState.RUNNING, JobState.COMPLETING):
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
+    if room.out_of_reach(move.target):
+        return Fail(_taken(move), keep_back=True, rest=False)  # it is bound to these nodes, and others may be free
     if waited > REFUSED_S and refused(job.reason):
         return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
     if waited > limits.start_timeout_s:

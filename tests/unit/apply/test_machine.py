@@ -106,7 +106,9 @@ def test_the_fence_stops_a_move_of_an_older_attempt() -> None:
 @pytest.mark.parametrize("step", [s for s in Step if not s.terminal])
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED])
 def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None:
-    assert isinstance(act(move(step), slurm_job(state)), Fail)
+    """Only the failure of a job counts as one of its move."""
+    result = Fail if state is JobState.FAILED else Withdraw
+    assert isinstance(act(move(step), slurm_job(state)), result)
     assert isinstance(act(move(step), None), Fail)
 
 
@@ -221,6 +223,11 @@ def test_a_start_is_confirmed_by_where_slurm_put_it() -> None:
     assert act(move(Step.CONFIGURED), slurm_job(at=TWO)) == Reach(Step.STARTED)
     assert isinstance(act(move(Step.CONFIGURED), slurm_job(at=ONE)), Fail)
     assert act(move(Step.CONFIGURED, waited=30), slurm_job(JobState.PENDING)) == Wait()
+    lost = room()
+    lost.reach["n2"] = 1
+    taken = act(move(Step.CONFIGURED), slurm_job(JobState.PENDING), room=lost)
+    assert isinstance(taken, Fail) and taken.keep_back and not taken.rest
+    assert act(move(Step.CONFIGURED), slurm_job(at=TWO), room=lost) == Reach(Step.STARTED)
     stuck = act(move(Step.CONFIGURED, waited=31), slurm_job(JobState.PENDING, reason="Resources"))
     assert isinstance(stuck, Fail)
     assert stuck.keep_back

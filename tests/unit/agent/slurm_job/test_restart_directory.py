@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from pollux.slurm_job.environment import checkpoint_directory
 
@@ -26,6 +29,21 @@ def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> Non
 def test_a_job_that_was_submitted_under_polluxd_0_1_goes_on_from_its_checkpoints() -> None:
     former = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
     assert checkpoint_directory(None, former) == Path("/home/ann/pollux-checkpoints/1")
+
+
+def test_a_second_user_of_a_shared_folder_has_an_own_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {**JOB, "SLURM_SUBMIT_DIR": str(tmp_path), "POLLUX_SUBMITTED": "17"}
+    first, own = tmp_path / "pollux-checkpoints", tmp_path / f"pollux-checkpoints-{os.getuid()}"
+    assert checkpoint_directory(None, job) == first / "1-17"
+    first.mkdir()
+    assert checkpoint_directory(None, job) == first / "1-17"
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    assert checkpoint_directory(None, job) == own / "1-17"
+    own.mkdir()
+    first.rmdir()
+    assert checkpoint_directory(None, job) == own / "1-17"
 
 
 def test_a_companion_s_is_its_parent_s() -> None:
