@@ -431,13 +431,14 @@ WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :j
 ORDER BY j.job_id;
 
 -- name: record_rentals
-INSERT INTO pollux.rental AS r (cluster, day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost, counted_at)
-SELECT :cluster, s.day, s.type, s.account, s.user_name, s.job_id, s.node_seconds, s.gpu_seconds, s.cost, to_timestamp(:at)
+INSERT INTO pollux.rental AS r (cluster, day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost, saved_seconds, counted_at)
+SELECT :cluster, s.day, s.type, s.account, s.user_name, s.job_id, s.node_seconds, s.gpu_seconds, s.cost, s.saved_seconds,
+    to_timestamp(:at)
 FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS s(day date, type text, account text, user_name text, job_id bigint,
-    node_seconds double precision, gpu_seconds double precision, cost double precision)
+    node_seconds double precision, gpu_seconds double precision, cost double precision, saved_seconds double precision)
 ON CONFLICT (cluster, day, type, account, user_name, job_id) DO UPDATE SET
     node_seconds = r.node_seconds + excluded.node_seconds, gpu_seconds = r.gpu_seconds + excluded.gpu_seconds,
-    cost = r.cost + excluded.cost, counted_at = excluded.counted_at;
+    cost = r.cost + excluded.cost, saved_seconds = r.saved_seconds + excluded.saved_seconds, counted_at = excluded.counted_at;
 
 -- name: spent
 -- This month and today (UTC), by account; and up to when it was counted.
@@ -447,9 +448,16 @@ FROM pollux.rental, (SELECT (now() AT TIME ZONE 'UTC')::date AS today) t
 WHERE cluster = :cluster AND day >= date_trunc('month', t.today) GROUP BY account;
 
 -- name: rentals
-SELECT day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost FROM pollux.rental
-WHERE cluster = :cluster AND cost > 0 AND day >= (to_timestamp(:since) AT TIME ZONE 'UTC')::date
+SELECT day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost, saved_seconds FROM pollux.rental
+WHERE cluster = :cluster AND (cost > 0 OR saved_seconds <> 0) AND day >= (to_timestamp(:since) AT TIME ZONE 'UTC')::date
 ORDER BY day, type, account, user_name, job_id;
+
+-- name: boots
+SELECT seen FROM pollux.boots WHERE cluster = :cluster;
+
+-- name: record_boots
+INSERT INTO pollux.boots (cluster, seen) VALUES (:cluster, CAST(:seen AS jsonb))
+ON CONFLICT (cluster) DO UPDATE SET seen = excluded.seen;
 
 -- name: prune_rentals
 DELETE FROM pollux.rental WHERE cluster = :cluster AND day < (to_timestamp(:before) AT TIME ZONE 'UTC')::date;

@@ -383,11 +383,20 @@ CREATE TABLE pollux.rental (
     gpu_seconds   pollux.amount NOT NULL,
     cost          pollux.amount NOT NULL,
     counted_at    timestamptz NOT NULL,
+    saved_seconds double precision NOT NULL DEFAULT 0,
     PRIMARY KEY (cluster, day, type, account, user_name, job_id)
 );
 COMMENT ON TABLE pollux.rental IS 'what rented nodes have cost, by day (UTC), type of node, and job that was on them';
 COMMENT ON COLUMN pollux.rental.job_id IS '0: the nodes stood idle, or booted for nobody';
 COMMENT ON COLUMN pollux.rental.gpu_seconds IS 'GPU time that the job held there';
+COMMENT ON COLUMN pollux.rental.saved_seconds IS 'by how much sooner the job ends than on own nodes alone, as predicted';
+
+-- Boots of nodes, which outlive a polluxd.
+CREATE TABLE pollux.boots (
+    cluster  pollux.cluster_name PRIMARY KEY,
+    seen     jsonb NOT NULL
+);
+COMMENT ON TABLE pollux.boots IS 'how long boots of nodes took, which nodes failed to boot, and since when nodes are on';
 
 -- Least privilege: roles have what is granted here, and nothing else.
 REVOKE ALL ON SCHEMA pollux FROM PUBLIC;
@@ -397,7 +406,7 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pollux FROM PUBLIC;
 GRANT USAGE ON SCHEMA pollux TO pollux_gateway, pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.acknowledgement, pollux.report_history, pollux.cycle, pollux.allocation,
     pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior,
-    pollux.rental
+    pollux.rental, pollux.boots
 TO pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.prior,
     pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token

@@ -17,16 +17,18 @@ from pathlib import Path
 
 from contrib.attack.private import site
 from contrib.attack.registry import ATTACKS, Attack, Outcome
+from contrib.attack.rents import SETTINGS
 from contrib.attack.site import Site
 from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "tokens", "gateway", "pretences", "ranks", "files", "companions"),
-    *("reports", "shares", "output", "grows", "starts", "lengths"),
+    *("reports", "shares", "output", "grows", "starts", "lengths", "rents"),
 )
 """Importing a theme adds its attacks to the list."""
 ON_LARGE_NODES = ("starts",)
 """Themes that need several GPUs per node, and few decisions."""
+ON_RENTED_NODES = ("rents",)
 
 
 def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
@@ -88,13 +90,17 @@ def main() -> int:
     rows: list[dict[str, str]] = []
     chosen = [attack for attack in ATTACKS if arguments.only in attack.name and attack.theme in themes]
     large = [attack for attack in chosen if attack.theme in ON_LARGE_NODES]
-    small = [attack for attack in chosen if attack not in large]
+    on_rented = [attack for attack in chosen if attack.theme in ON_RENTED_NODES]
+    small = [attack for attack in chosen if attack not in (*large, *on_rented)]
     if small:
         with site() as place:
             rows += [told_row_of(attack, place) for attack in small]
     if large:
         with site(nodes=7, gpus_per_node=4, interval_s=10.0) as place:
             rows += [told_row_of(attack, place) for attack in large]
+    if on_rented:
+        with site(nodes=3, settings=SETTINGS) as place:
+            rows += [told_row_of(attack, place) for attack in on_rented]
     minutes = (time.monotonic() - began) / 60
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")

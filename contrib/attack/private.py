@@ -7,13 +7,15 @@ import fcntl
 import pwd
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.site import USERS, Site
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, SiteLines
+from contrib.devcluster.power_saving import PowerSaving
+from contrib.devcluster.processes import program
 
 _USED = Path("/run/lock/pollux-attack")
 
@@ -38,23 +40,43 @@ def users() -> Iterator[None]:
 
 
 @contextmanager
-def site(nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0) -> Iterator[Site]:
+def site(
+    nodes: int = 8, gpus_per_node: int = 1, interval_s: float = 4.0, settings: Sequence[str] = ()
+) -> Iterator[Site]:
     """Start a new cluster with polluxd, and remove it afterwards.
 
     Args:
         interval_s: between two decisions of polluxd.
+        settings: arguments of `polluxctl settings set`. With any, all nodes but the first are off until Slurm boots
+            them, and have the feature `rented`.
     """
     with tempfile.TemporaryDirectory(prefix="pollux-attack-") as name, users():
         folder = Path(name)
         folder.chmod(0o755)
         scripts = folder / "scripts"
         scripts.mkdir()
-        with DevCluster(
-            folder / "cluster", nodes=nodes, gpus_per_node=gpus_per_node, lease_s=60, publish_interval_s=1.0
-        ) as cluster:
+        power = PowerSaving(folder / "power", boot_s=2.0, fails_every=0, idle_s=8) if settings else None
+        rented = tuple(f"n{number}" for number in range(2, nodes + 1)) if settings else ()
+        lines = SiteLines(
+            power.lines if power else (), nodes=dict.fromkeys(rented, "Feature=rented"), cloud=rented
+        )
+        made = DevCluster(
+            folder / "cluster",
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            lease_s=60,
+            publish_interval_s=1.0,
+            site=lines,
+        )
+        if power is not None:
+            power.programs(made.slurm_conf, program("slurmd"))  # slurmctld looks for them when it starts
+        with made as cluster:
             polluxd = Polluxd(cluster, folder, interval_s)
             gateway = GatewayService(cluster, folder)
             place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
+            place.power = power
+            if settings:
+                polluxd.ctl("", "settings", "set", *settings)
             try:
                 gateway.start()
                 polluxd.start()

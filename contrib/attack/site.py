@@ -23,8 +23,9 @@ from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.report import report
 from contrib.attack.training import Training
 from contrib.devcluster import DevCluster
+from contrib.devcluster.power_saving import PowerSaving
 from polluxd.errors import LeaderLost, StoreRejected
-from polluxd.model import Move, Placement
+from polluxd.model import Move, Node, Placement
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
@@ -52,6 +53,8 @@ class Site:
         self.polluxd = polluxd
         self.gateway = gateway
         self.gpus = gpus
+        self.power: PowerSaving | None = None
+        """Of the rented nodes, where there are any."""
         self.slurm: SlurmClient = open_client("auto", conf=cluster.slurm_conf, timeout=20)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self._submitted: list[int] = []
@@ -279,6 +282,10 @@ class Site:
         state = self.slurm.observe()
         taken = {node for job in state.jobs if not job.state.finished for node in job.nodes}
         return [node.name for node in state.nodes if node.name not in taken]
+
+    def rented_nodes(self) -> list[Node]:
+        """Return the rented nodes as polluxd reads them."""
+        return [node for node in self.slurm.observe().nodes if "rented" in node.features]
 
     def until(self, ready: Callable[[], object], what: str, seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds

@@ -3,7 +3,10 @@
     fixed      polluxd on all nodes, always on
     slurm      Slurm's own power saving, without polluxd; users ask for the sizes that a careful user would
     pollux     polluxd rents by price
-    budget     the same with a budget that is too small, and kills of polluxd and slurmctld while a node boots
+    budget     the same on short trainings with a budget that is too small, and kills of polluxd and slurmctld while a
+               node boots
+
+All run at the same time, each on a cluster of its own: the trainings sleep for most of their time.
 
 The money is counted from the calls of ResumeProgram and SuspendProgram, the times by squeue and scontrol: no figure is
 polluxd's own, except what it counted itself, which is compared.
@@ -18,6 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +39,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PRICE = 3.6
 """Of a node for an hour: 0.001 for a second."""
 HOUR_VALUE = 36.0
-CLOUD = ("n2", "n3", "n4", "n5")
+OWN = "n1"
 KIND = "rented"
+BUDGET = 0.25
+"""Of the arm `budget`: about half of what it would spend."""
+APART_S = 15.0
+"""Between the starts of two clusters, which look for free ports."""
 
 
 class Arm:
@@ -47,17 +55,18 @@ class Arm:
         folder.mkdir()
         folder.chmod(0o755)
         self.power = PowerSaving(folder / "power", boot_s=boot_s, resume_timeout_s=int(boot_s) + 30)
+        self.cloud = [f"n{number}" for number in range(2, work.nodes + 1)]
         site = SiteLines(
             lines=() if name == "fixed" else self.power.lines,
-            nodes=dict.fromkeys(CLOUD, f"Feature={KIND}") | {"n1": "Feature=own"},
-            cloud=() if name == "fixed" else CLOUD,
+            nodes=dict.fromkeys(self.cloud, f"Feature={KIND}") | {OWN: "Feature=own"},
+            cloud=() if name == "fixed" else self.cloud,
         )
         self.cluster = DevCluster(
             folder / "cluster", nodes=work.nodes, gpus_per_node=work.gpus_per_node, site=site
         )
         self.power.programs(self.cluster.slurm_conf, program("slurmd"))
         self.daemon: Polluxd | None = None
-        self.budget: float | None = None
+        self.budget = BUDGET if name == "budget" else None
         self.restarts: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -114,8 +123,8 @@ class Arm:
         deadline = time.monotonic() + self.power.idle_s + 60
         env = self.cluster.client_environment
         while time.monotonic() < deadline:
-            states = slurm(["scontrol", "show", "node", "-o", *[",".join(CLOUD)]], env)
-            if states.count("POWERED_DOWN") == len(CLOUD):
+            states = slurm(["scontrol", "show", "node", "-o", ",".join(self.cloud)], env)
+            if states.count("POWERED_DOWN") == len(self.cloud):
                 return
             time.sleep(1.0)
 
@@ -123,7 +132,9 @@ class Arm:
         bill = self.power.bill()
         times = {track.name: track.jct_s for track in recording.tracks.values()}
         begun = min(track.submitted_at for track in recording.tracks.values())
-        rented_s = len(CLOUD) * (ended - begun) if self.name == "fixed" else rented_seconds(bill, time.time())
+        rented_s = (
+            len(self.cloud) * (ended - begun) if self.name == "fixed" else rented_seconds(bill, time.time())
+        )
         found = {
             "cost": rented_s * PRICE / 3600.0,
             "mean_completion_s": recording.mean_jct_s,
@@ -139,6 +150,9 @@ class Arm:
         if self.name in ("pollux", "budget"):
             store = Store(self.cluster.database_url, self.cluster.cluster_name)
             found["cost_counted_by_polluxd"] = sum(row["cost"] for row in store.rentals(begun))
+            found["hours_saved_by_polluxd"] = (
+                sum(row["saved_seconds"] for row in store.rentals(begun)) / 3600.0
+            )
             found["reasons"] = sorted({m.reason for m in store.moves() if "Slurm boots" in m.reason})[:3]
             store.close()
         return found
@@ -160,25 +174,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--boot", type=float, default=10.0, metavar="SECONDS", help="boot of a node")
+    parser.add_argument("--boot", type=float, default=60.0, metavar="SECONDS", help="boot of a node")
     parser.add_argument("--arms", default="fixed,slurm,pollux,budget")
     parser.add_argument("--out", type=Path, default=Path("cloud-out"))
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     args = parser.parse_args()
-    work = load(Path(__file__).with_name("workload.toml"))
+    works = {
+        name: load(Path(__file__).with_name("short.toml" if name == "budget" else "workload.toml"))
+        for name in args.arms.split(",")
+    }
     scratch = Path(tempfile.mkdtemp(prefix="pollux-cloud-"))
     scratch.chmod(0o755)
     os.environ["OMP_NUM_THREADS"] = "1"
     results: dict[str, Any] = {}
+
+    def run(number: int, name: str) -> tuple[str, dict[str, Any]]:
+        time.sleep(number * APART_S)
+        return name, Arm(name, works[name], scratch / name, args.boot).run()
+
     try:
-        for name in args.arms.split(","):
-            arm = Arm(name, work, scratch / name, args.boot)
-            if name == "budget":
-                spent = results.get("pollux", {}).get("cost", 1.0)
-                arm.budget = round(0.5 * spent, 3)
-            print(f"{name} ...", flush=True)
-            results[name] = arm.run()
-            print(json.dumps(results[name], indent=2), flush=True)
+        with ThreadPoolExecutor(len(works)) as pool:
+            for name, found in pool.map(run, range(len(works)), works):
+                results[name] = found
+                print(json.dumps({name: found}, indent=2), flush=True)
     finally:
         if not args.keep:
             shutil.rmtree(scratch, ignore_errors=True)

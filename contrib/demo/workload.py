@@ -44,6 +44,8 @@ class Training:
     lr_rule: str = "adascale"
     """How the learning rate grows with the batch size: by `adascale` (SGD), or its `square-root` (Adam)."""
     args: tuple[str, ...] = ()
+    minutes: int = 10
+    """Its time limit (--time)."""
 
     def directive(self) -> str:
         words = [f"min-gpus={self.min_gpus}"]
@@ -149,7 +151,7 @@ def batch_script(job: Training, *, root: Path, folder: Path, size: Size | None =
     lines = ["#!/bin/bash", f"#SBATCH --job-name={job.name}"]
     lines += [
         f"#SBATCH {option}"
-        for option in (*resources, "--ntasks-per-node=1", "--cpus-per-task=1", "--time=10")
+        for option in (*resources, "--ntasks-per-node=1", "--cpus-per-task=1", f"--time={job.minutes}")
     ]
     lines.append(f"#SBATCH --output={folder / (job.name + '.log')}")
     environment = []

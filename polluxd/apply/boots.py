@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import fmean
+from typing import Any, NamedTuple
 
 from polluxd.model import Node, Power
 
@@ -24,26 +25,45 @@ _Kind = tuple[str, frozenset[str]]
 """GPU type and features."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failures:
+class _Failures(NamedTuple):
     number: int
     until: float
     """POSIX time to which the node stays closed."""
 
 
 class Boots:
-    """The boots that nodes have failed, by the states in which Slurm shows the nodes."""
+    """The boots that nodes have failed, by the states in which Slurm shows the nodes.
 
-    def __init__(self) -> None:
+    Args:
+        seen: what `seen` of an earlier process returned.
+    """
+
+    def __init__(self, seen: Mapping[str, Any] | None = None) -> None:
+        seen = seen or {}
         self._power: dict[str, Power] = {}
-        self._failures: dict[str, _Failures] = {}
-        self._since: dict[str, float] = {}
-        """POSIX time at which a node that boots was first seen to."""
-        self._took: dict[_Kind, deque[float]] = {}
+        self._failures = {name: _Failures(*known) for name, known in seen.get("failures", {}).items()}
+        self._since: dict[str, float] = dict(seen.get("since", {}))
+        """POSIX time at which a node that is not off was first seen to boot."""
+        self._measured: set[str] = set()
+        """Nodes whose boot this process saw begin: one that it did not look at may have been off in the meantime."""
+        self._took: dict[_Kind, deque[float]] = {
+            (gpu_type, frozenset(features)): deque(seconds, maxlen=_MEASURED)
+            for gpu_type, features, seconds in seen.get("took", ())
+        }
         """Seconds of the latest boots that succeeded."""
 
+    def seen(self) -> dict[str, Any]:
+        """Return what the next process is to know, as JSON has it."""
+        took = [[kind, sorted(features), list(seconds)] for (kind, features), seconds in self._took.items()]
+        return {
+            "took": took,
+            "failures": {name: list(known) for name, known in self._failures.items()},
+            "since": dict(self._since),
+        }
+
     def observe(self, nodes: Iterable[Node], now: float) -> tuple[Node, ...]:
-        """Return the nodes. Those that failed to boot are not schedulable; those that are off have `boot_s`.
+        """Return the nodes: those that failed to boot not schedulable, those that are off with `boot_s`, others with
+        `booted_at` if they were seen to boot.
 
         A boot has failed when the node was booting, and is then out of service or off again. A boot that succeeds
         makes good for all failures before it.
@@ -56,19 +76,23 @@ class Boots:
                 self._fail(node.name, now)
             elif was == "booting" and node.power == "on":
                 self._failures.pop(node.name, None)
-                if node.name in self._since:
+                if node.name in self._measured:
                     alike = self._took.setdefault(_kind(node), deque(maxlen=_MEASURED))
                     alike.append(max(now - self._since[node.name], 0.0))
-            if node.power != "booting":
+            if node.power == "off":
                 self._since.pop(node.name, None)
+                self._measured.discard(node.name)
             elif was == "off":
                 self._since[node.name] = now
+                self._measured.add(node.name)
             self._power[node.name] = node.power if node.schedulable or node.power == "off" else "on"
             failures = self._failures.get(node.name)
             closed = failures is not None and now < failures.until and node.power == "off"
-            took = self._took.get(_kind(node)) if node.power == "off" else None
+            took, since = self._took.get(_kind(node)), self._since.get(node.name)
             shown = replace(node, schedulable=False) if closed else node
-            found.append(replace(shown, boot_s=fmean(took)) if took else shown)
+            if node.power == "off" and took:
+                shown = replace(shown, boot_s=fmean(took))
+            found.append(shown if since is None else replace(shown, booted_at=since))
         return tuple(found)
 
     def _fail(self, name: str, now: float) -> None:

@@ -60,7 +60,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         ),
         "status": Command("status:status", "Show who leads and when polluxd last decided.", "status"),
         "cost": Command(
-            "lists:cost", "Show what rented nodes cost, by account, user, job, type or day.", "cost --by user"
+            "lists:cost",
+            "Show what rented nodes cost, and the hours that jobs save by them.",
+            "cost --by user",
         ),
         "moves": Command("lists:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
     },

@@ -33,6 +33,7 @@ COST_COLUMNS = (
     Column("gpu_hours", "GPU HOURS", number(2), right=True),
     Column("cost", "COST", number(2), right=True),
     Column("share", "SHARE", number(3), right=True, rank=1),
+    Column("saved_hours", "HOURS SAVED", number(2), right=True),
 )
 
 
@@ -76,16 +77,19 @@ def cost(
     ] = "30d",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what rented nodes cost, by account, user, job, type or day."""
+    """Show what rented nodes cost, and the hours that jobs save by them."""
     found: dict[str, list[float]] = {}
     for row in access.open_store(config)[0].rentals(point(since, time.time(), "--since")):
-        sums = found.setdefault(str(row[_COST_KEYS[by]] or ""), [0.0, 0.0, 0.0])
-        for place, amount in enumerate((row["node_seconds"], row["gpu_seconds"], row["cost"])):
-            sums[place] += amount
+        sums = found.setdefault(str(row[_COST_KEYS[by]] or ""), [0.0, 0.0, 0.0, 0.0])
+        for place, name in enumerate(("node_seconds", "gpu_seconds", "cost", "saved_seconds")):
+            sums[place] += row[name]
     whole = sum(sums[2] for sums in found.values())
     rows = [
-        {"name": name, "node_hours": n / 3600.0, "gpu_hours": g / 3600.0, "cost": c, "share": c / whole}
-        for name, (n, g, c) in sorted(found.items(), key=lambda item: (-item[1][2], item[0]))
+        {
+            **{"name": name, "node_hours": n / 3600.0, "gpu_hours": g / 3600.0, "cost": c},
+            **{"share": c / whole if whole else 0.0, "saved_hours": saved / 3600.0},
+        }
+        for name, (n, g, c, saved) in sorted(found.items(), key=lambda item: (-item[1][2], item[0]))
     ]
     emit(rows, COST_COLUMNS, as_json=as_json, console=access.console(), empty="no node was rented")
 

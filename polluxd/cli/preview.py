@@ -13,7 +13,7 @@ from polluxd.errors import PolluxError
 from polluxd.model import Allocation, Plan, Snapshot
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
-from polluxd.policy.cloud.renting import hourly
+from polluxd.policy.cloud.prices import hourly
 from polluxd.store import Store
 
 from .output import Column, duration, number

@@ -11,7 +11,7 @@ from polluxd.model import Snapshot
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.cloud.autoscale import HIGH, LOW, desired_nodes
 from polluxd.policy.cloud.powered_down import rented
-from polluxd.policy.cloud.renting import hourly, price_of
+from polluxd.policy.cloud.prices import hourly, price_of
 
 from . import access
 from .access import ConfigOption, JsonOption

@@ -68,6 +68,9 @@ class CloudSettings:
     """How long a boot takes, until polluxd has measured one."""
     cloud_return_s: Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")] = 600.0
     """How long a node costs money after polluxd has begun to vacate it: a move, and Slurm's `SuspendTime`."""
+    cloud_paid_interval_s: Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")] = 0.0
+    """The provider takes money for whole intervals of this length, from a node's boot on. 0: for each second. A node
+    stays in use until the end of an interval is near."""
     cloud_least: Nodes = 0
     """Rented nodes that jobs may always use, whatever they are worth."""
     cloud_most: Annotated[Nodes | None, example(16)] = None

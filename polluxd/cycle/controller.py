@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from polluxd import logs
 from polluxd.apply.boots import Boots
@@ -95,7 +96,8 @@ class Controller:
         self._trusted = TrustedReports()
         self._triggers = Triggers(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
-        self._boots = Boots()
+        self._boots: Boots | None = None
+        self._boots_written: dict[str, Any] = {}
         self._marks = LostMarks()
         self._spending = Spending()
         self._scope = Scope(config.scope, slurm, reconciler.authorize)
@@ -106,7 +108,8 @@ class Controller:
         """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
         observed = self._slurm.observe()
-        observed = replace(observed, nodes=self._boots.observe(observed.nodes, observed.taken_at))
+        self._boots = boots = self._boots or Boots(self._store.boots())
+        observed = replace(observed, nodes=boots.observe(observed.nodes, observed.taken_at))
         self._confirm_lead()
         self._name_unreadable(observed.unreadable)
         self._marks.observe(observed.jobs)
@@ -126,6 +129,9 @@ class Controller:
         self._spending.observe(state, records.settings)
         if due:
             self._count(records)
+            if (known := boots.seen()) != self._boots_written:
+                self._store.record_boots(known)
+                self._boots_written = known
             begun, idle = self._decide(seen, started)
         return StepResult(
             open_moves + begun,
@@ -156,6 +162,7 @@ class Controller:
         snapshot, rules, doubts = self._picture(seen, records)
         observed = time.perf_counter()
         plan = self._policy(snapshot, self._cache)
+        self._spending.sooner = plan.sooner
         leads = self._config.mode is DaemonMode.ENFORCE and not records.settings.paused
         contenders = contending(state, unplaced(snapshot, plan), impossible(plan)) if leads else []
         plan = with_contenders(plan, contenders)

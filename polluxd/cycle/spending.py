@@ -1,25 +1,41 @@
-"""Count what rented nodes cost, by the states in which Slurm shows them.
+"""Count what rented nodes cost and gain, by the states in which Slurm shows them.
 
-A node costs its price from the moment at which it is seen to boot until it is seen to be off. The jobs on it share the
-cost by the GPUs that they hold there, whoever decided to rent it. What no job is on is nobody's.
+A node costs its price from the moment at which it is seen to boot until it is seen to be off, and to the end of the
+interval that is paid for. The jobs on it share the cost by the GPUs that they hold there, whoever decided to rent it.
+Those that were last on it also bear its return (`cloud_return_s`): a user whose jobs end as soon as their nodes have
+booted does not spend the money of nobody. What no job is on for longer is nobody's.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from polluxd.config.settings import PolicySettings
-from polluxd.policy.cloud.renting import price_of
+from polluxd.model import Node
+from polluxd.policy.cloud.prices import paid_ahead, price_of
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 LONGEST_GAP_S = 3600.0
 """polluxd counts the time for which it was away, for nodes that are on when it returns: up to an hour."""
+_AMOUNTS = ("node_seconds", "gpu_seconds", "cost", "saved_seconds")
 
+_Payer = tuple[str, str, int]
+"""Account, user, job."""
 _Share = tuple[str, str, str, int]
 """Type of the node, account, user, job."""
+
+
+class _On(NamedTuple):
+    """A rented node that is on."""
+
+    node: Node
+    used_at: float
+    """POSIX time at which a job was last seen on it."""
+    parts: Mapping[_Payer, float]
+    """Of the node, by who has it or had it last."""
 
 
 class Spending:
@@ -28,16 +44,19 @@ class Spending:
     def __init__(self) -> None:
         self.at = 0.0
         """POSIX time of the last look; 0: none."""
+        self.sooner: Mapping[int, float] = {}
+        """`Plan.sooner` of the last decision."""
         self._written_at = 0.0
-        self._present: Mapping[_Share, tuple[float, float, float]] = {}
-        """Nodes, GPUs and cost per second of each share at the last look."""
-        self._counted: dict[_Share, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._on: dict[str, _On] = {}
+        self._present: Mapping[_Share, list[float]] = {}
+        """`_AMOUNTS` per second of each share at the last look."""
+        self._counted: dict[_Share, list[float]] = defaultdict(_nothing)
 
     def observe(self, state: ClusterState, settings: PolicySettings) -> None:
         """Count the time since the last look, with the nodes that were on then."""
         if self.at:
             self._count(max(state.taken_at - self.at, 0.0))
-        self.at, self._present = state.taken_at, _rates(state, settings)
+        self.at, self._present = state.taken_at, self._rates(state, settings)
 
     def rows(self, counted_at: float | None) -> list[dict[str, Any]]:
         """Return what is to be added to the database, whose costs reach up to `counted_at`."""
@@ -49,13 +68,9 @@ class Spending:
         day = time.strftime("%Y-%m-%d", time.gmtime(self.at))
         names = ("type", "account", "user_name", "job_id")
         # A row without cost says that up to now there was none.
-        found: dict[_Share, list[float]] = {("", "", "", 0): [0.0, 0.0, 0.0], **self._counted}
+        found: dict[_Share, list[float]] = {("", "", "", 0): _nothing(), **self._counted}
         return [
-            {
-                "day": day,
-                **dict(zip(names, share, strict=True)),
-                **dict(zip(("node_seconds", "gpu_seconds", "cost"), amounts, strict=True)),
-            }
+            {"day": day, **dict(zip(names, share, strict=True)), **dict(zip(_AMOUNTS, amounts, strict=True))}
             for share, amounts in sorted(found.items())
         ]
 
@@ -69,30 +84,67 @@ class Spending:
             for place, rate in enumerate(rates):
                 self._counted[share][place] += rate * seconds
 
-
-def _rates(state: ClusterState, settings: PolicySettings) -> dict[_Share, tuple[float, float, float]]:
-    if not settings.cloud_prices:
-        return {}
-    on: dict[str, list[tuple[SlurmJob, int]]] = {}
-    for job in state.jobs:
-        if not job.state.finished:
+    def _rates(self, state: ClusterState, settings: PolicySettings) -> dict[_Share, list[float]]:
+        found: dict[_Share, list[float]] = defaultdict(_nothing)
+        if not settings.cloud_prices:
+            return found
+        jobs = [job for job in state.jobs if not job.state.finished]
+        on: dict[str, list[tuple[SlurmJob, int]]] = {}
+        for job in jobs:
             for name in {*job.nodes, *job.gpus_per_node_held}:
                 on.setdefault(name, []).append((job, job.gpus_per_node_held.get(name, 0)))
-    found: dict[_Share, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for node in state.nodes:
-        kind, price = price_of(node, settings)
-        if not kind or node.power == "off":
-            continue
-        jobs = on.get(node.name, [])
-        gpus = sum(held for _, held in jobs)
-        for job, held in jobs:
-            part = held / gpus if gpus else 1.0 / len(jobs)
-            _add(found[kind, job.account, job.user, job.job_id], part, held, price)
-        if not jobs:
-            _add(found[kind, "", "", 0], 1.0, 0, price)
-    return {share: (nodes, gpus, cost) for share, (nodes, gpus, cost) in found.items()}
+        types: dict[int, str] = {}
+        former, self._on = self._on, {}
+        for node in state.nodes:
+            kind, price = price_of(node, settings)
+            known = former.get(node.name)
+            if kind and node.power == "off" and known is not None:
+                self._count_rest(
+                    known, kind, price * paid_ahead(known.node, settings, state.taken_at) / 3600.0
+                )
+            if not kind or node.power == "off":
+                continue
+            here = on.get(node.name, [])
+            returns = known is not None and state.taken_at - known.used_at < settings.cloud_return_s
+            parts: Mapping[_Payer, float] = _parts(here)
+            used_at = state.taken_at
+            if not here and known is not None and returns:
+                parts, used_at = known.parts, known.used_at
+            self._on[node.name] = _On(node, used_at, parts)
+            for payer, part in parts.items():
+                _add(found[kind, *payer], part, 0.0, part * price / 3600.0)
+            for job, held in here:
+                types[job.job_id] = kind
+                _add(found[kind, *_payer(job)], 0.0, held)
+        for job in jobs:
+            if job.job_id in self.sooner:
+                share = types.get(job.job_id, ""), *_payer(job)
+                _add(found[share], 0.0, 0.0, 0.0, self.sooner[job.job_id])
+        return found
+
+    def _count_rest(self, node: _On, kind: str, cost: float) -> None:
+        """Count the rest of the interval that was paid for, of a node that has gone off."""
+        for payer, part in node.parts.items():
+            self._counted[kind, *payer][_AMOUNTS.index("cost")] += part * cost
 
 
-def _add(rates: list[float], part: float, gpus: int, price: float) -> None:
-    for place, rate in enumerate((part, float(gpus), part * price / 3600.0)):
+def _parts(here: Sequence[tuple[SlurmJob, int]]) -> dict[_Payer, float]:
+    """Return the parts of a node by payer."""
+    gpus = sum(held for _, held in here)
+    return {_payer(job): held / gpus if gpus else 1.0 / len(here) for job, held in here} or {_NOBODY: 1.0}
+
+
+_NOBODY: _Payer = ("", "", 0)
+
+
+def _payer(job: SlurmJob) -> _Payer:
+    return job.account, job.user, job.job_id
+
+
+def _nothing() -> list[float]:
+    return [0.0] * len(_AMOUNTS)
+
+
+def _add(rates: list[float], *more: float) -> None:
+    for place, rate in enumerate(more):
         rates[place] += rate

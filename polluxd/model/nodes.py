@@ -38,6 +38,8 @@ class Node:
     power: Power = "on"
     boot_s: float | None = None
     """Of a node that is off: seconds that boots of such nodes took; None: none was seen."""
+    booted_at: float | None = None
+    """Of a node that was seen to boot: POSIX time at which it began to; it has been on since then."""
 
     @property
     def capacity(self) -> int:

@@ -83,6 +83,9 @@ class Plan:
     gpu_prices: Mapping[str, float] = field(default_factory=dict)
     """By GPU type, "" where types make no difference: seconds of all jobs' completion times that a GPU is worth per
     second, where it is worth the most. Empty: the objective has no price."""
+    sooner: Mapping[int, float] = field(default_factory=dict)
+    """By job: seconds by which the rented nodes bring its end nearer in each second. Jobs to which they make no
+    difference are left out."""
 
     @property
     def gap(self) -> float:

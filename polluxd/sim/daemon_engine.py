@@ -52,7 +52,9 @@ def simulate_daemon(
     `policy` has the settings, and what agents know.
     """
     if scenario.cloud is not None:
-        raise ConfigError("cloud: polluxd rents no nodes by itself; simulate a cloud without --daemon")
+        raise ConfigError(
+            "cloud: the Slurm of this simulation boots no nodes; simulate a cloud without --daemon"
+        )
     quiet = logging.getLogger("polluxd")
     level = quiet.level
     quiet.setLevel(logging.ERROR)

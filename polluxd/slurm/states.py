@@ -57,10 +57,12 @@ def job_state(word: str) -> JobState:
 def schedulable(state: str) -> bool:
     """Tell whether Slurm starts work on a node in this state.
 
-    `IDLE+DRAIN` has two flags; a node in `IDLE*` does not respond. No node responds while it boots.
+    `IDLE+DRAIN` has two flags; a node in `IDLE*` does not respond. No node responds while it boots. One that is powered
+    down after a boot that failed keeps the flag, and Slurm boots it again for a job.
     """
     flags = set(state.split("+"))
-    return flags - ({"NOT_RESPONDING"} if "POWERING_UP" in flags else set()) <= _USABLE
+    silent = not flags.isdisjoint({"POWERING_UP", "POWERED_DOWN"})
+    return flags - ({"NOT_RESPONDING"} if silent else set()) <= _USABLE
 
 
 def power(state: str) -> Power:

@@ -50,6 +50,7 @@ class FakeRows:
     pins: dict[int, str] = field(default_factory=dict)
     rentals: list[dict[str, Any]] = field(default_factory=list)
     """Counted costs of rented nodes, which the real database adds up."""
+    boots: dict[str, Any] = field(default_factory=dict)
     cycles: int = 0
     epoch: int = 0
     lease_until: float = float("-inf")
@@ -196,6 +197,14 @@ class FakeStore:
     def record_rentals(self, counted: Sequence[Mapping[str, Any]], at: float) -> None:
         self._must_answer(self.epoch)
         self.rows.rentals.extend({**row, "counted_at": at} for row in counted)
+
+    def boots(self) -> dict[str, Any]:
+        self._must_answer()
+        return self.rows.boots
+
+    def record_boots(self, seen: Mapping[str, Any]) -> None:
+        self._must_answer(self.epoch)
+        self.rows.boots = dict(seen)
 
     def _spent(self) -> Spent | None:
         counted = self.rows.rentals

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import URL
 
@@ -275,6 +276,16 @@ class Store(Readings, AdministratorOrders):
         """Add what rented nodes have cost up to the POSIX time `at`."""
         with self._transaction(fenced=True) as run:
             run("record_rentals", rows=json.dumps(counted), at=at)
+
+    def boots(self) -> dict[str, Any]:
+        """Return the boots of nodes that `record_boots` has written last; empty without any."""
+        with self._reading() as run:
+            return next((dict(row["seen"]) for row in run("boots")), {})
+
+    def record_boots(self, seen: Mapping[str, object]) -> None:
+        """Write the boots of nodes, for the next polluxd."""
+        with self._transaction(fenced=True) as run:
+            run("record_boots", seen=json.dumps(seen))
 
     # Moves
 

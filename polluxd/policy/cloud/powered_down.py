@@ -15,6 +15,7 @@ from polluxd.model import Allocation, Node, Plan, Snapshot, SnapshotJob
 from polluxd.policy import decision
 from polluxd.policy.cache import Cache
 from polluxd.policy.cloud import renting
+from polluxd.policy.cloud.prices import is_rented
 
 _NO_ROOM = frozenset({"contention", "fragmentation"})
 """Limits (`Explanation.limit`) of a job for which the awake nodes have no room."""
@@ -27,7 +28,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     powered down and has no price.
     """
     off = _off(snapshot)
-    if any(renting.is_rented(node, snapshot.settings) for node in snapshot.nodes):
+    if any(is_rented(node, snapshot.settings) for node in snapshot.nodes):
         plan = rented(snapshot, cache).plan
     else:
         plan = decision.decide(_without(snapshot, off), cache=cache, explained=explained)
@@ -51,7 +52,7 @@ def rented(snapshot: Snapshot, cache: Cache | None = None) -> renting.Rental:
 
 def _off(snapshot: Snapshot) -> list[Node]:
     """Return the nodes that are powered down and have no price."""
-    return [n for n in snapshot.nodes if n.power == "off" and not renting.is_rented(n, snapshot.settings)]
+    return [n for n in snapshot.nodes if n.power == "off" and not is_rented(n, snapshot.settings)]
 
 
 def _without(snapshot: Snapshot, off: Sequence[Node]) -> Snapshot:
@@ -66,11 +67,11 @@ def _booting(allocation: Allocation) -> Allocation:
 
 def _without_room(snapshot: Snapshot, plan: Plan) -> list[SnapshotJob]:
     """Return the waiting jobs that nothing but the lack of room keeps waiting."""
-    told = {a.job_id: a for a in plan.allocations}
+    planned = {a.job_id: a for a in plan.allocations}
     return [
         job
         for job in snapshot.jobs
-        if not job.placement and not job.pinned and job.job_id in told and _lacks_room(told[job.job_id])
+        if not job.placement and not job.pinned and job.job_id in planned and _lacks_room(planned[job.job_id])
     ]
 
 

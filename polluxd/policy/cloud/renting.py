@@ -10,7 +10,8 @@ minimises
 T_j: predicted time to the end of job j under the plan on the own nodes and S, boots and moves included; v_j: what an
 hour of it is worth; H_n: time to the end of the last job on node n, its boot and return included; p_n: its price, with
 what interruptions of a spot node are expected to cost. The boot of a node that is on is paid: that keeps a node which
-would not be rented again just now. A set changes only for a gain beyond `hysteresis` of the change in cost.
+would not be rented again just now. A set changes only for a gain beyond `hysteresis` of the change in cost. Where the
+provider takes money for whole intervals, H_n ends with one, and a node stays in use until its return has to begin.
 
 Nodes of one price and kind are alike, so a set is a number per kind. The search takes steps of 1, 2, 4, ... nodes from
 the set in use, one kind at a time, while they gain.
@@ -19,42 +20,27 @@ the set in use, one kind at a time, while they gain.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf, isfinite
 from typing import NamedTuple
 
-from polluxd.config.settings import PolicySettings
-from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob, Spent
+from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob
 from polluxd.policy import market
+from polluxd.policy.cloud.barred import without_barred
+from polluxd.policy.cloud.prices import budget_left, is_rented, paid, paid_ahead, price_of, returning
 
 NEVER_S = 86400.0
 """Wait of a job that nothing else would let start: a day."""
 _EVERY = 8
 """Up to so many nodes, each number is tried; beyond, every doubling."""
 _ROUNDS = 8
+_LATEST = 0.05
+"""A node is given back at the earliest this part of a paid interval before its return has to begin."""
+
+_NOTHING = 1e-6
 
 Solve = Callable[[Snapshot], Plan]
-
-
-def price_of(node: Node, settings: PolicySettings) -> tuple[str, float]:
-    """Return the name under which a node has a price, and the price of an hour; "" and 0 of an own node."""
-    for name in (*sorted(node.features), node.gpu_type):
-        if name in settings.cloud_prices:
-            return name, settings.cloud_prices[name]
-    return "", 0.0
-
-
-def is_rented(node: Node, settings: PolicySettings) -> bool:
-    """Tell whether the node has a price."""
-    return bool(settings.cloud_prices) and bool(price_of(node, settings)[0])
-
-
-def hourly(snapshot: Snapshot, plan: Plan) -> float:
-    """Return what the rented nodes that a plan uses cost in an hour."""
-    used = {name for a in plan.allocations for name in a.placement.nodes}
-    return sum(price_of(node, snapshot.settings)[1] for node in snapshot.nodes if node.name in used)
 
 
 class Rental(NamedTuple):
@@ -73,7 +59,7 @@ def choose(snapshot: Snapshot, solve: Solve) -> Rental:
 
     `solve` has to explain its plans. Deterministic.
     """
-    return _Search(_without_barred(snapshot), solve).run()
+    return _Search(without_barred(snapshot), solve).run()
 
 
 class _Valued(NamedTuple):
@@ -109,16 +95,19 @@ class _Search:
             or node.foreign_cpus
             or any(job.pinned or not job.spec.preemptible for job in self._held.get(name, ()))
         )
+        lead = self._settings.cloud_return_s + _LATEST * self._settings.cloud_paid_interval_s
+        self._paid = frozenset(name for name, node in self._rented.items() if self._ahead(node) > lead)
+        """Nodes that cost nothing yet: their interval is paid for."""
         self._usual: dict[int, float] = {}
         """Goodput of each job on all nodes: what a wait, and a length that is not known, are measured by."""
         self._before: dict[int, float] = {}
         """Goodput of each job on the nodes in use at present."""
         first, _, last = self._settings.cloud_hours.partition("-")
         self._closed = not int(first) <= snapshot.taken_at % 86400.0 / 3600.0 < int(last)
-        left = _budget_left(self._settings, snapshot.spent or Spent())
-        self._room = left - sum(_tail(n, self._settings) for n in self._rented.values() if n.power != "off")
+        returns = sum(map(self._returning, (n for n in self._rented.values() if n.power != "off")))
+        self._room = budget_left(snapshot) - returns
         """Money for further nodes. Below 0, the budget only lasts to give back those that are on."""
-        self._always = self._fixed
+        self._always = self._fixed | self._paid
         """Nodes that are in use whatever they are worth."""
         self._always |= self._open([*self._rented][: self._settings.cloud_least])
         self._known: dict[frozenset[str], _Valued] = {}
@@ -137,11 +126,35 @@ class _Search:
             best = further
         if best.net - present.net <= self._settings.hysteresis * abs(best.cost - present.cost):
             best = present
+        best = self._before_boots(best)
+        gains = {j: self._hour_value(j) * (present.ends[j] - end) / 3600.0 for j, end in best.ends.items()}
         plan = replace(
-            best.plan, allocations=tuple(self._said(a, present, best) for a in best.plan.allocations)
+            best.plan,
+            allocations=tuple(self._with_price(a, present, best, gains) for a in best.plan.allocations),
+            sooner=self._sooner(best.plan),
         )
         used = {name for a in plan.allocations for name in a.placement.nodes}
         return Rental(plan, best.nodes & (used | self._always), best.net, len(self._known))
+
+    def _before_boots(self, best: _Valued) -> _Valued:
+        """Return what is done first where a job would stop for a boot: it moves on the nodes that are on.
+
+        From there it can grow in place, and train while the others boot.
+        """
+        stops = {
+            a.job_id: {n for n in a.placement.nodes if n in self._rented and self._rented[n].power == "off"}
+            for a in best.plan.allocations
+            if (job := self._jobs[a.job_id]).placement
+            and job.report is not None
+            and job.report.resize == "in-place"
+            and not _alike(job, a)
+        }
+        off = frozenset().union(*stops.values())
+        if not off:
+            return best
+        first = self._value(best.nodes - off)
+        moves = {a.job_id for a in first.plan.allocations if a.changed}
+        return first if any(stops[job_id] for job_id in moves & stops.keys()) else best
 
     def _open(self, names: Iterable[str]) -> frozenset[str]:
         """Return the nodes that may be in use: those that always are, and as many others as the settings allow."""
@@ -160,8 +173,14 @@ class _Search:
         node = self._rented[name]
         if node.power != "off":
             return 0.0
-        price = price_of(node, self._settings)[1]
-        return price * 2.0 * self._boot(node) / 3600.0 + _tail(node, self._settings)
+        seconds = paid(2.0 * self._boot(node) + self._settings.cloud_return_s, self._settings)
+        return price_of(node, self._settings)[1] * seconds / 3600.0
+
+    def _returning(self, node: Node) -> float:
+        return returning(node, self._settings, self._snapshot.taken_at)
+
+    def _ahead(self, node: Node) -> float:
+        return paid_ahead(node, self._settings, self._snapshot.taken_at) if node.power != "off" else 0.0
 
     def _steps(self, nodes: frozenset[str]) -> list[frozenset[str]]:
         """Return the sets that differ from `nodes` by some nodes of one kind."""
@@ -226,11 +245,11 @@ class _Search:
                 running.append((found[a.job_id], a.placement.gpus))
                 free -= a.placement.gpus
             else:
-                told = a.explanation
-                size = (told.next_gpus if told else None) or job.spec.min_gpus
+                why = a.explanation
+                size = (why.next_gpus if why else None) or job.spec.min_gpus
                 left = self._left(job, _next_goodput(a))
                 # Without an explanation, nothing in service is of use to it.
-                waiting.append((job.submitted_at, a.job_id, size if told else 1 << 40, left))
+                waiting.append((job.submitted_at, a.job_id, size if why else 1 << 40, left))
         heapq.heapify(running)
         now = 0.0
         for _, job_id, size, left in sorted(waiting):
@@ -264,9 +283,7 @@ class _Search:
         boot = max((self._boot(self._rented[n]) for n in a.placement.nodes if n in self._rented), default=0.0)
         if not a.changed or not job.placement:
             return boot
-        former = set(job.placement.nodes)
-        alike = former <= set(a.placement.nodes) or former >= set(a.placement.nodes)
-        if job.resize_cost is not None and alike and job.placement.gpus_per_node == a.placement.gpus_per_node:
+        if job.resize_cost is not None and _alike(job, a):
             # It trains on where it is while the nodes boot.
             return (
                 boot * max(1.0 - self._before[job.job_id] / a.goodput, 0.0) + job.resize_cost
@@ -287,28 +304,45 @@ class _Search:
         for a in plan.allocations:
             for name in a.placement.nodes:
                 on.setdefault(name, []).append(a.job_id)
-        total = 0.0
+        total, settings = 0.0, self._settings
         for name in sorted(nodes & on.keys() - self._fixed):
-            kind, price = price_of(self._rented[name], self._settings)
-            held = max(ends[job_id] for job_id in on[name]) / 3600.0
+            node = self._rented[name]
+            kind, price = price_of(node, settings)
+            held = max(ends[job_id] for job_id in on[name])
             restarts = sum(self._hour_value(j) * self._jobs[j].move_cost for j in on[name]) / 3600.0
-            lost = restarts + price * self._boots(self._rented[name]) / 3600.0
-            total += held * (price + self._settings.cloud_interruptions.get(kind, 0.0) / 24.0 * lost)
-            if self._rented[name].power == "off":
-                total += _tail(self._rented[name], self._settings)
+            lost = restarts + price * self._boots(node) / 3600.0
+            total += held / 3600.0 * settings.cloud_interruptions.get(kind, 0.0) / 24.0 * lost
+            # A node that is on costs its return in any case.
+            returns = settings.cloud_return_s - self._ahead(node)
+            due = paid(returns, settings) if node.power != "off" else 0.0
+            total += price * (paid(held + returns, settings) - due) / 3600.0
         return total
 
-    def _said(self, a: Allocation, present: _Valued, best: _Valued) -> Allocation:
+    def _sooner(self, plan: Plan) -> dict[int, float]:
+        """Return `Plan.sooner`, against the plan on the own nodes and those that are in use anyway."""
+        without = {a.job_id: a.goodput for a in self._value(self._always).plan.allocations}
+        found = {}
+        for a in plan.allocations:
+            alone = without.get(a.job_id, 0.0)
+            # A job that would wait is an hour nearer to its end after each hour in which it does not.
+            found[a.job_id] = a.goodput / alone - 1.0 if alone > 0 else float(a.goodput > 0)
+        return {job_id: rate for job_id, rate in found.items() if abs(rate) > _NOTHING}
+
+    def _with_price(
+        self, a: Allocation, present: _Valued, best: _Valued, gains: Mapping[int, float]
+    ) -> Allocation:
         """Name the job that makes a node worth its price, and the node that none does."""
         boots = [n for n in a.placement.nodes if n in best.nodes and self._rented[n].power == "off"]
         held = self._jobs[a.job_id].placement.nodes
         leaves = [n for n in held if n in self._rented and n not in best.nodes and n not in a.placement.nodes]
-        sooner = present.ends[a.job_id] - best.ends[a.job_id]
         if boots:
             prices = sum(price_of(self._rented[n], self._settings)[1] for n in boots)
-            gain = f"it ends {_time(sooner)} sooner, worth {self._hour_value(a.job_id) * sooner / 3600.0:.2f}"
+            # Another job may get the room that this one leaves on own nodes.
+            most = a.job_id if gains[a.job_id] > 0 else max(gains, key=lambda j: (gains[j], -j))
+            who = "it" if most == a.job_id else f"job {most}"
+            gain = f"it ends {_time(present.ends[most] - best.ends[most])} sooner, worth {gains[most]:.2f}"
             return replace(
-                a, reason=f"{a.reason}; Slurm boots {_named(boots)}, {prices:.2f} an hour, for it: {gain}"
+                a, reason=f"{a.reason}; Slurm boots {_named(boots)}, {prices:.2f} an hour, for {who}: {gain}"
             )
         if leaves or (not a.placement and len(best.nodes) < len(self._rented)):
             why = "not worth the price" if self._room >= 0 else "beyond the budget"
@@ -317,6 +351,12 @@ class _Search:
                 a, reason=f"{a.reason}{KEPT_BACK}{_named(leaves) or 'any further one'} is {why} now"
             )
         return a
+
+
+def _alike(job: SnapshotJob, a: Allocation) -> bool:
+    """Tell whether the job only gets further nodes, or only gives nodes back."""
+    former, new = set(job.placement.nodes), set(a.placement.nodes)
+    return (former <= new or former >= new) and job.placement.gpus_per_node == a.placement.gpus_per_node
 
 
 def _next_goodput(a: Allocation) -> float:
@@ -336,82 +376,3 @@ def _ladder(most: int) -> list[int]:
     if most <= _EVERY:
         return list(range(1, most + 1))
     return sorted({most, *(1 << power for power in range(most.bit_length()))})
-
-
-def _budget_left(settings: PolicySettings, spent: Spent) -> float:
-    """Return the money that may still be spent, today and this month."""
-    budgets = ((settings.cloud_day_budget, spent.day), (settings.cloud_month_budget, spent.month))
-    return min((budget - cost for budget, cost in budgets if budget is not None), default=inf)
-
-
-def _tail(node: Node, settings: PolicySettings) -> float:
-    """Return what a node costs from its last job to its end."""
-    return price_of(node, settings)[1] * settings.cloud_return_s / 3600.0
-
-
-def _spenders(snapshot: Snapshot) -> set[str]:
-    """Return the accounts whose budget only lasts to give back the nodes that their jobs hold."""
-    settings, spent = snapshot.settings, snapshot.spent or Spent()
-    nodes = {node.name: node for node in snapshot.nodes}
-    owed: dict[str, float] = defaultdict(float)
-    for job in snapshot.jobs:
-        for node in (nodes[name] for name in job.placement.nodes if name in nodes):
-            owed[job.account] += _tail(node, settings) * job.placement.gpus_per_node / max(node.gpus, 1)
-    return {
-        account
-        for budgets, cost in (
-            (settings.cloud_account_day_budgets, spent.account_day),
-            (settings.cloud_account_month_budgets, spent.account_month),
-        )
-        for account, budget in budgets.items()
-        if cost.get(account, 0.0) + owed.get(account, 0.0) >= budget
-    }
-
-
-def _without_barred(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which no job may use a node that it must not be on.
-
-    That is any rented node where the account's budget is used up, and a spot node where the job cannot move or has a
-    fixed size.
-    """
-    settings, spenders = snapshot.settings, _spenders(snapshot)
-    kinds = {n.name: price_of(n, settings)[0] for n in snapshot.nodes}
-    barred: dict[int, str] = {}
-    for job in snapshot.jobs:
-        if job.account in spenders:
-            barred[job.job_id] = "no rented node"
-        elif settings.cloud_interruptions and (
-            not job.spec.preemptible or job.spec.min_gpus == job.spec.max_gpus
-        ):
-            barred[job.job_id] = "no spot node"
-    if not barred:
-        return snapshot
-    # The policy separates partitions by commas.
-    renamed = {
-        (job.partition, barred[job.job_id]): f"{job.partition} ({barred[job.job_id]})".replace(",", "+")
-        for job in snapshot.jobs
-        if job.job_id in barred
-    }
-
-    def open_to(node: Node) -> frozenset[str]:
-        kind = kinds[node.name]
-        closed = {
-            "no rented node": bool(kind),
-            "no spot node": kind in settings.cloud_interruptions,
-        }
-        return node.partitions | {
-            name
-            for (partition, why), name in renamed.items()
-            if not closed[why] and not node.partitions.isdisjoint(partition.split(","))
-        }
-
-    return replace(
-        snapshot,
-        nodes=tuple(replace(n, partitions=open_to(n)) for n in snapshot.nodes),
-        jobs=tuple(
-            replace(job, partition=renamed[job.partition, barred[job.job_id]])
-            if job.job_id in barred
-            else job
-            for job in snapshot.jobs
-        ),
-    )

@@ -61,6 +61,7 @@ def test_what_rented_nodes_cost_is_added_up_by_day_and_outlives_a_process(
     now = time.time()
     today, row = time.strftime("%Y-%m-%d", time.gmtime(now)), {"type": "big", "user_name": "ada", "job_id": 7}
     row |= {"day": today, "account": "lab", "node_seconds": 60.0, "gpu_seconds": 240.0, "cost": 1.5}
+    row["saved_seconds"] = -5.0
     assert store.records(priced).rent is None
     for at in (now - 30, now):
         store.record_rentals([row, {**row, "account": "", "user_name": "", "job_id": 0, "cost": 0.25}], at)
@@ -70,15 +71,23 @@ def test_what_rented_nodes_cost_is_added_up_by_day_and_outlives_a_process(
     assert (spent.day, spent.month, spent.account_day) == (3.5, 3.5, {"lab": 3.0, "": 0.5})
     assert spent.counted_at == pytest.approx(now, abs=1e-3)
     assert again.records(PolicySettings()).rent is None
-    assert [(r["job_id"], r["node_seconds"], r["cost"]) for r in again.rentals(now - 86400)] == [
-        (0, 120.0, 0.5),
-        (7, 120.0, 3.0),
+    found = [
+        (r["job_id"], r["node_seconds"], r["cost"], r["saved_seconds"]) for r in again.rentals(now - 86400)
     ]
+    assert found == [(0, 120.0, 0.5, -10.0), (7, 120.0, 3.0, -10.0)]
     assert again.rentals(0.0)[0]["day"] == "2020-01-31"
     store.prune(now, history_s=1e9, snapshots_s=1e9, jobs_s=1e9)
     assert {r["day"] for r in again.rentals(0.0)} == {today}
     with pytest.raises(StoreRejected):
         store.record_rentals([{**row, "cost": -1.0}], now)
+
+
+def test_boots_of_nodes_outlive_a_process(store, new_store):
+    store.lead()
+    assert store.boots() == {}
+    for seen in ({"since": {}}, {"since": {"c1": 1.5}}):
+        store.record_boots(seen)
+    assert new_store().boots() == {"since": {"c1": 1.5}}
 
 
 def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from polluxd.apply.boots import FIRST_S, LONGEST_S, Boots
 from polluxd.model import Node
 
@@ -59,3 +62,17 @@ def test_the_mean_of_boots_that_succeeded_is_known_of_nodes_that_are_alike() -> 
     restarted = Boots()
     play(restarted, (0.0, BOOTING), (1.0, ON))
     assert restarted.observe((OFF,), 9.0)[0].boot_s is None, "polluxd did not see its begin"
+
+
+def test_a_restarted_polluxd_knows_what_the_one_before_it_has_seen() -> None:
+    boots, other = Boots(), [replace(node, name="c2") for node in (OFF, BOOTING, ON)]
+    boots.observe((OFF, other[0]), 0.0)
+    boots.observe((BOOTING, other[1]), 5.0)
+    boots.observe((OFF, other[2]), 65.0)
+    boots = Boots(json.loads(json.dumps(boots.seen())))
+    failed, on = boots.observe((OFF, other[2]), 100.0)
+    assert (failed.schedulable, failed.boot_s, on.booted_at) == (False, 60.0, 5.0)
+    assert boots.observe((OFF, other[0]), 65.0 + FIRST_S)[0].schedulable
+    assert boots.observe((OFF, other[2]), 999.0)[1].booted_at == 999.0, "it was off in between"
+    play(boots, (1000.0, BOOTING), (1001.0, OFF))
+    assert play(boots, (1001.0 + FIRST_S, OFF)) == [False], "the second failure in a row"

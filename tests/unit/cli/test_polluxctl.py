@@ -117,15 +117,24 @@ def test_reallocations_of_one_job_or_all(store, polluxctl):
 
 def test_cost_adds_up_by_what_it_is_asked_for(store, polluxctl, monkeypatch):
     row = {"day": "2026-11-20", "type": "p4d", "account": "vision", "user_name": "ada", "job_id": 7}
-    row |= {"node_seconds": 3600.0, "gpu_seconds": 7200.0, "cost": 3.0}
-    idle = {**row, "account": "", "user_name": "", "job_id": 0, "gpu_seconds": 0.0, "cost": 1.0}
+    row |= {"node_seconds": 3600.0, "gpu_seconds": 7200.0, "cost": 3.0, "saved_seconds": 1800.0}
+    idle = {
+        **row,
+        "account": "",
+        "user_name": "",
+        "job_id": 0,
+        "gpu_seconds": 0.0,
+        "cost": 1.0,
+        "saved_seconds": 0.0,
+    }
     rentals = [row, {**row, "job_id": 8, "day": "2026-11-21"}, idle]
     asked = []
     monkeypatch.setattr(store, "rentals", lambda since: asked.append(since) or rentals, raising=False)
     found = json.loads(polluxctl("cost", "--json", "--since", "2026-11-20").out)
     assert found == [
-        {"name": "vision", "node_hours": 2.0, "gpu_hours": 4.0, "cost": 6.0, "share": 6 / 7},
-        {"name": "", "node_hours": 1.0, "gpu_hours": 0.0, "cost": 1.0, "share": 1 / 7},
+        {"name": "vision", "node_hours": 2.0, "gpu_hours": 4.0, "cost": 6.0, "share": 6 / 7}
+        | {"saved_hours": 1.0},
+        {"name": "", "node_hours": 1.0, "gpu_hours": 0.0, "cost": 1.0, "share": 1 / 7} | {"saved_hours": 0.0},
     ]
     assert asked == [datetime.fromisoformat("2026-11-20").timestamp()]
     assert [r["name"] for r in json.loads(polluxctl("cost", "--by", "job", "--json").out)] == ["7", "8", ""]

@@ -42,6 +42,7 @@ EVERY_OPTION = {
     "cloud_account_month_budgets": ["physics=4000"],
     "cloud_boot_s": "120",
     "cloud_return_s": "360",
+    "cloud_paid_interval_s": "3600",
     "cloud_least": "1",
     "cloud_most": "16",
     "cloud_hours": "8-18",

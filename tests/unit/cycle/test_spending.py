@@ -14,7 +14,7 @@ from tests.build import slurm_job
 from tests.unit.cycle.two_gpu_types import Cycle
 
 START = 1_800_000_000.0
-PRICED = PolicySettings(cloud_prices={"big": 3.6})
+PRICED = PolicySettings(cloud_prices={"big": 3.6}, cloud_return_s=0.0)
 OFF, BOOTS, ON = (Node("c1", 4, features=frozenset({"big"}), power=p) for p in ("off", "booting", "on"))
 
 
@@ -91,4 +91,32 @@ def test_each_decision_writes_what_was_counted_and_knows_what_was_spent() -> Non
     cycle.rows.settings = {}
     snapshot, _ = cycle.step()
     assert (len(cycle.rows.rentals), snapshot.spent) == (before, None)
-    assert replace(PRICED, cloud_prices={}) == PolicySettings()
+
+
+def test_the_return_of_a_node_is_on_the_bill_of_those_who_were_last_on_it() -> None:
+    job, spending, cost = slurm_job(7, at=Placement(("c1",), 4)), Spending(), {}
+    settings = replace(PRICED, cloud_return_s=60.0)
+    for at, jobs in ((0, (job,)), (10, ()), (40, ()), (70, ()), (100, ())):
+        spending.observe(ClusterState(START + at, (ON,), jobs), settings)
+    cost = {row["job_id"]: row["cost"] for row in spending.rows(None)}
+    assert cost == {7: pytest.approx(0.07), 0: pytest.approx(0.03)}
+
+
+def test_the_interval_that_a_node_was_paid_for_counts_whole() -> None:
+    spending, hourly = Spending(), replace(PRICED, cloud_paid_interval_s=3600.0)
+    node, job = replace(ON, booted_at=START), slurm_job(7, at=Placement(("c1",), 4))
+    for at, seen in ((0.0, node), (600.0, node), (601.0, OFF), (900.0, OFF)):
+        spending.observe(ClusterState(START + at, (seen,), (job,)), hourly)
+    assert {row["job_id"]: row["cost"] for row in spending.rows(None) if row["cost"]} == {
+        7: pytest.approx(3.6)
+    }
+
+
+def test_the_time_that_jobs_save_counts_wherever_they_are() -> None:
+    spending = Spending()
+    spending.sooner = {7: 0.5, 8: -0.25}
+    jobs = slurm_job(7, at=Placement(("c1",), 4)), slurm_job(8, at=Placement(("n1",), 4))
+    for at in (0, 100):
+        spending.observe(ClusterState(START + at, (ON, Node("n1", 4)), jobs), PRICED)
+    saved = {(row["type"], row["job_id"]): row["saved_seconds"] for row in spending.rows(None)}
+    assert saved == {("big", 7): 50.0, ("", 8): -25.0, ("", 0): 0.0}

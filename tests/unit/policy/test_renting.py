@@ -12,7 +12,8 @@ from pollux.goodput import Goodput
 from polluxd.model import KEPT_BACK, JobSpec, Spent
 from polluxd.policy import decide, decision
 from polluxd.policy.cloud.powered_down import rented
-from polluxd.policy.cloud.renting import NEVER_S, hourly
+from polluxd.policy.cloud.prices import hourly
+from polluxd.policy.cloud.renting import NEVER_S
 from tests.build import job, node, report, running, snapshot
 
 PRICES = {"big": 2.0, "small": 0.6}
@@ -221,6 +222,49 @@ def test_interruptions_are_a_part_of_the_price() -> None:
     often = seen([OWN, *OFF], [trains(1)], cloud_hour_value=3.0, cloud_interruptions={"big": 400.0})
     assert places(replace(often, settings=replace(often.settings, cloud_interruptions={})))[1] != ("n1",)
     assert places(often) == {1: ("n1",)}
+
+
+@pytest.mark.parametrize("resize", ["in-place", "requeue"])
+def test_a_job_that_can_grow_in_place_does_not_stop_for_a_boot(resize: str) -> None:
+    able = report(target=5e5, progress=0.0, resize=resize)
+    plan = decide(seen([OWN, *OFF], [trains(1, gpus=1, report=able)]))
+    assert ("c1" in plan.of(1).placement.nodes) is (resize == "requeue")
+    assert plan.of(1).placement.gpus_per_node == 4
+    grown = decide(seen([OWN, *OFF], [trains(1, report=able, resize_cost=2.0)]))
+    assert {"n1", "c1"} <= set(grown.of(1).placement.nodes)
+
+
+def test_a_node_stays_until_the_interval_ends_that_is_paid_for() -> None:
+    def used(minute: float, interval: float = 3600.0) -> bool:
+        on = replace(OFF[0], power="on", booted_at=1e9 - 60.0 * minute)
+        job = trains(1, ("n1", "c1"), keeps=("n1", "c1"), resize_cost=2.0)
+        prices = {"cloud_hour_value": 0.5, "cloud_paid_interval_s": interval, "cloud_return_s": 300.0}
+        return "c1" in places(seen([OWN, on], [job], **prices))[1]
+
+    assert [used(minute) for minute in (10.0, 50.0, 54.0, 70.0)] == [True, True, False, True]
+    assert not used(10.0, interval=0.0)
+    rents = {"cloud_hour_value": 5.0, "cloud_boot_s": 0.0}
+    for interval, nodes in ((0.0, 3), (3600.0, 1)):
+        short = seen([OWN, *OFF], [trains(1, work=5e4)], cloud_paid_interval_s=interval, **rents)
+        assert len(places(short)[1]) == nodes
+
+
+def test_the_reason_names_the_job_that_gains_and_the_plan_how_fast() -> None:
+    assert decide(seen(OFF, [waits(1)], cloud_hour_value=50.0)).sooner == {1: 1.0}, "it would wait"
+    alone = decide(seen([OWN], [trains(1)])).of(1).goodput
+    grown = decide(seen([OWN, *OFF], [trains(1)]))
+    assert grown.sooner[1] == pytest.approx(grown.of(1).goodput / alone - 1.0)
+    assert decide(seen([OWN], [trains(1)])).sooner == {}
+    own, rented_one = (
+        replace(OWN, partitions=frozenset({"own", "any"})),
+        replace(OFF[0], partitions=frozenset({"any"})),
+    )
+    makes_room = trains(1, account="poor", work=1e5, partition="any")
+    gains = waits(2, JobSpec(min_gpus=4), work=1e6)
+    values = {"poor": 0.5, "rich": 20.0}
+    jobs = [makes_room, replace(gains, account="rich", partition="own")]
+    plan = decide(seen([own, rented_one], jobs, cloud_account_hour_values=values))
+    assert "Slurm boots c1, 2.00 an hour, for job 2: it ends 78 min sooner" in plan.of(1).reason
 
 
 def test_a_node_of_many_is_found_by_doublings() -> None:

@@ -64,6 +64,7 @@ def test_a_node_of_26_05() -> None:
         ("IDLE+CLOUD+POWERED_DOWN", True),
         ("MIXED+CLOUD+POWERING_UP", True),
         ("ALLOCATED+CLOUD+NOT_RESPONDING+POWERING_UP", True),
+        ("IDLE+CLOUD+POWERED_DOWN+NOT_RESPONDING", True),  # a boot has failed
         ("IDLE+CLOUD+NOT_RESPONDING", False),
         ("IDLE+POWERING_DOWN", False),
         ("IDLE+POWER_DOWN", False),
