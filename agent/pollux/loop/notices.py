@@ -59,8 +59,13 @@ def summary(training: Training) -> str:
         )
     if progress.gpu_seconds:
         parts.append(
-            f"{hours:.3g} GPU hours, goodput {progress.examples / progress.gpu_seconds:.4g} examples/s per GPU"
+            f"{hours:.3g} GPU hours, goodput {_short(progress.examples / progress.gpu_seconds)} examples/s per GPU"
         )
     if noise is not None and noise.sqr > 0:
-        parts.append(f"noise scale {progress.initial * noise.var / noise.sqr:.3g} examples")
+        parts.append(f"noise scale {_short(progress.initial * noise.var / noise.sqr)} examples")
     return "; ".join(parts)
+
+
+def _short(value: float) -> str:
+    """Return a number with four digits, and without an exponent below a million."""
+    return f"{float(f'{value:.4g}'):g}"

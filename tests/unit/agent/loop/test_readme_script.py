@@ -30,7 +30,10 @@ def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     losses = [float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
     sizes = [int(re.search(r"batch size ([0-9]+)", line)[1]) for line in lines]  # type: ignore[index]
-    assert len(losses) == 20
-    assert max(sizes) > 8, "the batch size grows on one process"
+    rates = [float(re.search(r"learning rate ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
+    assert len(losses) == 10
+    assert sizes[0] == 8
+    assert max(sizes) >= 16, "the batch size grows on one process"
+    assert max(rates) > 1.5 * rates[0], "and the learning rate with it"
     assert "pollux: finished: " in done.stderr
     assert losses[-1] < 0.5 * losses[0]
