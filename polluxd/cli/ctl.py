@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from pollux.version import __version__
-from polluxd.errors import ConfigError, PolluxError
+from polluxd.errors import ConfigError, PolluxError, SlurmUnavailable
 from polluxd.printable import printable
 
 
@@ -192,6 +192,10 @@ def main() -> None:
     """Entry point: every expected failure is one line on standard error."""
     try:
         sys.exit(app(prog_name="polluxctl", standalone_mode=False) or 0)
+    except SlurmUnavailable as error:
+        # "squeue -o ...: slurmctld does not answer: squeue: error: ...": the middle says enough.
+        why = str(error).split(": ")
+        failure, code = f"no Slurm answers here: run polluxctl where squeue works ({why[:2][-1]})", 1
     except PolluxError as error:
         failure, code = str(error), 2 if isinstance(error, ConfigError) else 1
     except (KeyboardInterrupt, typer.Abort):

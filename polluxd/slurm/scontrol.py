@@ -39,7 +39,7 @@ _TASKS_AT_ONCE = 100
 _NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|socket timed out|communication|"
     r"zero bytes were transmitted|transport endpoint|timed out|in standby mode|authentication error|munge|"
-    r"unable to establish a configuration source|could not establish a configuration source|temporarily|"
+    r"(unable to|could not) establish a configuration source|unable to process configuration file|temporarily|"
     r"slurmctld is shutting down|resource temporarily unavailable|connection reset|"
     r"slurm_(msg_sendto|receive_msg|send_recv)|missing socket",
     re.IGNORECASE,
