@@ -52,10 +52,11 @@ def _changes(moves: Iterable[Move]) -> list[tuple[float, int]]:
     for move in moves:
         if Step.REQUEUED in move.times:
             changes.append((move.times[Step.REQUEUED], 0))
-        if move.in_allocation:
-            reached = move.times.get(Step.TRAINING)
-        else:
-            reached = move.times.get(Step.STARTED, move.times.get(Step.TRAINING))
+        # As Slurm counts: a companion's GPUs from its start, those of a shrinking job until they are given back.
+        shrinks = move.in_allocation and not move.grows
+        reached = move.times.get(Step.CONFIGURED if shrinks else Step.STARTED, move.times.get(Step.TRAINING))
         if reached is not None:
             changes.append((reached, move.target.gpus))
+            if move.grows and Step.FAILED in move.times:
+                changes.append((move.times[Step.FAILED], move.source.gpus))
     return changes

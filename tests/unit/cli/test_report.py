@@ -62,6 +62,15 @@ def test_a_lane_follows_the_moves() -> None:
     ]
 
 
+def test_a_companion_holds_gpus_from_its_start_until_its_move_fails() -> None:
+    both = Placement(("n1", "n2"), 1)
+    grown = move(2, "resize", ONE, both, Step.TRAINING, planned=200, started=210, training=230)
+    gone = move(3, "resize", both, ONE, Step.TRAINING, planned=300, configured=310, training=330)
+    failed = move(4, "resize", ONE, both, Step.FAILED, planned=400, started=410, failed=440)
+    held = stretches(job(), [START, grown, gone, failed], T + 100, T + 2000)
+    assert [(s.end - T, s.gpus) for s in held] == [(210, 1), (310, 2), (410, 1), (440, 2), (1000, 1)]
+
+
 def test_a_lane_ends_at_the_period() -> None:
     assert stretches(job(), [START, GROWTH], T + 320, T + 400) == [
         Stretch(T + 320, T + 330, 0),
