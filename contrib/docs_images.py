@@ -1,7 +1,7 @@
 """Make the pictures of the documentation: `make docs-images`.
 
 It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and
-takes pictures of pages in Chromium.
+takes a picture of the report in Chromium.
 """
 
 from __future__ import annotations
@@ -39,11 +39,6 @@ def main() -> None:
     COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
     screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
     fairness(IMAGES / "fairness.png")
-    # The start page shows the pictures made so far.
-    built = ROOT / "docs" / "_build" / "html"
-    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", "docs", str(built)]
-    subprocess.run(sphinx, cwd=ROOT, check=True)
-    screenshot(built / "index.html", IMAGES / "documentation.png", height=1000)
 
 
 OBJECTIVES = {

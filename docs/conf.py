@@ -5,6 +5,7 @@
 
 import importlib.metadata
 import sys
+import tomllib
 from pathlib import Path
 
 project = "polluxd"
@@ -29,6 +30,15 @@ copybutton_prompt_text = "$ "
 
 html_theme = "furo"
 html_title = f"polluxd {version}"
+# Where the project is published: Repository of [project.urls] in pyproject.toml, and nowhere else.
+_project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+_repository = _project.get("urls", {}).get("Repository", "")
+if _repository:
+    html_theme_options = {
+        "source_repository": _repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_show_copyright = False
 # Furo's own style has no red and green for diffs.
 pygments_style = "default"
