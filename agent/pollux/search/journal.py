@@ -15,9 +15,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from pollux.errors import SearchError
+from pollux.search.tasks import FOLDER
 
-FOLDER = "pollux-searches"
-"""Beside where a job was submitted."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Of a search; the submission hook has it, too."""
 _TAIL = 1 << 16

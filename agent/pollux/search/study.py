@@ -304,6 +304,10 @@ class Search:
         )
         return Counter(why for why in found if why)
 
+    def ended(self) -> int:
+        """Count the tasks whose trial has ended."""
+        return sum(trial.state.is_finished() for trial in self.newest())
+
     def count(self) -> int:
         """Count the trials that need not be tried again."""
         return sum(t.state is not TrialState.FAIL and not _was_limited(t) for t in self.newest())

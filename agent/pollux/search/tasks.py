@@ -9,6 +9,8 @@ NAME_VARIABLE = "POLLUX_SEARCH"
 """Name of the job's search; set by the submission hook for the directive `search`, and by `polluxctl tune`."""
 TASK_VARIABLE = "POLLUX_SEARCH_TASK"
 """The task that a companion job works for, and the journal: `TASK:PATH`; set by rank 0."""
+FOLDER = "pollux-searches"
+"""Of the journals, beside where a job was submitted."""
 TRIAL_VARIABLES = (NAME_VARIABLE, TASK_VARIABLE)
 
 

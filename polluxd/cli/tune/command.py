@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.text import Text
 from typer.core import TyperGroup
 
-from pollux.errors import SearchError
 from polluxd.cli import access
-from polluxd.cli.access import JsonOption
-from polluxd.cli.output import Column, emit, emit_json, number, plain
+from polluxd.cli.access import JsonOption, WatchOption
+from polluxd.cli.output import emit_json, table
+from polluxd.cli.top import redraw
+from polluxd.cli.tune.searches import TRIAL_COLUMNS, open_search, path_of, summary, trial_row
 from polluxd.errors import ConfigError, PolluxError, SlurmRefused
 
 if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
-    from pollux.search.study import Search, SearchSettings
+    from pollux.search.study import Search
 
 
 class Sampler(StrEnum):
@@ -59,25 +63,6 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="the search, of this folder")]
 
 
-def _parameters(values: dict[str, Any]) -> str:
-    return (
-        " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={plain(v)}" for k, v in values.items())
-        or "-"
-    )
-
-
-TRIAL_COLUMNS = (
-    Column("number", "TRIAL", right=True),
-    Column("task", "TASK", rank=4),
-    Column("state", "STATE"),
-    Column("value", "VALUE", number(4), right=True),
-    Column("done", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=1),
-    Column("gpu_hours", "GPU HOURS", number(3), right=True, rank=3),
-    Column("params", "PARAMETERS", _parameters, flexible=True),
-    Column("why", "WHY", plain, flexible=True, rank=2),
-)
-
-
 @app.command()
 def start(
     batch: Annotated[
@@ -104,7 +89,7 @@ def start(
 ) -> None:
     """Submit a search: `polluxctl tune BATCH_SCRIPT --trials 64 --metric accuracy --max`."""
     chosen = name or batch.stem
-    if _path(chosen).exists():
+    if path_of(chosen).exists():
         raise ConfigError(
             f"there is a search {chosen} in this folder: give another --name, or go on with it by "
             f"`polluxctl tune resume {chosen}`"
@@ -120,7 +105,7 @@ def start(
         gpu_hours=gpu_hours,
         until=None if until is None else _next(until),
     )
-    search = _open(chosen, settings)
+    search = open_search(chosen, settings)
     search.study.set_user_attr("command", [str(batch.absolute()), *(words or [])])
     search.study.set_user_attr("parallel", parallel or (trials if pruner is Pruner.PBT else 16))
     try:
@@ -131,12 +116,15 @@ def start(
 
 
 @app.command()
-def status(name: NameArgument, as_json: JsonOption = False) -> None:
+def status(name: NameArgument, watch: WatchOption = False, as_json: JsonOption = False) -> None:
     """Show the trials of a search, and what it gave up."""
-    search = _open(name)
-    rows = [_row(search, trial) for trial in search.trials()]
-    best, given_up = search.best(), search.given_up()
-    if as_json:
+    search, console = open_search(name), access.console()
+    if watch and console.is_terminal:
+        redraw(lambda: Group(*status_parts(search, console)), console)
+    elif not as_json:
+        console.print(*status_parts(search, console), sep="\n")
+    else:
+        best = search.best()
         emit_json(
             {
                 "name": name,
@@ -144,36 +132,70 @@ def status(name: NameArgument, as_json: JsonOption = False) -> None:
                 "metric": search.settings.metric,
                 "gpu_hours": search.gpu_hours(),
                 "over": search.over(),
-                "given_up": given_up,
+                "given_up": search.given_up(),
                 "best": None if best is None else best.number,
-                "trials": rows,
+                "trials": [trial_row(search, trial) for trial in search.trials()],
             }
         )
-        return
-    emit(rows, TRIAL_COLUMNS, as_json=False, console=access.console(), empty="no trial has begun")
-    ended = sum(trial.state.is_finished() for trial in search.newest())
-    planned = f" of {search.settings.trials}" if search.settings.trials else ""
-    print(f"{ended}{planned} trials have ended, in {search.gpu_hours():.3g} GPU hours")
-    if best is not None:
-        print(f"best: trial {best.number}, {search.settings.metric} {best.value:.6g}")
-    for why, count in given_up.items():
-        print(f"given up: {count} trials: {why}")
+
+
+def status_parts(search: Search, console: Console) -> Iterator[RenderableType]:
+    """Yield what `status` shows, from top to bottom: the newest trials that fit, and the search as a whole."""
+    rows = [trial_row(search, trial) for trial in search.trials()]
+    room = max(console.height - 6, 1) if console.is_terminal else len(rows)
+    yield table(rows[-room:], TRIAL_COLUMNS, console.width) if rows else Text("no trial has begun")
+    planned = search.settings.trials
+    if planned and console.is_terminal:
+        yield ProgressBar(total=planned, completed=search.ended(), width=min(console.width, 60))
+    yield Text("\n".join(summary(search)))
+
+
+@app.command()
+def plot(name: NameArgument) -> None:
+    """Draw the curves of all trials, and their values as parallel coordinates, beside the journal."""
+    search = open_search(name)
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - the extra `sim`
+    except ImportError:
+        raise ConfigError("`tune plot` needs matplotlib: pip install matplotlib beside polluxd") from None
+    mpl.use("Agg")
+    from optuna import create_study  # noqa: PLC0415
+    from optuna.trial import create_trial  # noqa: PLC0415
+    from optuna.visualization import matplotlib as drawings  # noqa: PLC0415
+
+    # Optuna draws complete trials alone, and most trials of a search are stopped.
+    shown = create_study(direction=search.study.direction)
+    for trial in search.trials():
+        curve = trial.intermediate_values
+        if trial.last_step is not None:
+            like = {"params": trial.params, "distributions": trial.distributions}
+            shown.add_trial(create_trial(**like, value=curve[trial.last_step], intermediate_values=curve))
+    for what, draw in (
+        ("curves", drawings.plot_intermediate_values),
+        ("parameters", drawings.plot_parallel_coordinate),
+    ):
+        path = search.path.with_name(f"{name}-{what}.png")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Optuna, that these functions are new
+            drawn = draw(shown)
+        drawn.figure.savefig(path, dpi=130, bbox_inches="tight")
+        print(path)
 
 
 @app.command()
 def best(name: NameArgument) -> None:
     """Print the best complete trial as JSON."""
-    search = _open(name)
+    search = open_search(name)
     found = search.best()
     if found is None:
         raise PolluxError(f"no trial of search {name} is complete yet")
-    emit_json(_row(search, found))
+    emit_json(trial_row(search, found))
 
 
 @app.command()
 def stop(name: NameArgument) -> None:
     """End a search: its trials stop, and no further ones begin."""
-    search = _open(name)
+    search = open_search(name)
     search.stop()
     tasks = search.study.user_attrs.get("arrays", [])
     if tasks:
@@ -193,7 +215,7 @@ def resume(
     until: Annotated[str | None, typer.Option("--until", metavar="HH:MM", help="a new end")] = None,
 ) -> None:
     """Go on with a search in a further array: for trials that were given up, failed or stopped by hand."""
-    search = _open(name)
+    search = open_search(name)
     search.resume(gpu_hours=gpu_hours, until=None if until is None else _next(until))
     if search.over():
         raise ConfigError(f"{search.over()}: give another --gpu-hours or --until")
@@ -202,32 +224,6 @@ def resume(
     if left < 1:
         raise ConfigError(f"all {planned} trials of search {name} have begun: say how many more by --trials")
     _submit(search, left)
-
-
-def _open(name: str, settings: SearchSettings | None = None) -> Search:
-    """Open a search of this folder. Raises ConfigError."""
-    path = _path(name)
-    if settings is None and not path.exists():
-        raise ConfigError(f"there is no search {name} in this folder: {path} does not exist")
-    from pollux.search.study import Search  # noqa: PLC0415 - brings Optuna in
-
-    try:
-        return Search(path, name, settings)
-    except KeyError:
-        raise ConfigError(f"{path} holds no search {name}") from None
-    except SearchError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _path(name: str) -> Path:
-    try:
-        from pollux.search.journal import journal_path  # noqa: PLC0415 - brings Optuna in
-
-        return journal_path(name, Path.cwd())
-    except ImportError:
-        raise ConfigError("`polluxctl tune` needs Optuna: pip install 'polluxd[tune]'") from None
-    except SearchError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _submit(search: Search, tasks: int) -> None:
@@ -254,23 +250,6 @@ def _slurm(command: list[str], environment: dict[str, str] | None = None) -> str
     if done.returncode:
         raise SlurmRefused(f"{command[0]}: {' '.join(done.stderr.split())}")
     return done.stdout
-
-
-def _row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
-    from pollux.search.study import STEPS  # noqa: PLC0415 - brings Optuna in
-
-    last, attributes = trial.last_step, trial.user_attrs
-    return {
-        "number": trial.number,
-        "task": attributes.get("task"),
-        "state": {"PRUNED": "stopped", "FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()),
-        "value": trial.values[0] if trial.values else trial.intermediate_values.get(last),
-        "done": (last or 0) / STEPS,
-        "gpu_hours": attributes.get("gpu_seconds", 0.0) / 3600,
-        "params": trial.params,
-        "parent": attributes.get("parent"),
-        "why": attributes.get("why"),
-    }
 
 
 def _next(clock: str) -> float:

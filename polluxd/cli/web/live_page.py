@@ -30,7 +30,8 @@ from ..output import Column
 from ..preview import PREVIEW_COLUMNS, sentences
 from ..report.columns import PATH_COLUMNS, SHARE_COLUMNS
 from ..report.page import environment
-from . import job_charts, machine_map, sliders
+from ..tune import searches
+from . import job_charts, machine_map, search_charts, sliders
 from .browser_session import BrowserSession
 from .overview import RestingReader
 
@@ -66,6 +67,7 @@ def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> A
         Route("/", pages.cluster),
         Route("/jobs/{job:int}", pages.job),
         Route("/settings", pages.settings),
+        Route("/searches/{name}", pages.search),
         Route("/page.css", pages.asset),
         Route("/page.js", pages.asset),
     ]
@@ -150,6 +152,21 @@ class _Pages:
             columns=_filled(PREVIEW_COLUMNS, changed[:ROWS]),
         )
 
+    def search(self, request: Request) -> Response:
+        """The trials of a search in the folder where the page is served."""
+        name = request.path_params["name"]
+        search = self._reader.read(("search", name), lambda: searches.open_search(name))
+        rows = [searches.trial_row(search, trial) for trial in search.trials()]
+        return self._page(
+            request,
+            "search.html.jinja",
+            name=name,
+            summary="; ".join(searches.summary(search)),
+            rows=rows[::-1],
+            columns=_filled(searches.TRIAL_COLUMNS, rows),
+            charts=search_charts.of_search(search),
+        )
+
     def asset(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
         text = self._templates.get_template(name).render()
@@ -171,6 +188,7 @@ class _Pages:
             root=self._folder,
             user=self._viewer.user,
             administrator=self._viewer.database is not None,
+            searches=searches.here(),
             interval=self._interval_s,
             now=time.time(),
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pollux.search.journal import journal_path
 from pollux.search.study import Search
 from polluxd.cli import ctl
+from polluxd.cli.tune.command import status_parts
 
 STAND_IN = """#!/bin/sh
 echo "$(basename $0) $* search=$POLLUX_SEARCH directives=$SBATCH_POLLUX" >>{calls}
@@ -91,6 +94,25 @@ def test_what_a_search_has_found(call: Call, tmp_path: Path) -> None:
     assert json.loads(call("best", "train")[1])["value"] == 0.75
     shown = json.loads(call("status", "train", "--json")[1])
     assert [(t["state"], t["done"], t["gpu_hours"]) for t in shown["trials"]] == [("complete", 0.5, 0.5)] * 2
+    assert "2 of 3 trials" in call("status", "train", "--watch")[1], "no terminal: once"
+    code, drawn = call("plot", "train")
+    assert code == 0
+    assert [Path(line).read_bytes()[:4] for line in drawn.splitlines()] == [b"\x89PNG"] * 2
+
+
+def test_a_terminal_shows_the_newest_trials_and_a_bar(call: Call, tmp_path: Path) -> None:
+    call("train.sh", "--trials", "20", "--metric", "[red]")
+    begun = search(tmp_path)
+    for number in range(9):
+        begun.complete(begun.live(begun.begin(f"77_{number}", lambda: None)), float(number))
+    console = Console(force_terminal=True, width=90, height=12, color_system=None, record=True)
+    console.print(*status_parts(begun, console), sep="\n")
+    text = console.export_text()
+    assert "77_2" not in text
+    assert all(f"77_{number}" in text for number in range(3, 9))
+    assert "9 of 20 trials" in text
+    assert "best: trial 0, [red] 0" in text
+    assert re.search("━{25,}", text)
 
 
 def test_a_search_is_stopped_and_goes_on(call: Call, tmp_path: Path) -> None:

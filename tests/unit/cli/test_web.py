@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from pollux.search.journal import journal_path
+from pollux.search.study import Search, SearchSettings
 from polluxd import model
 from polluxd.cli.answering import Answering
 from polluxd.cli.answers import Answers, Database
@@ -202,6 +204,24 @@ def test_sliders_show_a_preview_and_set_nothing(store, admin) -> None:
     assert "polluxctl settings set --objective fair-share --power -2 --account-weight nlp=4" in page
     assert (store.current, store.changes) == (before, [])
     assert admin.get("settings", params={"power": "7"}).status_code == 404  # a number up to 1
+
+
+def test_a_search_of_this_folder_is_shown(admin, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun = Search(journal_path("digits", tmp_path), "digits", SearchSettings(maximize=True, pruner="none"))
+    for number, value in enumerate((0.2, 0.9, -0.5, 0.4)):
+        trial = begun.live(begun.begin(f"7_{number}", lambda: None))
+        trial.suggest_float("lr", 1e-4, 1.0, log=True)
+        trial.suggest_categorical("kind", ["<b>", "plain"])
+        begun.report(trial, 10, value, 3600.0, 2)
+    assert '/searches/digits">' in admin.get("").text
+    page = admin.get("searches/digits").text
+    assert page.count('class="line c0"') == 2, "the best quarter, in both charts"
+    assert page.count('class="line plain"') == 6
+    assert "trial 1: 0.9" in page
+    assert "lr</text>" in page
+    assert "<b>" not in page.partition("<main")[2]
+    assert admin.get("searches/none").status_code == 404
 
 
 def test_a_long_queue_is_cut_and_own_jobs_come_first(store, as_user) -> None:
