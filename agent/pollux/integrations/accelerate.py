@@ -20,7 +20,7 @@ Accelerate places, casts and compiles the model, and the agent wraps it. Do not 
 checkpoints. It refuses FSDP, DeepSpeed and Megatron.
 
 Import this module before Accelerate forms its process group, in `Accelerator()` or `TrainingArguments()`. The agent
-can then form the group again when it resizes a Trainer's job in place.
+can then form the group again when it resizes the job in place.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from pollux.errors import PolluxAgentError
 from pollux.loop.session import Job
 from pollux.loop.session import attach as attach_plainly
+from pollux.ranks.rendezvous import alone
+from pollux.ranks.sharding import under_fully_shard
 from pollux.ranks.world import World, own_group
 from pollux.resize.joining import Joiner
 
@@ -70,14 +73,16 @@ def attach(
         )
     if isinstance(scheduler, AcceleratedScheduler):
         raise PolluxAgentError("expected a scheduler that was not passed to accelerator.prepare()")
-    return attach_plainly(
+    job = attach_plainly(
         # As for evaluation, which is all but DistributedDataParallel: the agent wraps after restoring.
         accelerator.prepare_model(model, evaluation_mode=True),
         getattr(optimizer, "optimizer", optimizer),
         scheduler,
         scaler=accelerator.scaler,
-        **options | {"ddp_kwargs": ddp_arguments(accelerator) | options.get("ddp_kwargs", {})},
+        **options | {"ddp_kwargs": ddp_arguments(accelerator, model) | options.get("ddp_kwargs", {})},
     )
+    job.training.on_ranks = lambda: follow(job.world, accelerator)
+    return job
 
 
 def follow(world: World, accelerator: Any) -> None:
@@ -90,16 +95,24 @@ def follow(world: World, accelerator: Any) -> None:
                 world.rank,
                 local,
             )
+    if accelerator.distributed_type is DistributedType.NO:
+        return
     for loader in accelerator._dataloaders:  # for evaluation
-        for part in (loader.batch_sampler, loader.dataset):
-            if isinstance(part, BatchSamplerShard | IterableDatasetShard):
+        for name, kind in (("batch_sampler", BatchSamplerShard), ("dataset", IterableDatasetShard)):
+            part = getattr(loader, name)
+            if isinstance(part, kind):
                 part.num_processes, part.process_index = world.size, world.rank
+            elif kind is BatchSamplerShard and part is not None:
+                # It was prepared for the only rank. torch lets nobody set this attribute in the ordinary way.
+                config = accelerator.dataloader_config
+                shard = kind(part, world.size, world.rank, even_batches=config.even_batches)
+                loader.base_dataloader.__dict__[name] = shard
 
 
-def ddp_arguments(accelerator: Accelerator) -> dict[str, Any]:
+def ddp_arguments(accelerator: Accelerator, model: torch.nn.Module) -> dict[str, Any]:
     """What the user has set for DistributedDataParallel. Raises PolluxAgentError for a hook, which goes another way."""
     handler = getattr(accelerator, "ddp_handler", None)
-    if handler is None:
+    if handler is None or under_fully_shard(model):
         return {}
     if str(getattr(handler.comm_hook, "value", handler.comm_hook)) != "no":
         raise PolluxAgentError(
@@ -122,11 +135,18 @@ def _own_accelerate_s_group() -> None:
         if PartialState._shared_state or dist.is_initialized():  # Accelerate makes one in each call
             make(self, *args, **options)
             return
-        with own_group():
-            make(self, *args, **options)
         joiner = Joiner.from_environment()
+        with own_group():
+            if joiner is not None:  # until it joins, its group has this rank alone
+                cpu = options.get("cpu") or args[:1] == (True,) or not torch.cuda.is_available()
+                alone(torch.device("cpu" if cpu else "cuda"))
+            make(self, *args, **options)
         if joiner is not None:
-            self.process_index = joiner.rank  # it is not the main process, though it is the companion's first
+            self.process_index = (
+                joiner.rank
+            )  # it is not the main process, though it may be the companion's first
+            if self.distributed_type is not DistributedType.NO:
+                self.num_processes = joiner.size
 
     PartialState.__init__ = made
 

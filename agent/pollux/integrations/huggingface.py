@@ -12,9 +12,9 @@ Clipping, logging, callbacks and the schedule run unchanged, once per step. Trai
 gradient_accumulation_steps.
 
 A restart resumes from the agent's checkpoints, which also hold Trainer's state, at any number of GPUs. Trainer writes
-its own checkpoints as its arguments say; the agent does not read them. There are three differences from plain Trainer.
-Losses are means over examples, not over the tokens of the whole step. The train dataset must be indexed. FSDP,
-DeepSpeed and DataParallel are refused.
+its own checkpoints as its arguments say; the agent does not read them. Losses of language models are means over all
+tokens of a step, as plain Trainer's are. There are two differences. The train dataset must be indexed. DeepSpeed,
+DataParallel and Trainer's own FSDP are refused; pass a model under `fully_shard` (FSDP2) instead.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments, follow
@@ -32,6 +34,7 @@ from pollux.integrations.trainer_state import TrainerState
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
 from pollux.loop.trial import Trial
+from pollux.ranks.sharding import under_fully_shard
 from pollux.slurm_job.environment import checkpoint_directory
 
 try:
@@ -126,12 +129,16 @@ class ElasticMixin:
         self._job: Job | None = None
         self._steps: _Steps | None = None
         self._epochs: Iterator[int] = iter(())
+        self._tokens: Any = None
+        """Tokens with a label in the present pass; None where the loss is a mean over examples."""
         self._over = False
         self._begun = False
         """The agent's next epoch has begun before Trainer's."""
         # One of its batches is one whole step.
         this.args.gradient_accumulation_steps = 1
         this.accelerator.gradient_accumulation_steps = 1
+        # The agent adds up the tokens. Trainer would also multiply losses by the number of ranks, an evaluation's too.
+        this.args.average_tokens_across_devices = False
         this.add_callback(_Pace(self))
 
     @property
@@ -184,11 +191,11 @@ class ElasticMixin:
             this.lr_scheduler,
             scaler=accelerator.scaler,
             state=TrainerState(self),
-            **options | {"ddp_kwargs": ddp_arguments(accelerator) | options.get("ddp_kwargs", {})},
+            **options
+            | {"ddp_kwargs": ddp_arguments(accelerator, this.model) | options.get("ddp_kwargs", {})},
         )
         self._job, self._over = job, job.progress.finished
-        job.training.on_ranks, job.training.takes_joiners = self._on_ranks, True
-        job.training.ends_epochs = True
+        job.training.on_ranks, job.training.ends_epochs = self._on_ranks, True
         assert self._steps is not None
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
@@ -263,35 +270,44 @@ class ElasticMixin:
             this.control.should_epoch_stop = True
             return [], None
 
-    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> None:
-        """Return None: losses are means over examples, in an evaluation too.
-
-        With a number, Trainer multiplies an evaluation's loss by the number of ranks where the model ignores the number
-        (transformers 5.23). `eval_loss` would change with the GPUs, and so would the choice of the best model.
-        """
-
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One optimizer step's passes. Returns its mean loss over this rank's share."""
         this: Any = self
-        job, total, counted = self.job, None, True
+        job, total, weight, counted = self.job, 0.0, 0.0, True
         assert self._steps is not None
         while True:
             if not counted:
                 this.current_flos += float(this.floating_point_ops(inputs))
                 this._track_num_input_tokens(inputs)
-            loss = None
+            loss, self._tokens = None, self._labelled_tokens(inputs)
+            items = None if self._tokens is None else self._tokens.clamp(min=1)
             with job.micro_batch():
-                loss = super().training_step(job.model, inputs, None)  # type: ignore[misc]
+                loss = super().training_step(job.model, inputs, items)  # type: ignore[misc]
             if loss is None:
-                total = None  # it ran out of memory, and the step begins again
+                total = weight = 0.0  # it ran out of memory, and the step begins again
             else:
-                total = loss * job.stepper.share if total is None else total + loss * job.stepper.share
+                share = job.stepper.share if self._tokens is None else self._tokens
+                total, weight = total + loss * share, weight + share
                 if job.sync_gradients:
-                    return total
+                    return total if self._tokens is None else total / weight.clamp(min=1)  # type: ignore[attr-defined]
             inputs, counted = next(self._steps.micro_batches), False
 
+    def _labelled_tokens(self, inputs: Any) -> Any:
+        """The number of tokens that the loss of a pass is a mean over, by Trainer's rule.
+
+        None where an example has one label."""
+        labels = inputs.get("shift_labels", inputs.get("labels")) if isinstance(inputs, Mapping) else None
+        if getattr(labels, "ndim", 0) < 2:
+            return None
+        this: Any = self
+        return this._get_num_items_in_batch([inputs], this.args.device)
+
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
-        self._backward(loss * weigh(self.job.stepper), **kwargs)
+        tokens = self._tokens
+        if tokens is None:
+            self._backward(loss * weigh(self.job.stepper), **kwargs)
+        else:
+            self.job.backward(loss * tokens.clamp(min=1), weight=tokens, **kwargs)
 
     def _get_learning_rate(self) -> float:
         """The learning rate in use: the schedule's, times the agent's factor."""
@@ -305,6 +321,16 @@ class ElasticMixin:
         if self.is_in_train and self._job is not None and "loss" in logs:
             logs.update(scalars(self._job))
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As Trainer's. All ranks call it for a model under `fully_shard`: rank 0 gathers the shards."""
+        this: Any = self
+        if not under_fully_shard(this.model):
+            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+            return
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(this.model, options=options)
+        this._save(output_dir, state_dict=state)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         this: Any = self

@@ -29,11 +29,13 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
+from pollux.integrations.lightning_state import LoopState, go_on
 from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
 from pollux.loop.trial import Trial
-from pollux.ranks.world import World, meet
+from pollux.ranks.world import meet
+from pollux.resize.joining import Joiner
 
 try:
     from lightning.pytorch.callbacks import Callback, LearningRateMonitor
@@ -52,14 +54,16 @@ if TYPE_CHECKING:
 class ElasticEnvironment(TorchElasticEnvironment):  # type: ignore[misc]
     """The ranks as `pollux run` and torchrun set them; the number may vary. One where nobody has."""
 
-    world: World | None = None
-    """The ranks that are left, where some were lost."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.joiner = Joiner.from_environment()
+        """This rank on its way into the job; None in the job."""
 
     def world_size(self) -> int:
-        return int(os.environ.get("WORLD_SIZE", "1")) if self.world is None else self.world.size
+        return int(os.environ.get("WORLD_SIZE", "1")) if self.joiner is None else self.joiner.size
 
     def global_rank(self) -> int:
-        return int(os.environ.get("RANK", "0")) if self.world is None else self.world.rank
+        return int(os.environ.get("RANK", "0")) if self.joiner is None else self.joiner.rank
 
     def local_rank(self) -> int:
         return int(os.environ.get("LOCAL_RANK", "0"))
@@ -98,29 +102,6 @@ class _Batches:
             stepper = self._strategy.job.stepper
             stepper.retry(stepper.training.limits)
             micro_batches.close()  # type: ignore[attr-defined]
-
-
-class _LoopState:
-    """Lightning's own state as a part of the agent's checkpoints."""
-
-    def __init__(self, trainer: Any, schedulers: list[Any]) -> None:
-        self._trainer, self._schedulers = trainer, schedulers
-
-    def state_dict(self) -> dict[str, Any]:
-        callbacks = {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks}
-        return {
-            "loops": self._trainer.fit_loop.state_dict(),
-            "callbacks": {key: state for key, state in callbacks.items() if state},
-            "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._trainer.fit_loop.load_state_dict(state["loops"])
-        for callback in self._trainer.callbacks:
-            if callback.state_key in state["callbacks"]:
-                callback.load_state_dict(state["callbacks"][callback.state_key])
-        for scheduler, own in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(own)
 
 
 class _Numbers(Callback):  # type: ignore[misc]
@@ -190,6 +171,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         self._context: MicroBatchContext | None = None
         self._arguments: tuple[Any, ...] = ()
         self._accumulated = 1
+        self._samplers: list[Any] = []
 
     @property
     def job(self) -> Job:
@@ -218,7 +200,9 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     def setup_distributed(self) -> None:
         """Form the process group as the agent does, which can form it again."""
         self.set_world_ranks()
-        if self.world_size > 1:
+        if (
+            self.world_size > 1 and self.cluster_environment.joiner is None
+        ):  # a joiner is alone until it joins
             self._process_group_backend = self._get_process_group_backend()
             meet(self.root_device)
 
@@ -251,12 +235,14 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             getattr(self.optimizers[0], "_optimizer", self.optimizers[0]),
             None if scaled is None else scaled.scheduler,
             scaler=getattr(self.precision_plugin, "scaler", None),
-            state=_LoopState(trainer, others),
+            state=LoopState(trainer, others),
             **self._attach,
         )
         self.model = self._job.model
-        self._job.training.ends_epochs = True
-        rates = self._job.training.models[0].rates
+        training = self._job.training
+        training.on_ranks, training.ends_epochs = self._on_ranks, True
+        training.followed = self._samplers
+        rates = training.models[0].rates
         trainer.callbacks[:] = [
             callback
             for own in trainer.callbacks
@@ -268,9 +254,18 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         ]
         trainer.callbacks.append(_Numbers(self))
 
+    def _on_ranks(self) -> None:
+        """Update Lightning's ranks, after a resize in place."""
+        self.cluster_environment.joiner = None
+        self.set_world_ranks()
+        fit_loop = self.lightning_module.trainer.fit_loop
+        go_on(fit_loop)
+        fit_loop.epoch_loop.val_loop._combined_loader = None  # it is divided among the former ranks
+
     def process_dataloader(self, dataloader: Any) -> Any:
         """The train loader's place is taken by the elastic one."""
         trainer = self.lightning_module.trainer
+        self._samplers.append(getattr(dataloader, "sampler", None))
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
         dataset, size = getattr(dataloader, "dataset", None), getattr(dataloader, "batch_size", None)
@@ -404,6 +399,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     def teardown(self) -> None:
         if self._job is not None:
             self._job.close()
+            self.model = self.lightning_module
         super().teardown()
 
 

@@ -6,8 +6,7 @@ import gc
 import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 from torch.nn.parallel import DistributedDataParallel
@@ -21,9 +20,6 @@ from pollux.slurm_job.attempt import Attempt
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
-
-INTEGRATIONS = ("huggingface", "lightning", "accelerate")
-"""Integrations with other libraries' loops, which keep the number of ranks in places of their own."""
 
 
 class ResizeCapability(StrEnum):
@@ -49,7 +45,7 @@ def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> boo
 
 def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether ranks may join the job's only rank; its loop has the last word."""
-    return not world.distributed and may_resize(attempt, environ) and not _loaded(["lightning"])
+    return not world.distributed and may_resize(attempt, environ)
 
 
 def capability_of(
@@ -69,8 +65,6 @@ def obstacle_in_place(training: Training) -> str | None:
     """Why ranks cannot join and leave the processes; None where they can."""
     if shutil.which("sbatch") is None:
         return "there is no sbatch here (inside a container?) to submit a companion job"
-    if _loaded(INTEGRATIONS) and not training.takes_joiners:
-        return "another library runs its loop"
     first = training.models[0]
     if under_fully_shard(first.module):
         return obstacle_to_resharding(first.module, first.optimizer) or _obstacle_in_script(training)
@@ -98,13 +92,11 @@ def _obstacle_in_script(training: Training) -> str | None:
     if len(process_groups()) > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.
-    if any(issubclass(type(found), DistributedSampler) for found in gc.get_objects()):
+    followed = set(map(id, training.followed))
+    samplers = (each for each in gc.get_objects() if issubclass(type(each), DistributedSampler))
+    if any(id(sampler) not in followed for sampler in samplers):
         return "its script divides data by a DistributedSampler"
     return None
-
-
-def _loaded(names: Iterable[str]) -> bool:
-    return any(f"pollux.integrations.{name}" in sys.modules for name in names)
 
 
 def _bound(text: str) -> ResizeCapability:

@@ -38,7 +38,7 @@ class Joiner:
             node, local = int(environ.get("GROUP_RANK") or 0), int(environ.get("LOCAL_RANK") or 0)
             self.index = node * per_node + local
             """This rank's place among the joiners."""
-            self._size, self._nodes = int(content["size"]), int(content["nodes"])
+            self.size, self._nodes = int(content["size"]), int(content["nodes"])
             self.rank = int(content["first"]) + self.index
             """The rank that it will be."""
             self.move = int(content["move"])
@@ -78,7 +78,7 @@ class Joiner:
         own = not dist.is_initialized()  # fully_shard needs a group before `attach`
         if own:
             alone(device)
-        return World(self.rank, self._size, self._nodes, device, None, own=own, waiting=True)
+        return World(self.rank, self.size, self._nodes, device, None, own=own, waiting=True)
 
     @property
     def rendezvous(self) -> Rendezvous:

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import PolluxAgentError
-from pollux.selftest import overhead
-from pollux.selftest.known_training import TOLERANCE
-from pollux.selftest.launching import CheckFailed, last_lines, run, run_resized
+from pollux.selftest.launching import STEPS, TOLERANCE, CheckFailed, last_lines, run, run_resized
 from pollux.selftest.machine import Machine
-from pollux.selftest.rank_checks import STEPS
 
 Found = list[dict[str, Any]]
 Figures = dict[str, float | int | str]
@@ -191,6 +188,8 @@ def costs(optimizer: str, seconds: float) -> Callable[[Machine, Path], Figures]:
     """Return the check of the agent's overhead with this optimizer."""
 
     def body(machine: Machine, folder: Path) -> Figures:
+        from pollux.selftest import overhead  # noqa: PLC0415 - `--help` needs none of torch
+
         os.environ.update(machine.environment)
         plan = overhead.OverheadPlan(
             machine.ranks, machine.shared_device, seconds, 100, warm_rounds=1, least_rounds=2

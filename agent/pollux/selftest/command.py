@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pollux.selftest.checks import CHECKS, Check, Result, carry_out
 from pollux.selftest.machine import Machine, this_machine
 from pollux.version import __version__
@@ -46,6 +44,8 @@ def argument_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) -> int:
     """Run the command; tests give other checks. Return its exit status."""
     options = argument_parser().parse_args(argv)
+    import torch  # noqa: PLC0415 - `--help` needs none of it
+
     machine = this_machine("cpu" if options.cpu else None)
     start, load = time.monotonic(), os.getloadavg()[0]
     print(

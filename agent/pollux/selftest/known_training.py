@@ -22,10 +22,6 @@ import pollux
 EXAMPLES = 840
 """A multiple of 1 to 8 ranks."""
 
-TOLERANCE = 1e-3
-"""Largest difference of the weights from the right ones, relative to their norm: sums in another order differ by 1e-6,
-a lost or repeated step by 1e-2."""
-
 
 class Network(nn.Module):
     """A perceptron with one hidden layer."""

@@ -18,6 +18,11 @@ from pollux.errors import PolluxAgentError
 from pollux.selftest.machine import Machine
 
 RANKS = "pollux.selftest.rank_checks"
+STEPS = 24
+"""Of most checks' trainings."""
+TOLERANCE = 1e-3
+"""Largest difference of the weights from the right ones, relative to their norm: sums in another order differ by 1e-6,
+a lost or repeated step by 1e-2."""
 PATIENCE_S = 100.0
 """For one launch, from its start to its end."""
 

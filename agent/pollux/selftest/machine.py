@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 SHARED_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 SHARES_FROM = (2, 30)
 """NCCL's first release that lets several ranks use one GPU, where SHARED_GPU is 1."""
@@ -47,6 +45,8 @@ class Machine:
 
 def this_machine(device: str | None = None) -> Machine:
     """Look at the GPUs that this process may use. `device`: "cpu" uses none of them."""
+    import torch  # noqa: PLC0415 - `--help` needs none of it
+
     count = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     if not count:
         return Machine(

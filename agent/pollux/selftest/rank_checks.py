@@ -26,9 +26,9 @@ from pollux.resize.machine import ResizePhase
 from pollux.scheduler.orders import ResizeOrder
 from pollux.selftest import images, known_noise, known_training
 from pollux.selftest.known_training import error_of
+from pollux.selftest.launching import STEPS
 
 Found = dict[str, Any]
-STEPS = 24
 QUIET_STEPS = 6
 """Between two moves, and after the last."""
 FLOATS = 16 << 20

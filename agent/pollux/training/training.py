@@ -70,8 +70,8 @@ class Training:
         """The loader is there."""
         self.on_ranks: Callable[[], None] | None = None
         """Called after the ranks have changed in the processes, for a library that stores their number."""
-        self.takes_joiners = False
-        """The library's loop can begin in the middle of a training."""
+        self.followed: list[Any] = []
+        """Samplers that the library makes again for other ranks."""
         self.ends_epochs = False
         """The library's loop can begin between an epoch's last step and the work after it (evaluation, logging)."""
         self.last_step_at = 0.0

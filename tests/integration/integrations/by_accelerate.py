@@ -92,14 +92,16 @@ data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(10
 held_out = accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=8))
 job = attach(accelerator, network, optimizer, adaptive=False, checkpoint_dir=here / "checkpoints")
 loader = job.loader(data, 8)
-for epoch in job.epochs(2, statistical=True):
+for epoch in job.epochs(EPOCHS, statistical=True):
     for a, b, ids in loader:
-        if job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        trouble(job)
         mine = ids.tolist() if loader.data.local_samples else []
-        note("used", step=job.progress.optimizer_steps, samples=[(loader.data.pass_index, each) for each in mine])
+        samples = [(loader.data.pass_index, each) for each in mine]
+        note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=samples)
         job.step(lambda: torch.nn.functional.mse_loss(job.model(a), b))
     seen = [accelerator.gather_for_metrics(ids) for _, _, ids in held_out]
+    if enough(job):
+        break
 accelerator.wait_for_everyone()
 main = accelerator.is_main_process, accelerator.is_local_main_process, accelerator.process_index == 0
 note("over", seen=torch.cat(seen).tolist(), main=main, size=accelerator.num_processes,

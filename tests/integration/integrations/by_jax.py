@@ -94,12 +94,16 @@ x = torch.randn(101, 6, generator=torch.Generator().manual_seed(0))
 data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True), torch.arange(101))
 job = pollux.attach(network, optimizer, adaptive=False, checkpoint_dir=here / "checkpoints")
 loader = job.loader(data, 8)
-for epoch in job.epochs(2, statistical=True):
+for epoch in job.epochs(EPOCHS, statistical=True):
     for a, b, ids in loader:
-        if job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        trouble(job)
         mine = ids.tolist() if loader.data.local_samples else []
-        note("used", step=job.progress.optimizer_steps, samples=[(loader.data.pass_index, each) for each in mine])
+        samples = [(loader.data.pass_index, each) for each in mine]
+        note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=samples)
         job.step(lambda: job.model(a, b))
-note("over", seen=list(range(101)), size=job.world.size, weights=[float(network.vector.detach().double().sum())])
+    if enough(job):
+        break
+main = [job.is_main] * 3
+weights = [float(network.vector.detach().double().sum())]
+note("over", seen=list(range(101)), main=main, size=job.world.size, weights=weights)
 """

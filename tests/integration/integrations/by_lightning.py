@@ -140,12 +140,14 @@ class Module(lightning.LightningModule):
 
     def training_step(self, batch, _):
         job = self.trainer.strategy.job
-        if job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        trouble(job)
         place = job.training.data
         mine = [(place.pass_index, each) for each in batch[2].tolist()] if place.local_samples else []
         note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=mine)
         return mse_loss(self.net(batch[0]), batch[1])
+
+    def on_train_epoch_end(self):
+        self.trainer.should_stop |= enough(self.trainer.strategy.job)
 
     def on_validation_epoch_start(self):
         self.seen = []
@@ -160,9 +162,10 @@ class Module(lightning.LightningModule):
 trainer = lightning.Trainer(
     accelerator="cpu",
     strategy=ElasticStrategy(attach={"adaptive": False, "checkpoint_dir": here / "checkpoints"}),
-    max_epochs=2,
+    max_epochs=EPOCHS,
     logger=False,
-    enable_checkpointing=False,
+    default_root_dir=here / "best",
+    callbacks=[lightning.callbacks.ModelCheckpoint(monitor="val_loss", save_top_k=2)],
     enable_progress_bar=False,
     enable_model_summary=False,
     num_sanity_val_steps=0,
@@ -170,5 +173,8 @@ trainer = lightning.Trainer(
 module, Loader = Module(), torch.utils.data.DataLoader
 trainer.fit(module, Loader(data, batch_size=8, shuffle=True), Loader(data, batch_size=16))
 weights = [float(p.detach().double().sum()) for p in module.parameters()]
-note("over", weights=weights, seen=module.seen, main=trainer.is_global_zero, size=trainer.world_size)
+job, state = trainer.strategy.job, trainer.fit_loop.state_dict()
+counted = trainer.global_step, trainer.current_epoch, job.progress.optimizer_steps, job.progress.epoch
+main = trainer.is_global_zero, trainer.is_global_zero, lightning.utilities.rank_zero_only.rank == 0
+note("over", weights=weights, seen=module.seen, main=main, size=trainer.world_size, counted=counted, state=state)
 """

@@ -121,7 +121,7 @@ def assert_logged(rest: dict[str, Any]) -> None:
     assert all("pollux/goodput" in entry for entry in logged)
 
 
-PARTS = """
+LAUNCHED = """
 import torch
 from transformers import TrainerCallback, TrainingArguments
 from pollux.integrations.huggingface import ElasticTrainer
@@ -152,53 +152,39 @@ class Recording(ElasticTrainer):
         if not model.training:
             self.seen += numbers
         else:
-            self.trouble()
+            trouble(job)
             place = job.training.data
             mine = [(place.pass_index, each) for each in numbers] if place.local_samples else []
             note("used", who=os.getpid(), step=job.progress.optimizer_steps, samples=mine)
         return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def trouble(self): ...
+    def prediction_step(self, *args, **kwargs):
+        trouble(self.job, "evaluation")
+        return super().prediction_step(*args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
         self.seen = []
         return super().evaluate(*args, **kwargs)
 
-def make(kind, epochs, *callbacks):
-    arguments = TrainingArguments(
-        output_dir=str(here / "out"),
-        per_device_train_batch_size=8,
-        num_train_epochs=epochs,
-        use_cpu=True,
-        save_strategy="no",
-        eval_strategy="epoch",
-        report_to=[],
-    )
-    attach = {"adaptive": False, "checkpoint_dir": here / "checkpoints"}
-    data = {"train_dataset": Data(), "eval_dataset": Data()}
-    return kind(model=Net(), args=arguments, attach=attach, callbacks=list(callbacks), **data)
+class Enough(TrainerCallback):
+    def on_epoch_end(self, args, state, control, **_):
+        control.should_training_stop |= enough(trainer.job)
 
-def over(trainer):
-    logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    weights = [float(p.detach().double().sum()) for p in trainer.model.parameters()]
-    main = trainer.state.is_world_process_zero, trainer.args.should_log, trainer.accelerator.is_local_main_process
-    note("over", weights=weights, seen=trainer.seen, main=main, size=trainer.args.world_size, logged=logged)
-"""
-
-KILLED = """
-class Killed(Recording):
-    def trouble(self):
-        if WHERE == "pass" and self.job.progress.optimizer_steps == 5 and rank == 0 and start == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def prediction_step(self, *args, **kwargs):
-        if WHERE == "evaluation" and rank == 0 and start == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().prediction_step(*args, **kwargs)
-
-trainer = make(Killed, 2)
+arguments = TrainingArguments(
+    output_dir=str(here / "out"),
+    per_device_train_batch_size=8,
+    num_train_epochs=EPOCHS,
+    use_cpu=True,
+    save_strategy="no",
+    eval_strategy="epoch",
+    report_to=[],
+)
+attach = {"adaptive": False, "checkpoint_dir": here / "checkpoints"}
+data = {"train_dataset": Data(), "eval_dataset": Data()}
+trainer = Recording(model=Net(), args=arguments, attach=attach, callbacks=[Enough()], **data)
 trainer.train()
-over(trainer)
+logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+weights = [float(p.detach().double().sum()) for p in trainer.model.parameters()]
+main = trainer.state.is_world_process_zero, trainer.args.should_log, trainer.accelerator.is_local_main_process
+note("over", weights=weights, seen=trainer.seen, main=main, size=trainer.args.world_size, logged=logged)
 """
-
-LAUNCHED = PARTS + KILLED.replace("WHERE", repr("pass"))

@@ -61,6 +61,54 @@ class Orders:
                 job.coordinator.drains.wait_for_end = stop
 
 
+KILLED = """
+EPOCHS = 2
+
+def trouble(job, where="pass"):
+    at = where == "evaluation" or job.progress.optimizer_steps == 5
+    if where == WHERE and at and rank == 0 and start == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def enough(job):
+    return False
+"""
+"""Beginning of a script whose rank 0 is killed in a pass or in an evaluation."""
+
+RESIZED = """
+EPOCHS = 1000
+from pollux.loop import job as loop
+from pollux.resize import resizer
+from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.scheduler.orders import ResizeOrder
+
+def capability(training, *_):
+    obstacle = obstacle_in_place(training)
+    if obstacle:
+        note("obstacle", why=obstacle)
+    return ResizeCapability.REQUEUE if obstacle else ResizeCapability.IN_PLACE
+
+resizer.capability_of = capability
+loop.may_grow = lambda world, _: not world.distributed
+os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
+first = {"id": 1, "kind": "grow", "nodes": [*OWN, "c0"], "nonce": "5eed"}
+ORDERS = {1: first, 2: {"id": 2, "kind": "shrink", "nodes": STAY}}
+asked = since = 0
+
+def trouble(job, where="pass"):
+    global asked, since
+    time.sleep(0.02)
+    if where == "pass" and job.is_main and job.coordinator.groups.generation == asked < 2:
+        since += 1
+        if since == 20:
+            since, asked = 0, asked + 1
+            job.coordinator.inbox.put(ResizeOrder({"path": "resize", "gpus_per_node": 1, **ORDERS[asked]}))
+
+def enough(job):
+    return job.coordinator.groups.generation == 2
+"""
+"""Beginning of a script that grows by node c0, and then shrinks."""
+
+
 def each_once(notes: Sequence[Mapping[str, Any]], passes: int | None, *, by: str) -> None:
     """Assert that each of 101 samples is part of one step in each whole pass.
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchChoice
-from tests.integration.integrations.orders import EXAMPLES, SLURM, Orders, each_once
+from tests.integration.integrations.orders import EXAMPLES, KILLED, RESIZED, SLURM, Orders, each_once
 from tests.unit.agent.launched_step import step
 
 Ranks = Callable[..., list[Any]]
@@ -98,7 +98,8 @@ def test_noise_learning_rate_and_schedule_follow_a_larger_batch(
 
 
 def test_new_ranks_go_on_where_rank_0_is_killed(library: Any, tmp_path: Path) -> None:
-    with step(tmp_path, 1, library.LAUNCHED, workers=3, POLLUX_EXCHANGE_INTERVAL="0") as launched:
+    body = KILLED.replace("WHERE", repr("pass")) + library.LAUNCHED
+    with step(tmp_path, 1, body, workers=3, POLLUX_EXCHANGE_INTERVAL="0") as launched:
         assert launched.statuses() == [0], launched.output()
     over = launched.log("over")
     assert [note["size"] for note in over] == [3, 3, 3], launched.output()
@@ -107,3 +108,47 @@ def test_new_ranks_go_on_where_rank_0_is_killed(library: Any, tmp_path: Path) ->
     assert len(launched.log("started")) == 6
     each_once(launched.log("used"), 2, by="rank")
     assert "restored the copy in memory" in launched.output()
+
+
+SBATCH = """#!/bin/sh
+cat > {folder}/submitted
+echo "$@" > {folder}/options
+echo 4711
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "stay"), [(["n0"], ["n0"]), (["n0", "n1"], ["n0", "c0"])])
+def test_a_training_grows_and_shrinks_in_place(
+    library: Any, tmp_path: Path, own: list[str], stay: list[str]
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(SBATCH.format(folder=tmp_path))
+    sbatch.chmod(0o755)
+    body = RESIZED.replace("OWN", repr(own)).replace("STAY", repr(stay)) + library.LAUNCHED
+    with step(tmp_path, len(own), body, workers=1) as base:
+        base.until((tmp_path / "options").exists)
+        file, elsewhere = tmp_path / "checkpoints" / "companion-1.json", tmp_path / "companion"
+        elsewhere.mkdir()
+        with step(
+            elsewhere, 1, "", "--companion", str(file), settings="sibling=60", SLURMD_NODENAME="c0"
+        ) as companion:
+            assert set(base.statuses()) == {0}, base.output() + companion.output()
+            assert companion.statuses() == [0], companion.output()
+            output = base.output() + companion.output()
+    assert output.count("resized in place") == 2, output
+    each_once(base.log("used"), None, by="who")
+    over = {note["node"]: note for note in base.log("over")}
+    assert [over[node]["size"] for node in stay] == [len(stay)] * len(stay)
+    assert len(base.log("started")) == len(own) + 1, "rank 0 lives on"
+    assert {index for node in stay for index in over[node]["seen"]} == set(range(101)), (
+        "evaluated on all of it"
+    )
+    assert over["n0"]["main"] == [True] * 3
+    for node in stay[1:]:
+        assert over[node]["main"][0] is False
+        assert over[node]["weights"] == over["n0"]["weights"]
+        assert over[node].get("state") == over["n0"].get("state"), "the library's own counts"
+    if "counted" in over["n0"]:
+        step_, epoch, *agents = over["n0"]["counted"]
+        assert [step_, epoch] == agents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,9 @@ transformers = pytest.importorskip("transformers")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.integrations.trainer_state import TrainerState  # noqa: E402
-from tests.integration.integrations.by_trainer import KILLED, PARTS, Recording, train  # noqa: E402
+from tests.integration.integrations.by_trainer import LAUNCHED, Recording, train  # noqa: E402
 from tests.integration.integrations.inputs import Numbers, model  # noqa: E402
-from tests.integration.integrations.orders import EXAMPLES, Orders, each_once  # noqa: E402
+from tests.integration.integrations.orders import EXAMPLES, KILLED, Orders, each_once  # noqa: E402
 from tests.unit.agent.launched_step import step  # noqa: E402
 
 
@@ -90,56 +91,8 @@ def test_memory_that_runs_out_becomes_smaller_passes(ranks: Callable[..., list[A
     assert result["steps"] == -(-EXAMPLES // 16)
 
 
-RESIZED = """
-from pollux.loop import job as loop
-from pollux.resize import resizer
-from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.scheduler.orders import ResizeOrder
-
-def capability(training, *_):
-    return ResizeCapability.REQUEUE if obstacle_in_place(training) else ResizeCapability.IN_PLACE
-
-resizer.capability_of = capability
-loop.may_grow = lambda world, _: not world.distributed
-os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
-ORDERS = {
-    1: {"id": 1, "path": "resize", "kind": "grow", "nodes": ["n0", "c0"], "gpus_per_node": 1, "nonce": "5eed"},
-    2: {"id": 2, "path": "resize", "kind": "shrink", "nodes": ["n0"], "gpus_per_node": 1},
-}
-
-class Orders(TrainerCallback):
-    asked = since = 0
-
-    def on_step_begin(self, args, state, control, **_):
-        job = trainer.job
-        time.sleep(0.02)
-        generation = job.coordinator.groups.generation
-        if job.is_main and generation == self.asked < 2:
-            self.since += 1
-            if self.since == 20:
-                self.since, self.asked = 0, self.asked + 1
-                job.coordinator.inbox.put(ResizeOrder(ORDERS[self.asked]))
-
-    def on_epoch_end(self, args, state, control, **_):
-        if trainer.job.coordinator.groups.generation == 2:
-            control.should_training_stop = True
-
-trainer = make(Recording, 1000, Orders())
-try:
-    trainer.train()
-finally:
-    over(trainer)
-"""
-
-SBATCH = """#!/bin/sh
-cat > {folder}/submitted
-echo "$@" > {folder}/options
-echo 4711
-"""
-
-
 def test_new_ranks_go_on_where_rank_0_is_killed_in_an_evaluation(tmp_path: Path) -> None:
-    body = PARTS + KILLED.replace("WHERE", repr("evaluation"))
+    body = KILLED.replace("WHERE", repr("evaluation")) + LAUNCHED
     with step(tmp_path, 1, body, workers=3, POLLUX_EXCHANGE_INTERVAL="0") as launched:
         assert launched.statuses() == [0], launched.output()
     over = launched.log("over")
@@ -148,25 +101,77 @@ def test_new_ranks_go_on_where_rank_0_is_killed_in_an_evaluation(tmp_path: Path)
     each_once(launched.log("used"), 2, by="rank")
 
 
-@pytest.mark.slow
-def test_a_trainer_on_one_rank_grows_and_shrinks_in_place(tmp_path: Path) -> None:
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text(SBATCH.format(folder=tmp_path))
-    sbatch.chmod(0o755)
-    with step(tmp_path, 1, PARTS + RESIZED, workers=1) as base:
-        base.until((tmp_path / "options").exists)
-        file, elsewhere = tmp_path / "checkpoints" / "companion-1.json", tmp_path / "companion"
-        elsewhere.mkdir()
-        with step(
-            elsewhere, 1, "", "--companion", str(file), settings="sibling=60", SLURMD_NODENAME="c0"
-        ) as companion:
-            assert base.statuses() == [0], base.output() + companion.output()
-            assert companion.statuses() == [0], companion.output()
-            output = base.output() + companion.output()
-    assert output.count("resized in place") == 2, output
-    each_once(base.log("used"), None, by="who")
-    over = {note["node"]: note for note in base.log("over")}
-    assert (over["n0"]["size"], over["n0"]["main"]) == (1, [True] * 3)
-    assert over["c0"]["main"][0] is False
-    assert len(base.log("started")) == 2, "rank 0 lives on"
-    assert sorted(over["n0"]["seen"]) == list(range(101)), "evaluated on all of it"
+class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Sixteen sequences. In each, another number of tokens has a label."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = torch.arange(index, index + 12) % 32
+        return {"input_ids": tokens, "labels": torch.where(torch.arange(12) < 2 + index // 2, tokens, -100)}
+
+
+def by_language_model(
+    folder: Path, kind: type, ranks: int, *, lora: bool = False, sharded: bool = False
+) -> Any:
+    """Return the weights after three steps over all sentences, and the evaluation's loss."""
+    elastic = kind is ElasticTrainer
+    args = transformers.TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1 if elastic else 4,
+        num_train_epochs=3,
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.3,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model: Any = transformers.LlamaForCausalLM(config)
+    if lora:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=4))
+    if sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        assert args.device.type == "cpu"  # forms the process group
+        fully_shard(model.model.layers[0])
+        fully_shard(model)
+    more = {"batch_size": 16, "per_gpu": (1, 5 - ranks), "attach": {"adaptive": False}} if elastic else {}
+    trainer = kind(model=model, args=args, train_dataset=Sentences(), **more)
+    trainer.train()
+    loss = trainer.evaluate(Sentences())["eval_loss"]
+    if sharded:
+        trainer.save_model(str(folder / "saved"))
+        torch.distributed.barrier()
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder / "saved")
+    return [p.detach().clone() for p in model.parameters()], loss
+
+
+@pytest.mark.parametrize("variant", ["whole", "lora", "sharded"])
+def test_a_language_model_s_loss_is_the_mean_over_all_tokens(
+    ranks: Callable[..., list[Any]], tmp_path: Path, variant: str
+) -> None:
+    options = {variant: True} if variant != "whole" else {}
+    if options.get("lora"):
+        pytest.importorskip("peft")
+    if options.get("sharded") and torch.__version__ < "2.13":
+        pytest.skip("fully_shard is supported from torch 2.13 on")
+
+    def body(kind: type, size: int, **more: bool) -> Any:
+        return by_language_model(tmp_path, kind, size, **more)
+
+    [(wanted, loss)] = ranks(1, functools.partial(body, lora=variant == "lora"), transformers.Trainer, 1)
+    for size in (2,) if variant == "sharded" else (1, 2):
+        for weights, found in ranks(size, functools.partial(body, **options), ElasticTrainer, size):
+            assert found == pytest.approx(loss, rel=1e-5)
+            for a, b in zip(weights, wanted, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

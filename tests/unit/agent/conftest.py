@@ -10,7 +10,6 @@ import itertools
 import multiprocessing
 import os
 import pickle
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -119,16 +118,6 @@ def skip_unless_gloo_sums(dtype: Any) -> None:
     """
     if not _gloo_sums(dtype):
         pytest.skip(f"gloo of this build of torch does not sum {dtype}")
-
-
-@pytest.fixture(autouse=True)
-def no_integration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget integrations that other tests of this process have imported.
-
-    A thread that an earlier test left may import modules just now: `list` copies the names in one step.
-    """
-    for name in [name for name in list(sys.modules) if name.startswith("pollux.integrations.")]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import OrderedDict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +54,7 @@ def training(
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
     data = SimpleNamespace(divided=divided)
     return SimpleNamespace(
-        models=[first] * models, step=step, world=world, data=data, on_ranks=None, takes_joiners=False
+        models=[first] * models, step=step, world=world, data=data, on_ranks=None, followed=[]
     )
 
 
@@ -110,12 +110,13 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
     for able in (training(), training(comm_hook=(None, len))):
         assert capability_of(able, started(), LAUNCHED) is ResizeCapability.IN_PLACE
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
-    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.REQUEUE, sampler
+    found = training()
+    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE
+    found.followed = [sampler]
+    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE, "a library's own"
 
 
-def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> None:
     alone, two = SimpleNamespace(distributed=False), SimpleNamespace(distributed=True)
     assert may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
     assert not may_grow(two, started(), LAUNCHED)  # type: ignore[arg-type]
@@ -124,16 +125,6 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place(
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
     assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.IN_PLACE
-    monkeypatch.setitem(sys.modules, "pollux.integrations.lightning", ModuleType("lightning"))
-    assert not may_grow(alone, started(), LAUNCHED)  # type: ignore[arg-type]
-
-
-def test_a_library_s_loop_is_resized_where_joiners_can_begin_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pollux.integrations.huggingface", ModuleType("huggingface"))
-    found = training()
-    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE
-    found.takes_joiners = True
-    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE
 
 
 def test_a_job_that_has_lost_a_node_is_requeued() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from pollux.selftest import checks, command, known_training
 from pollux.selftest.checks import CHECKS, Check, carry_out
-from pollux.selftest.launching import CheckFailed, finish
+from pollux.selftest.launching import STEPS, TOLERANCE, CheckFailed, finish
 from pollux.selftest.machine import SHARED_GPU, Machine, of_gpus
 
 CPU = Machine("CPU", (), (), 2)
@@ -29,9 +31,9 @@ def test_checks_of_several_ranks_pass_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", [-1, 1])
 def test_a_step_too_few_or_too_many_shows_in_the_weights(made: int) -> None:
-    job = known_training.train(24, torch.device("cpu"))
-    assert known_training.error_of(job.module, 24, job.device) < known_training.TOLERANCE / 100
-    assert known_training.error_of(job.module, 24 + made, job.device) > 2 * known_training.TOLERANCE
+    job = known_training.train(STEPS, torch.device("cpu"))
+    assert known_training.error_of(job.module, STEPS, job.device) < TOLERANCE / 100
+    assert known_training.error_of(job.module, STEPS + made, job.device) > 2 * TOLERANCE
 
 
 @pytest.mark.slow
@@ -79,6 +81,14 @@ def test_what_ranks_found_is_judged(
     assert result.outcome == "failed"
     assert trouble in result.trouble
     assert result.remedy
+
+
+def test_its_help_needs_no_torch() -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None; from pollux.selftest.command import main; main(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "under five minutes" in done.stdout
 
 
 def test_one_gpu_is_shared_where_nccl_allows_it() -> None:
