@@ -14,6 +14,8 @@ release = version = importlib.metadata.version("polluxd")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 autodoc_typehints = "description"
+# As the code writes them: `os.environ`, and not the environment of this build.
+autodoc_preserve_defaults = True
 # Users make no Job and no Trial: their constructors' arguments stay out.
 autodoc_class_signature = "separated"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}
@@ -34,11 +36,8 @@ html_title = f"polluxd {version}"
 _project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 _repository = _project.get("urls", {}).get("Repository", "")
 if _repository:
-    html_theme_options = {
-        "source_repository": _repository,
-        "source_branch": "main",
-        "source_directory": "docs/",
-    }
+    icon = {"name": "Repository", "url": _repository, "html": "Repository", "class": ""}
+    html_theme_options = {"footer_icons": [icon]}
 html_show_copyright = False
 # Furo's own style has no red and green for diffs.
 pygments_style = "default"

@@ -42,7 +42,17 @@ def commands(app: typer.Typer, name: str) -> str:
     """Return the page of one command-line program."""
     command = typer.main.get_command(app)
     context: Any = command.context_class(command, info_name=name)
+    _whole_summaries(command, context)
     return get_docs_for_click(obj=command, ctx=context, name=name, title=f"`{name}`")  # type: ignore[arg-type]
+
+
+def _whole_summaries(group: Any, context: Any) -> None:
+    """Have each list of commands show first sentences, which click would cut after 45 letters."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        command.short_help = (command.help or "").split("\n\n")[0].replace("\n", " ")
+        if hasattr(command, "list_commands"):
+            _whole_summaries(command, context)
 
 
 def messages() -> str:

@@ -27,7 +27,7 @@ LEFT_STATUS = 76
 """Exit status of a rank that a resize removes; nothing has failed."""
 
 STOPPED_STATUS = 143
-"""Exit status of a rank that was asked to end and has saved: 128 + SIGTERM, as if SIGTERM had ended it."""
+"""Exit status of a rank that was asked to end and has saved (128 + SIGTERM, as if SIGTERM had ended it)."""
 
 
 class PolluxAgentError(Exception):

@@ -49,7 +49,7 @@ class JobReadings:
 
     @property
     def mode(self) -> Mode:
-        """The agent's mode: observe, advise or enforce."""
+        """Whether the agent observes, advises or enforces."""
         return self.training.mode
 
     @property
@@ -122,7 +122,7 @@ class JobReadings:
 
     @property
     def sync_gradients(self) -> bool:
-        """True from a step's last micro-batch on: clip, step, zero gradients."""
+        """True from a step's last micro-batch on. Then clip, step and zero the gradients."""
         return self.stepper.synchronises
 
     def report(self) -> dict[str, Any]:
