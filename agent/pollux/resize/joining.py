@@ -65,6 +65,10 @@ class Joiner:
         path = Path(name)
         try:
             content = json.loads(read_private(path))
+        except FileNotFoundError:
+            # The launcher has read it: rank 0 gave the move up since then.
+            logger.info("rank 0 does not need this rank any more")
+            raise SystemExit(LEFT_STATUS) from None
         except (OSError, ValueError, Unusable) as error:
             raise LaunchError(f"the companion's file {path} cannot be read: {error}") from error
         return cls(content, environ)

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from pollux import attach
-from pollux.errors import LaunchError, PolluxAgentError
+from pollux.errors import LEFT_STATUS, LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
 from pollux.ranks import handover
 from pollux.ranks.world import World, join
@@ -308,6 +308,10 @@ def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path)
         path.write_text(garbled)
         with pytest.raises(LaunchError):
             Joiner.from_environment(environment)
+    path.unlink()
+    with pytest.raises(SystemExit) as end:
+        Joiner.from_environment(environment)  # the move was given up: no fault, and no traceback in the log
+    assert end.value.code == LEFT_STATUS
 
 
 def test_a_script_that_was_edited_is_not_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
