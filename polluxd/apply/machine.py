@@ -113,7 +113,10 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
     """Return the action that ends a move of any kind, at any step."""
     if failed_to_start(move, job):
         return RunAgain()
-    if job.state in (JobState.COMPLETED, JobState.CANCELLED):  # a short job, or its user: the move did nothing wrong
+    if job.state in (
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+    ):  # a short job, or its user: the move did nothing wrong
         return Withdraw(f"the job ended ({job.raw_state}) during the move", rest=False)
     if job.state.finished:
         return Fail(f"the job ended ({job.raw_state}) during the move")
@@ -271,7 +274,9 @@ def _configured(move: Move, job: SlurmJob, room: Capacity, waited: float, limits
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
     if room.out_of_reach(move.target):
-        return Fail(_taken(move), keep_back=True, rest=False)  # it is bound to these nodes, and others may be free
+        return Fail(
+            _taken(move), keep_back=True, rest=False
+        )  # it is bound to these nodes, and others may be free
     if waited > REFUSED_S and refused(job.reason):
         return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
     if waited > limits.start_timeout_s:

@@ -155,7 +155,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="repetitions of each way")
     parser.add_argument("--gpu-hours", type=float, default=1.0)
     parser.add_argument("--scale", type=float, default=4.0, help="factor on the emulated seconds")
-    parser.add_argument("--target", type=float, default=0.95)
+    # Of 120 random trials, 30 reached 0.95, so that a fixed array got there with its first trainings; 5 reached 0.97.
+    parser.add_argument("--target", type=float, default=0.97)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "search.json")
     arguments = parser.parse_args()

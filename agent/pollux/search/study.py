@@ -24,6 +24,7 @@ RUNNING, PRUNED = TrialState.RUNNING, TrialState.PRUNED
 SAMPLERS = ("tpe", "random", "grid", "cma")
 PRUNERS = ("asha", "hyperband", "median", "none", "pbt")
 STOPPED = "the search was stopped"
+LOST = "its task left Slurm's queue"
 LIMITED = "better trials need the remaining GPU hours, or the remaining time"
 STEPS = 20
 """Parts of a training, by statistical progress. A trial may be stopped at the end of each."""
@@ -100,9 +101,8 @@ class Search:
         running = self._running()
         # Slurm is asked after the journal was read: a task that begins in between is in neither.
         here = queue() if any(trial.user_attrs.get("task") != task for trial in running) else None
-        for trial in running:
-            if here and task in here and trial.user_attrs.get("task") not in here:
-                self.end(trial, TrialState.FAIL, why="its task left Slurm's queue")
+        for trial in lost(running, here if here and task in here else None):
+            self.end(trial, TrialState.FAIL, why=LOST)
         found = self.trial_of(task)
         if found is None or found.state is TrialState.FAIL:
             over = self.over() or self._reserved()
@@ -318,8 +318,10 @@ class Search:
         for trial in self._running():
             self.end(trial, PRUNED, why=STOPPED)
 
-    def resume(self, *, gpu_hours: float | None, until: float | None) -> None:
+    def resume(self, *, gpu_hours: float | None, until: float | None, queue: frozenset[str] | None) -> None:
         """Let trials begin again, under new limits where they are given. An end that has passed is none."""
+        for trial in lost(self._running(), queue):
+            self.end(trial, TrialState.FAIL, why=LOST)
         before = self.settings
         late = before.until is not None and before.until <= time.time()
         self.settings = replace(
@@ -336,6 +338,12 @@ class Search:
             return self.study.best_trial
         except ValueError:
             return None
+
+
+def lost(trials: Sequence[FrozenTrial], queue: frozenset[str] | None) -> list[FrozenTrial]:
+    """Return the running trials whose task is not in Slurm's queue; none where Slurm does not answer (None)."""
+    gone = [t for t in trials if not t.state.is_finished() and t.user_attrs.get("task") not in (queue or ())]
+    return [] if queue is None else gone
 
 
 def _reached(trial: FrozenTrial, step: int) -> int:

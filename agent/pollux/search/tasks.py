@@ -14,11 +14,17 @@ FOLDER = "pollux-searches"
 TRIAL_VARIABLES = (NAME_VARIABLE, TASK_VARIABLE)
 
 
-def tasks_in_queue() -> frozenset[str] | None:
-    """Return the user's jobs that wait or run, by name; None where Slurm does not answer. squeue(1)."""
+def tasks_in_queue(uid: int | None = None) -> frozenset[str] | None:
+    """Return a user's (this one's) jobs that wait or run, by name; None where Slurm does not answer. squeue(1)."""
     try:
         done = subprocess.run(
-            ["squeue", "--noheader", "--array", "--format=%i", f"--user={os.getuid()}"],
+            [
+                "squeue",
+                "--noheader",
+                "--array",
+                "--format=%i",
+                f"--user={os.getuid() if uid is None else uid}",
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

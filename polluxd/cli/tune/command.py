@@ -17,11 +17,12 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 from typer.core import TyperGroup
 
+from pollux.search.tasks import tasks_in_queue
 from polluxd.cli import access
 from polluxd.cli.access import JsonOption, WatchOption
 from polluxd.cli.output import emit_json, table
 from polluxd.cli.top import redraw
-from polluxd.cli.tune.searches import TRIAL_COLUMNS, open_search, path_of, summary, trial_row
+from polluxd.cli.tune.searches import TRIAL_COLUMNS, open_search, path_of, summary, trial_row, trial_rows
 from polluxd.errors import ConfigError, PolluxError, SlurmRefused
 
 if TYPE_CHECKING:
@@ -134,14 +135,14 @@ def status(name: NameArgument, watch: WatchOption = False, as_json: JsonOption =
                 "over": search.over(),
                 "given_up": search.given_up(),
                 "best": None if best is None else best.number,
-                "trials": [trial_row(search, trial) for trial in search.trials()],
+                "trials": trial_rows(search),
             }
         )
 
 
 def status_parts(search: Search, console: Console) -> Iterator[RenderableType]:
     """Yield what `status` shows, from top to bottom: the newest trials that fit, and the search as a whole."""
-    rows = [trial_row(search, trial) for trial in search.trials()]
+    rows = trial_rows(search)
     room = max(console.height - 6, 1) if console.is_terminal else len(rows)
     yield table(rows[-room:], TRIAL_COLUMNS, console.width) if rows else Text("no trial has begun")
     planned = search.settings.trials
@@ -216,7 +217,11 @@ def resume(
 ) -> None:
     """Go on with a search in a further array: for trials that were given up, failed or stopped by hand."""
     search = open_search(name)
-    search.resume(gpu_hours=gpu_hours, until=None if until is None else _next(until))
+    search.resume(
+        gpu_hours=gpu_hours,
+        until=None if until is None else _next(until),
+        queue=tasks_in_queue(search.path.stat().st_uid),
+    )
     if search.over():
         raise ConfigError(f"{search.over()}: give another --gpu-hours or --until")
     planned = search.settings.trials or 0

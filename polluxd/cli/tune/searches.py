@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pollux.errors import SearchError
-from pollux.search.tasks import FOLDER
+from pollux.search.tasks import FOLDER, tasks_in_queue
 from polluxd.cli.output import Column, number, plain
 from polluxd.errors import ConfigError
 
@@ -54,6 +54,18 @@ def trial_row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
         "parent": attributes.get("parent"),
         "why": attributes.get("why"),
     }
+
+
+def trial_rows(search: Search) -> list[dict[str, Any]]:
+    """Return what is shown of all trials. Slurm says which ones are lost; the next task fails them in the journal."""
+    from pollux.search.study import LOST, lost  # noqa: PLC0415 - brings Optuna in
+
+    trials = search.trials()
+    rows = [trial_row(search, trial) for trial in trials]
+    if any(row["state"] == "running" for row in rows):
+        gone = {trial.number for trial in lost(trials, tasks_in_queue(search.path.stat().st_uid))}
+        rows = [row | {"state": "lost", "why": LOST} if row["number"] in gone else row for row in rows]
+    return rows
 
 
 def summary(search: Search) -> Iterator[str]:

@@ -156,7 +156,7 @@ class _Pages:
         """The trials of a search in the folder where the page is served."""
         name = request.path_params["name"]
         search = self._reader.read(("search", name), lambda: searches.open_search(name))
-        rows = [searches.trial_row(search, trial) for trial in search.trials()]
+        rows = self._reader.read(("trials", name), lambda: searches.trial_rows(search))
         return self._page(
             request,
             "search.html.jinja",

@@ -55,16 +55,12 @@ def _coordinates(trials: Sequence[tuple[FrozenTrial, float, str]], metric: str) 
             for x, name in enumerate(names)
             if name in trial.params
         ]
-        label = ", ".join(f"{name}={_short(trial.params[name])}" for name in names if name in trial.params)
+        label = ", ".join(f"{name}={trial.params[name]}" for name in names if name in trial.params)
         end = (float(len(names)), _scaled(value, values))
         lines.append(Polyline(f"trial {trial.number}: {label}: {value:.4g}", colour, [*points, end]))
     drawn = chart("Parameters, each from its least to its largest value", lines, ticks=range(len(names) + 1))
     named = zip(drawn.x_ticks, [*names, metric], strict=True)
     return replace(drawn, x_ticks=[(x, name) for (x, _), name in named], y_ticks=())
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _place(trial: FrozenTrial, name: str) -> float:

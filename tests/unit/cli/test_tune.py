@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from polluxd.cli.tune.command import status_parts
 STAND_IN = """#!/bin/sh
 echo "$(basename $0) $* search=$POLLUX_SEARCH directives=$SBATCH_POLLUX" >>{calls}
 [ ! -e {refuses} ] || {{ echo "sbatch: error: no such partition" >&2; exit 1; }}
-echo "77;cluster"
+[ "$(basename $0)" = squeue ] && exec cat {queue} || echo "77;cluster"
 """
 
 Call = Callable[..., tuple[int, str]]
@@ -28,10 +29,12 @@ Call = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    for name in ("sbatch", "scancel"):
+    for name in ("sbatch", "scancel", "squeue"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.write_text(STAND_IN.format(calls=tmp_path / "calls", refuses=tmp_path / "refuses"))
+        program.write_text(
+            STAND_IN.format(calls=tmp_path / "calls", refuses=tmp_path / "refuses", queue=tmp_path / "queue")
+        )
         program.chmod(0o755)
     (tmp_path / "train.sh").write_text("#!/bin/sh\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
@@ -128,6 +131,23 @@ def test_a_search_is_stopped_and_goes_on(call: Call, tmp_path: Path) -> None:
     assert search(tmp_path).settings.gpu_hours == 2
     call("resume", "train", "--trials", "5")
     assert "--array=0-4%5" in calls(tmp_path)[-1]
+
+
+def test_slurm_says_which_trials_are_lost(call: Call, tmp_path: Path) -> None:
+    call("train.sh", "--trials", "3")
+    begun = search(tmp_path)
+    for number in range(2):
+        begun.begin(f"77_{number}", lambda: None)
+
+    def states() -> list[str]:
+        return [trial["state"] for trial in json.loads(call("status", "train", "--json")[1])["trials"]]
+
+    assert states() == ["running"] * 2, "Slurm does not answer"
+    (tmp_path / "queue").write_text("77_1\n77_2\n")
+    assert states() == ["lost", "running"]
+    assert f"squeue --noheader --array --format=%i --user={os.getuid()}" in calls(tmp_path)[-1]
+    call("resume", "train", "--trials", "1")
+    assert states() == ["failed", "running"]
 
 
 def test_until_is_the_next_such_time(call: Call, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_until_gives_up_what_begins_too_late(tmp_path: Path) -> None:
     begun = search(tmp_path, until=time.time() - 1)
     assert begun.begin("1_0", everybody).state is TrialState.PRUNED
     assert sum(begun.given_up().values()) == 1
-    begun.resume(gpu_hours=None, until=None)
+    begun.resume(gpu_hours=None, until=None, queue=None)
     assert begun.begin("1_1", everybody).state is TrialState.RUNNING
 
 
@@ -207,9 +207,13 @@ def test_a_search_stops_and_goes_on(tmp_path: Path) -> None:
     other.stop()
     assert begun.report(trial, 1, 0.9, 1.0) == "the search was stopped"
     assert begun.begin("1_2", everybody).state is TrialState.PRUNED
-    other.resume(gpu_hours=None, until=None)
+    other.resume(gpu_hours=None, until=None, queue=None)
     assert other.settings.trials - other.count() == 2  # type: ignore[operator]
     assert other.begin("2_0", everybody).state is TrialState.RUNNING
+    other.resume(gpu_hours=None, until=None, queue=None)
+    assert other.trials()[-1].state is TrialState.RUNNING, "Slurm did not answer"
+    other.resume(gpu_hours=None, until=None, queue=frozenset({"2_9"}))
+    assert other.trials()[-1].state is TrialState.FAIL
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "cma"])
