@@ -127,13 +127,13 @@ class Trial:
 class SearchTrial(Trial):
     """A trial of a search. Rank 0 asks Optuna; the other ranks, and those of companion jobs, read its journal."""
 
-    def __init__(self, search: Callable[[], Search], task: str, *, main: bool, lent: bool = False) -> None:
+    def __init__(self, search: Callable[[], Search], task: str, *, main: bool) -> None:
         """Begin the trial of a task, or go on with it.
 
-        Ends the process where no trial is to begin. `search` opens the search. `lent`: this rank is a companion's.
+        Ends the process where no trial is to begin. `search` opens the search.
         """
         super().__init__()
-        self._task, self._main, self._lent = task, main, lent
+        self._task, self._main = task, main
         self._last: float | None = None
         if main:
             self._search = search()
@@ -165,6 +165,8 @@ class SearchTrial(Trial):
                 self._live.set_user_attr("gpu_before", job.progress.gpu_seconds)
                 self._live.set_user_attr("directory", str(job.coordinator.attempt.directory or ""))
             self._gpu_before = attributes.get("gpu_before", job.progress.gpu_seconds)
+            if self._search.settings.pruner == "pbt" and not self._exploits(job):
+                notice("no trial goes on from another one: that needs checkpoints, and `pollux run`")
 
     @property
     def number(self) -> int | None:
@@ -196,32 +198,30 @@ class SearchTrial(Trial):
             job.coordinator.resizer.close()
             job.coordinator.close()
         if other:
-            raise SystemExit(LEFT_STATUS if self._lent else RETRY_STATUS)
+            raise SystemExit(LEFT_STATUS if "POLLUX_COMPANION" in os.environ else RETRY_STATUS)
         if why:
             self._leave(why)
+
+    @staticmethod
+    def _exploits(job: Job) -> bool:
+        return job.coordinator.attempt.directory is not None and node_memory() is not None
 
     def _exploit(self, job: Job) -> str:
         """On rank 0: have a better trial's checkpoint beside this one's, under the name that is returned.
 
         Empty: the trial goes on as it is, and has a checkpoint written soon if others may go on from it.
         """
-        search, directory = self._search, job.coordinator.attempt.directory
-        if search.settings.pruner != "pbt" or directory is None or node_memory() is None:
+        search, directory, length = self._search, job.coordinator.attempt.directory, _length(job)
+        if search.settings.pruner != "pbt" or directory is None or not self._exploits(job):
             return ""
-        length = _length(job)
         for other in search.better(self._live):
             copied = directory / f".trial-{other.number}-for-{self.number}"
             source = Path(other.user_attrs.get("directory") or directory)
             least = job.progress.examples - _BEHIND * length
             made = None if source == directory else copy_newest(source, copied, least=least, below=length)
             if made is not None:
-                step = _step(made, length)
-                heir = search.go_on_from(self._live, other, str(copied), step)
-                floats = {name: value for name, value in heir.params.items() if isinstance(value, float)}
-                values = ", ".join(f"{name}={value:.4g}" for name, value in floats.items())
-                notice(
-                    f"search {search.name}: trial {heir.number} goes on from trial {other.number}: {values}"
-                )
+                heir = search.go_on_from(self._live, other, str(copied), _step(made, length))
+                notice(f"search {search.name}: trial {heir.number} goes on from trial {other.number}")
                 return copied.name
         if (job.coordinator.search_rank or 0.0) >= _GOOD:
             job.coordinator.checkpointer.hasten()
@@ -308,7 +308,7 @@ def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
     if main:
         environ[TASK_VARIABLE] = f"{task}:{path}"
     settings = SearchSettings(maximize=maximize) if main else None
-    return SearchTrial(lambda: Search(path, name, settings), task, main=main, lent=bool(companion))
+    return SearchTrial(lambda: Search(path, name, settings), task, main=main)
 
 
 def _opened(search: Callable[[], Search]) -> Search | None:

@@ -172,18 +172,15 @@ class Search:
         return self._rank(self.frozen(trial))
 
     def _rank(self, own: FrozenTrial) -> float | None:
-        if own.last_step is None:
+        step = own.last_step
+        if step is None:
             return None
-        value, values = self._gain(own, own.last_step), [gain for gain, _ in self._after(own.last_step)]
-        return float(sum(each <= value for each in values)) / len(values)
+        gains = [self._gain(trial, step) for trial in self.trials() if step in trial.intermediate_values]
+        return sum(gain <= self._gain(own, step) for gain in gains) / len(gains)
 
     def _gain(self, trial: FrozenTrial, step: int) -> float:
         """Return a trial's value after a step, the larger the better."""
         return float(trial.intermediate_values[step]) * (1.0 if self._maximizes else -1.0)
-
-    def _after(self, step: int) -> list[tuple[float, FrozenTrial]]:
-        """Return the trials that have made a step, with what they had gained."""
-        return [(self._gain(t, step), t) for t in self.trials() if step in t.intermediate_values]
 
     # -- population-based training ----------------------------------------------------------------------------
 
