@@ -136,4 +136,9 @@ class DevAccounting:
         assert self._slurmdbd is not None
         self._slurmdbd.must_run()
         ask = [program("sacctmgr"), "-n", "show", "cluster"]
-        return subprocess.run(ask, env=environment, capture_output=True, check=False).returncode == 0
+        try:
+            # While slurmdbd starts, it may refuse a question and leave the asker waiting.
+            done = subprocess.run(ask, env=environment, capture_output=True, check=False, timeout=10)
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
