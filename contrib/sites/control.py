@@ -60,11 +60,14 @@ def play(seed: int) -> dict[str, object]:
         traceback.print_exc()
         wrong = [f"{type(error).__name__}: {error}"]
     else:
-        longer = [w - without.waits.get(name, w) for name, w in beside.waits.items()]
+        extra = {name: wait - without.waits.get(name, wait) for name, wait in beside.waits.items()}
+        longest = max(extra, key=extra.__getitem__, default="")
+        idle_s = beside.idle_s.get(longest, 0.0) - without.idle_s.get(longest, 0.0)
         row |= {
             "idle_gpu_s_beside_waiting": round(beside.idle.gpu_s, 1),
             "idle_gpu_s_in_control": round(without.idle.gpu_s, 1),
-            "longest_extra_wait_s": round(max(longer, default=0.0), 1),
+            "longest_extra_wait_s": round(extra.get(longest, 0.0), 1),
+            "of_job": f"{longest}, {idle_s:.0f} s of it beside idle GPUs: {printable(beside.reasons.get(longest, ''))}",
         }
     if not wrong:
         for folder in folders:
