@@ -6,6 +6,7 @@ Source: squeue(1), JOB REASON CODES.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _GROUPS = (
     # No node could ever hold the job at this size (Slurm has taken its priority, too), or a limit per job is below it.
@@ -39,6 +40,11 @@ def refused_group(reason: str) -> str | None:
     return next((name for pattern, name in _GROUPS if pattern.match(reason)), None)
 
 
-def shown_by_slurm(reason: str) -> bool:
-    """Tell whether polluxd reads the cause from Slurm at each look, and so sees its end at once."""
+def shown_by_slurm(reason: str, licenses: Iterable[str]) -> bool:
+    """Tell whether polluxd reads the cause from Slurm at each look, and so sees its end at once.
+
+    Remote licenses (name@server) it does not.
+    """
+    if reason.startswith("Licenses"):
+        return not any("@" in name for name in licenses)
     return reason in ("PartitionDown", "PartitionInactive")

@@ -69,7 +69,7 @@ class Refusals:
 
     def _saw(self, move: Move, job: SlurmJob) -> None:
         kind = refused_group(job.reason)
-        if kind is None or shown_by_slurm(job.reason):
+        if kind is None or shown_by_slurm(job.reason, job.licenses):
             return
         if kind == "array":
             # Its user chose this limit, and the cluster has no problem: `note` does not name it.

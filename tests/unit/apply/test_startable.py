@@ -235,28 +235,37 @@ def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so
 )
 def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: set[int]) -> None:
     refusals = Refusals(lambda: NOW, lambda: 0.0)
+    flex = {"matlab@flex": 1}
     waiting, of_cem = (
-        job(n, JobState.PENDING, reason=reason, user=user) for n, user in ((1, "alice"), (4, "cem"))
+        job(n, JobState.PENDING, reason=reason, user=user, licenses=flex)
+        for n, user in ((1, "alice"), (4, "cem"))
     )
     configured = move("start", Placement(), THERE, Step.CONFIGURED)
     refusals.look(configured, waiting, Fail("x"))
-    assert set(refusals.eligibility((waiting, job(2), job(3, user="bea")))) == meet - {3}
+    assert set(
+        refusals.eligibility((waiting, job(2, licenses=flex), job(3, user="bea", licenses=flex)))
+    ) == meet - {3}
     assert refusals.note() == "", "the cluster is not stuck for that"
     refusals.look(configured, of_cem, Fail("x"))
-    assert set(refusals.eligibility((waiting, job(2), job(3, user="bea")))) == meet
+    assert (
+        set(refusals.eligibility((waiting, job(2, licenses=flex), job(3, user="bea", licenses=flex)))) == meet
+    )
     own = 3 not in meet
     assert (refusals.note() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
     refusals.keep({2, 3})
-    assert set(refusals.eligibility((job(2), job(3, user="bea")))) == (meet - {1})
+    assert set(refusals.eligibility((job(2, licenses=flex), job(3, user="bea", licenses=flex)))) == (
+        meet - {1}
+    )
 
 
-@pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive"])
-def test_a_partition_that_comes_back_takes_jobs_at_once(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive", "Licenses"])
+def test_what_each_look_at_slurm_shows_takes_jobs_at_once(reason: str) -> None:
     refusals = Refusals(lambda: NOW, lambda: 0.0)
     for number, user in ((1, "alice"), (2, "bea")):
-        waiting = job(number, JobState.PENDING, reason=reason, user=user)
+        waiting = job(number, JobState.PENDING, reason=reason, user=user, licenses={"matlab": 1})
         refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
-    assert refusals.eligibility((job(1), job(2, user="bea"))) == {}, "each look at Slurm shows its state"
+    others = (job(n, user=user, licenses={"matlab": 1}) for n, user in ((1, "alice"), (2, "bea")))
+    assert refusals.eligibility(others) == {}
 
 
 def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
