@@ -3,8 +3,8 @@
     fixed      polluxd on all nodes, always on
     slurm      Slurm's own power saving, without polluxd; users ask for the sizes that a careful user would
     pollux     polluxd rents by price
-    budget     the same on short trainings with a budget that is too small, and kills of polluxd and slurmctld while a
-               node boots
+    budget     the same with two short trainings and a budget that is too small, and kills of polluxd and slurmctld
+               while a node boots
 
 All run at the same time, each on a cluster of its own: the trainings sleep for most of their time.
 
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ PRICE = 3.6
 HOUR_VALUE = 36.0
 OWN = "n1"
 KIND = "rented"
-BUDGET = 0.25
-"""Of the arm `budget`: about half of what it would spend."""
+BUDGET, SHORTER = 0.4, 3.0
+"""Of the arm `budget`. Its trainings are the first two of the workload, shorter by this factor."""
 APART_S = 15.0
 """Between the starts of two clusters, which look for free ports."""
 
@@ -179,10 +180,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("cloud-out"))
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     args = parser.parse_args()
-    works = {
-        name: load(Path(__file__).with_name("short.toml" if name == "budget" else "workload.toml"))
-        for name in args.arms.split(",")
-    }
+    work = load(Path(__file__).with_name("workload.toml"))
+    short = tuple(replace(each, epochs=each.epochs / SHORTER) for each in work.trainings[:2])
+    works = dict.fromkeys(args.arms.split(","), work)
+    if "budget" in works:
+        works["budget"] = replace(work, trainings=short)
     scratch = Path(tempfile.mkdtemp(prefix="pollux-cloud-"))
     scratch.chmod(0o755)
     os.environ["OMP_NUM_THREADS"] = "1"

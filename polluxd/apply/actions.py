@@ -107,3 +107,5 @@ class GiveBack:
 Action = Wait | Drain | Requeue | Configure | Reach | Fail | Withdraw | RunAgain | Recruit | Place | GiveBack
 
 PAUSED = "paused by an administrator before the move began"
+NOT_BOOTED = "did not boot"
+"""Stands in the detail of a move that failed since a node of its target did not boot."""

@@ -17,7 +17,8 @@ from polluxd.model import Node, Power
 
 log = logging.getLogger(__name__)
 
-FIRST_S = 300.0
+FIRST_S = 60.0
+"""A node that failed to boot is closed for as long as that took, and for this time at least."""
 LONGEST_S = 4 * 3600.0
 _MEASURED = 8
 """The mean is over so many boots of nodes that are alike."""
@@ -73,7 +74,7 @@ class Boots:
         for node in nodes:
             was = former.get(node.name, node.power)
             if was == "booting" and (node.power == "off" or not node.schedulable):
-                self._fail(node.name, now)
+                self._fail(node.name, now, now - self._since.get(node.name, now))
             elif was == "booting" and node.power == "on":
                 self._failures.pop(node.name, None)
                 if node.name in self._measured:
@@ -95,9 +96,9 @@ class Boots:
             found.append(shown if since is None else replace(shown, booted_at=since))
         return tuple(found)
 
-    def _fail(self, name: str, now: float) -> None:
+    def _fail(self, name: str, now: float, took: float) -> None:
         number = 1 + (self._failures[name].number if name in self._failures else 0)
-        seconds = min(FIRST_S * 2.0 ** min(number - 1, 16), LONGEST_S)
+        seconds = min(max(FIRST_S, took) * 2.0 ** min(number - 1, 16), LONGEST_S)
         self._failures[name] = _Failures(number, now + seconds)
         log.warning(
             "node %s failed to boot (%d in a row): polluxd places no job there while it is powered down, for %.0f s",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.apply.actions import PAUSED
+from polluxd.apply.actions import NOT_BOOTED, PAUSED
 from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -35,11 +35,12 @@ def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]
     The direction matters: a site where jobs may not submit jobs can still take nodes back.
 
     Only moves of present attempts that failed after they had begun count. A move that somebody cancelled, or that a
-    pause ended, says nothing against its path.
+    pause or a node that did not boot ended, says nothing against its path.
     """
     failed: dict[int, frozenset[tuple[str, bool]]] = {}
     for move in moves:
-        if move.step is Step.FAILED and not move.cancelled_by and PAUSED not in move.detail:
+        excused = move.cancelled_by or any(why in move.detail for why in (PAUSED, NOT_BOOTED))
+        if move.step is Step.FAILED and not excused:
             failed[move.job_id] = failed.get(move.job_id, frozenset()) | {(move.path, move.grows)}
     return failed
 

@@ -288,9 +288,7 @@ class Reconciler:
         """
         for move in room.ring(waiting)[:1]:
             with self.ids.about(move):
-                log.info(
-                    "job %d: its move goes first, others wait for its GPUs and it for theirs", move.job_id
-                )
+                log.info("job %d moves first: others wait for its GPUs, it for theirs", move.job_id)
                 self._drain(move, jobs.get(move.job_id), room)
 
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
@@ -305,7 +303,8 @@ class Reconciler:
         if isinstance(action, Fail):
             if action.undrained:
                 self.undrained.add(move)
-            self._fail(move, job, action.reason, keep_back=action.keep_back, rest=action.rest)
+            why = self._stopwatch.with_cause(move, action.reason)
+            self._fail(move, job, why, keep_back=action.keep_back, rest=action.rest)
         else:
             self._withdraw(move, action.reason, rest=action.rest)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from polluxd.apply.actions import NOT_BOOTED
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Node, Step
 
@@ -33,6 +34,8 @@ class Stopwatch:
         self._since: dict[Stage, float] = {}
         self._tried: dict[Stage, float] = {}
         self._booting: frozenset[str] = frozenset()
+        self._dead: frozenset[str] = frozenset()
+        """Nodes that have not come up since they booted."""
 
     def waited(self, move: Move) -> float:
         """Seconds for which `move` has been at its step. While a node of its target boots, none pass."""
@@ -45,6 +48,11 @@ class Stopwatch:
             recorded = move.times.get(move.step, self._clock())
             self._since[stage] = now - max(0.0, self._clock() - recorded)
         return now - self._since[stage]
+
+    def with_cause(self, move: Move, failure: str) -> str:
+        """Return why a move failed, with the nodes of its target that did not boot."""
+        dead = sorted(self._dead.intersection(move.target.nodes))
+        return f"{failure}: {', '.join(dead)} {NOT_BOOTED}" if dead else failure
 
     def try_now(self, move: Move) -> None:
         """Note that polluxd is about to make a call for `move` at this step."""
@@ -59,8 +67,12 @@ class Stopwatch:
         return float("inf") if tried is None else self._monotonic() - tried
 
     def keep(self, moves: Iterable[Move], nodes: Iterable[Node] = ()) -> None:
-        """Forget all but these moves; note which of the nodes boot."""
-        self._booting = frozenset(node.name for node in nodes if node.power == "booting")
+        """Forget all but these moves; note which of the nodes boot, and which did so in vain."""
+        listed = list(nodes)
+        up = {node.name for node in listed if node.power == "on" and node.schedulable}
+        booting = frozenset(node.name for node in listed if node.power == "booting")
+        self._dead = (self._dead | self._booting) - booting - up
+        self._booting = booting
         known = {move.id for move in moves}
         for times in (self._since, self._tried):
             for stage in [stage for stage in times if stage[0] not in known]:

@@ -108,9 +108,9 @@ class Controller:
         """Observe, act on the moves under way, and decide when a decision is due."""
         started = time.perf_counter()
         observed = self._slurm.observe()
+        self._confirm_lead()
         self._boots = boots = self._boots or Boots(self._store.boots())
         observed = replace(observed, nodes=boots.observe(observed.nodes, observed.taken_at))
-        self._confirm_lead()
         self._name_unreadable(observed.unreadable)
         self._marks.observe(observed.jobs)
         acting = self._config.mode is DaemonMode.ENFORCE

@@ -1,9 +1,9 @@
-"""Cost against time on rented nodes: polluxd's rule, the paper's, and fixed sizes, on random days in the simulator."""
+"""Cost against time on rented nodes, on random days in the simulator; and own nodes against rented ones, over load."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -12,53 +12,68 @@ from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Cloud, Scenario
 from polluxd.sim.engine import simulate
 from polluxd.sim.generator import generate
-from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks.simulator_tables import table
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "cloud.png"
-MOST, OWN, JOBS, HOURS = 8, 1, 30, 6.0
-BUDGET = 8.0
+MOST, OWN, JOBS, HOURS = 4, 1, 5, 2.0
+LENGTH = 0.3
+"""Of trainings, against those of the shipped applications: a thousand days take half an hour."""
+INTERVAL_S = 300.0
+BUDGET = 1.0
 BOOT_S = 120.0
 
 CLOUDS: Mapping[str, Cloud] = {
-    **{f"fixed, {n} nodes": Cloud(n, n) for n in (2, 4, 8)},
+    **{f"fixed, {n} nodes": Cloud(n, n) for n in (1, 2, 3, 4)},
     "paper's rule": Cloud(OWN, MOST),
     **{f"by price, an hour is worth {v:g}": Cloud(OWN, MOST, hour_value=v) for v in (1.0, 4.0, 16.0)},
     f"by price, 16, budget {BUDGET:g} a day": Cloud(OWN, MOST, hour_value=16.0, day_budget=BUDGET),
 }
 
+LOADS = (8, 32, 96, 192)
+"""Trainings a day."""
+LOAD_DAYS = 5
+OWN_PRICE = 0.3
+"""Of an own node for an hour: purchase over its life, power and care, where a rented one costs 1."""
+CLUSTERS: Mapping[str, Cloud] = {
+    f"{MOST} own nodes": Cloud(MOST, MOST),
+    f"{OWN} own node, {MOST - OWN} rented by price": Cloud(OWN, MOST, hour_value=4.0),
+    f"{OWN} own node, {MOST - OWN} rented by the paper's rule": Cloud(OWN, MOST),
+}
+
 Result = dict[str, float]
 
 
-def day(name: str, seed: int) -> Result:
-    """Run one random day. Cost and node hours are the engine's."""
-    cloud = CLOUDS[name]
-    scenario = Scenario(nodes=cloud.most, cloud=cloud, seed=seed)
-    jobs = generate(BUILT_IN, JOBS, HOURS, cluster_gpus=4 * MOST, seed=seed)
-    run = simulate(jobs, BUILT_IN, POLICIES["pollux"](scenario), scenario)
-    found = measure(run, scenario)
-    own_hours = cloud.least * found["makespan_s"] / 3600.0
+def day(cloud: Cloud, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Result:
+    """Run one random day. The node hours are the engine's."""
+    scenario = Scenario(nodes=cloud.most, cloud=cloud, seed=seed, interval=INTERVAL_S)
+    submitted = generate(BUILT_IN, jobs, hours, cluster_gpus=4 * MOST, seed=seed, length=LENGTH)
+    run = simulate(submitted, BUILT_IN, POLICIES["pollux"](scenario), scenario)
+    begin, end = submitted[0].time, max(job.ended_at or 0.0 for job in run.jobs)
+    cost = cloud.price * run.node_seconds / 3600.0
     return {
-        "cost": found["cost"],
-        "rented": found["cost"] - cloud.price * own_hours,
-        "jct_h": found["avg_jct_s"] / 3600.0,
-        "days": (jobs[0].time + found["makespan_s"]) // 86400.0 + 1,
+        "cost": cost,
+        "rented": cost - cloud.price * cloud.least * (end - begin) / 3600.0,
+        "jct_h": fmean((job.ended_at or 0.0) - job.submission.time for job in run.jobs) / 3600.0,
+        "days": end // 86400.0 + 1,
+        "jobs": float(len(run.jobs)),
     }
 
 
-def run(days: int) -> Iterator[tuple[str, list[Result]]]:
-    with ProcessPoolExecutor(2) as pool:
-        for name in CLOUDS:
-            yield name, list(pool.map(day, [name] * days, range(days)))
+def loaded(cloud: Cloud, jobs: int) -> tuple[float, float]:
+    """Return the cost of a finished training at so many a day, and the mean completion time in hours."""
+    days = [day(cloud, seed, jobs, 24.0) for seed in range(LOAD_DAYS)]
+    own = OWN_PRICE * 24.0 * cloud.least
+    cost = fmean((own + cloud.price * max(found["rented"], 0.0)) / found["jobs"] for found in days)
+    return cost, fmean(found["jct_h"] for found in days)
 
 
-def page(found: Mapping[str, list[Result]], days: int) -> str:
+def page(found: Mapping[str, Sequence[Result]], loads: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """Return the text of the committed page."""
     rows = [
         (
             name,
-            f"{fmean(r['cost'] for r in results):.1f}",
+            f"{fmean(r['cost'] for r in results):.2f}",
             f"{fmean(r['jct_h'] for r in results):.3f}",
             f"{max(0.0, *(r['rented'] for r in results)):.2f}",
         )
@@ -67,22 +82,32 @@ def page(found: Mapping[str, list[Result]], days: int) -> str:
     limited = found[f"by price, 16, budget {BUDGET:g} a day"]
     kept = sum(r["rented"] <= BUDGET * r["days"] + BOOT_S / 3600.0 for r in limited)
     over = max(r["rented"] - BUDGET * r["days"] for r in limited)
+    compared = [(name, *(f"{cost:.2f} ({jct:.2f})" for cost, jct in cells)) for name, cells in loads.items()]
     return f"""# Rented nodes
 
-Written by `make bench-cloud`: {days} random days of {JOBS} jobs over {HOURS:g} hours, on up to {MOST} nodes of 4 GPUs
-in the simulator. A node costs 1 an hour and boots in {BOOT_S:g} s. Under the paper's rule and by price, {OWN} node is
-always there. Cost: mean over the days, all nodes included. Completion: mean over jobs and days. Most rented: the
-largest cost of a day's workload beyond the nodes that are always there; jobs may run on into the next day.
+Written by `make bench-cloud`: {len(limited)} random days of {JOBS} jobs over {HOURS:g} hours, {LENGTH:g} times as long
+as the shipped applications, on up to {MOST} nodes of 4 GPUs in the simulator. A node costs 1 an hour and boots in
+{BOOT_S:g} s; polluxd decides every {INTERVAL_S:g} s, and when jobs come and end. Under the paper's rule and by price,
+{OWN} node is always there. Cost: mean over the days, all nodes included. Completion: mean over jobs and days. Most
+rented: the largest cost of a day's workload beyond the nodes that are always there; jobs may run on into the next day.
 
 {table(("nodes", "cost of a day", "mean completion [h]", "most rented"), rows)}
-The budget was kept in {kept} of {days} runs, counted for each day that a run touched. The largest cost beyond it is
-{max(over, 0.0):.3f}, and a boot costs {BOOT_S / 3600.0:.3f}.
+The budget was kept in {kept} of {len(limited)} runs, counted for each day that a run touched. The largest cost beyond
+it is {max(over, 0.0):.3f}, and a boot costs {BOOT_S / 3600.0:.3f}.
 
 ![Cost of a day against mean completion time](../images/cloud.png)
-"""
+
+## Own nodes against rented ones
+
+What a finished training costs, and in brackets its mean completion time in hours, by the number of trainings that
+come in 24 hours: means over {LOAD_DAYS} random days. An own node costs {OWN_PRICE:g} an hour, whether it is in use or
+not, a rented one 1; these are inputs (`OWN_PRICE` in `tests/benchmarks/cloud.py`). By price, an hour of a training is
+worth 4.
+
+{table(("nodes", *(f"{load} a day" for load in LOADS)), compared)}"""
 
 
-def picture(found: Mapping[str, list[Result]], path: Path) -> None:
+def picture(found: Mapping[str, Sequence[Result]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -102,13 +127,17 @@ def picture(found: Mapping[str, list[Result]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--days", type=int, default=6)
+    parser.add_argument("--days", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    found = {}
-    for name, results in run(args.days):
-        found[name] = results
-        print(name, {key: round(fmean(r[key] for r in results), 3) for key in results[0]}, flush=True)
-    Path(__file__).with_suffix(".md").write_text(page(found, args.days))
+    found: dict[str, list[Result]] = {}
+    with ProcessPoolExecutor(args.processes) as pool:
+        for name, cloud in CLOUDS.items():
+            found[name] = list(pool.map(day, [cloud] * args.days, range(args.days), chunksize=5))
+            means = {key: round(fmean(r[key] for r in found[name]), 3) for key in found[name][0]}
+            print(name, means, flush=True)
+        loads = {name: list(pool.map(loaded, [c] * len(LOADS), LOADS)) for name, c in CLUSTERS.items()}
+    Path(__file__).with_suffix(".md").write_text(page(found, loads))
     picture(found, PICTURE)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import PAUSED
+from polluxd.apply.actions import NOT_BOOTED, PAUSED
 from polluxd.apply.paths import PathOptions, choose, failed_paths, keeps, likely
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
@@ -131,6 +131,7 @@ def test_what_speaks_against_a_path_and_what_does_not() -> None:
     assert failed_paths([move, back]) == {7: {("resize", True), ("resize", False)}}
     assert failed_paths([replace(move, cancelled_by="ann")]) == {}
     assert failed_paths([replace(move, detail=PAUSED)]) == {}
+    assert failed_paths([replace(move, detail=f"its companion is gone: n2 {NOT_BOOTED}")]) == {}
     assert failed_paths([replace(move, step=Step.TRAINING)]) == {}
 
 

@@ -130,6 +130,27 @@ def test_a_move_waits_while_a_node_of_it_boots_and_its_limits_begin_after_that()
     assert site.steps == [Step.FAILED]
 
 
+def test_a_move_whose_node_did_not_boot_says_so() -> None:
+    site = Site()
+    site.start(ONE)
+    site.begin(ONE, BOTH)
+    site.turn()
+    lent = site.lend(1)
+    for _ in range(3):
+        site.turn()
+    observe, state = site.slurm.observe, {"power": "booting"}
+    site.slurm.observe = lambda: replace(  # type: ignore[method-assign]
+        found := observe(),
+        nodes=tuple(replace(n, **state) if n.name == "n2" else n for n in found.nodes),  # type: ignore[arg-type]
+    )
+    site.turn()
+    site.slurm.cancel([lent])
+    state |= {"power": "off"}
+    site.turn()
+    assert site.steps == [Step.FAILED]
+    assert site.store.rows.moves[0].detail.endswith(": n2 did not boot")
+
+
 def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site = Site()
     site.start(ONE)
