@@ -18,7 +18,7 @@ from sqlalchemy import make_url
 
 from polluxd.config.config_file import DEFAULT_PATH, Config
 from polluxd.daemon import open_store
-from polluxd.errors import ConfigError, PolluxError, StoreRejected
+from polluxd.errors import ConfigError, PolluxError, StoreRejected, StoreUnavailable
 from polluxd.printable import printable
 from polluxd.site.database_checks import as_daemon
 from polluxd.site.findings import Level
@@ -114,6 +114,11 @@ def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
             os.seteuid(pwd.getpwnam("postgres").pw_uid)
         try:
             connection = psycopg2.connect(**parameters)
+        except psycopg2.OperationalError as error:
+            text = str(error).strip()
+            raise StoreUnavailable(
+                f"PostgreSQL: {text}: name its port and machine with --url, as in --url 'dbname=postgres port=5433'"
+            ) from None
         finally:
             if by_socket:
                 os.seteuid(0)
@@ -176,13 +181,14 @@ def backup_hints(config: ConfigOption = None) -> None:
     where = f"--host={url.host} " if url.host else ""
     where += f"--port={url.port} " if url.port else ""
     name = url.database
+    superuser = f" --url='dbname=postgres port={url.port}'" if url.port else ""
     files = [config or DEFAULT_PATH, loaded.database.passfile, loaded.gateway.passfile]
     for line in (
         "# Back up, as a superuser of PostgreSQL; polluxd and jobs go on during the backup:",
         f"pg_dump {where}--username=postgres --format=custom --file=pollux.dump {name}",
         f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
         "# Restore, with polluxd and the gateway stopped. Jobs that run ask for new tokens:",
-        f"polluxctl db init --database={name}",
+        f"polluxctl db init --database={name}{superuser}",
         f"pg_restore {where}--username=postgres --clean --if-exists --dbname={name} pollux.dump",
         "polluxctl db upgrade",
         f"# Reports, cycles and decisions are kept for {loaded.database.history_days:g} days (database.history_days).",

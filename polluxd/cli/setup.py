@@ -72,7 +72,7 @@ def _set_up_database(loaded: Config, superuser: str, user: str) -> None:
             ) from None
         return
     database.init(
-        url=superuser or "dbname=postgres",
+        url=superuser or " ".join(["dbname=postgres", *([f"port={url.port}"] if url.port else [])]),
         database=url.database or "pollux",
         passfile=loaded.database.passfile or database.PASSFILE,
         user=user,

@@ -91,6 +91,12 @@ def test_init_wants_a_superuser(server, etc):
     assert not (etc / "other").exists()
 
 
+def test_init_says_how_to_name_a_server_that_it_does_not_find(etc):
+    done = run("init", "--url=host=127.0.0.1 port=1 dbname=postgres", f"--passfile={etc}/other")
+    assert "port=5433" in str(done.exception)
+    assert "next cycle" not in str(done.exception)
+
+
 def test_backup_and_restore_by_the_printed_commands(server, etc):
     init(server, etc)
     assert run("upgrade", config(etc)).exit_code == 0
@@ -105,7 +111,7 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     environment = {"PATH": os.environ["PATH"], "PGPASSWORD": make_url(server.admin_url).password}
     subprocess.run(shlex.split(dump), env=environment, cwd=etc, check=True)
     server.execute("DROP DATABASE site", database="postgres")
-    assert "polluxctl db init --database=site" in printed
+    assert f"polluxctl db init --database=site --url='dbname=postgres port={server.port}'" in printed
     init(server, etc)
     done = subprocess.run(
         shlex.split(restore), env=environment, cwd=etc, capture_output=True, text=True, check=False
