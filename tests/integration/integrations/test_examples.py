@@ -65,19 +65,27 @@ def test_image_classification(both: Any, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "elastic/best.pt").keys() == torch.load(tmp_path / "plain/best.pt").keys()
 
 
+def by_torchrun(name: str, folder: Path, *arguments: str) -> dict[str, str]:
+    """Run both twins on two ranks; return what each prints."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    printed = {}
+    for kind in ("plain", "elastic"):
+        command = [*torchrun, str(EXAMPLES / kind / f"{name}.py"), *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        printed[kind] = done.stdout + done.stderr
+    return printed
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on")
+def test_pretraining(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(TEXT)
+    printed = by_torchrun("pretraining", tmp_path, str(tmp_path / "text"), "50")
+    assert max(last(each, "loss") for each in printed.values()) < 2.0
+
+
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     """The page "From torchrun and DDP to Pollux" shows this pair."""
-    printed = {}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    for kind in ("plain", "elastic"):
-        done = subprocess.run(
-            [*torchrun, str(EXAMPLES / kind / "ddp.py"), "8"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        printed[kind] = done.stdout + done.stderr
+    printed = by_torchrun("ddp", tmp_path, "8")
     assert min(last(printed["plain"], "accuracy"), last(printed["elastic"], "accuracy")) > 0.85
     assert "pollux: batch size 32 on 2 GPUs: 16 per GPU" in printed["elastic"]
     torch.load(tmp_path / "model.pt", weights_only=True)

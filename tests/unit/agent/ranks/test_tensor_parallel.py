@@ -56,18 +56,23 @@ def data() -> TensorDataset:
     return TensorDataset(torch.arange(len(x)), x, x.roll(1, 1) + noise)
 
 
-def model_on(replica: int) -> Network:
-    """Return the network, divided between the `replica` ranks of each replica."""
+def model_on(replica: int, hybrid: bool = False) -> Network:
+    """Return the network, divided between the `replica` ranks of each replica.
+
+    `hybrid`: `fully_shard` makes two copies of the shards, on a mesh of three dimensions.
+    """
     torch.manual_seed(0)
     model = Network()
     if replica > 1:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
-        shape = (dist.get_world_size() // replica, replica)
-        mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        replicas = dist.get_world_size() // replica
+        shape = (2, replicas // 2, replica) if hybrid else (replicas, replica)
+        names = ("copy", "data", "tensor")[-len(shape) :]
+        mesh = dist.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=names)
         plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
         parallelize_module(model, mesh["tensor"], plan)
-        fully_shard(model, mesh=mesh["data"])
+        fully_shard(model, mesh=mesh[names[:-1]] if hybrid else mesh["data"])
     return model
 
 
@@ -87,13 +92,13 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
 
 
 def train(
-    kind: str, replica: int, per_gpu: int, passes: int = 1, folder: Path | None = None
+    kind: str, replica: int, per_gpu: int, passes: int = 1, folder: Path | None = None, hybrid: bool = False
 ) -> tuple[Any, list[torch.Tensor], list[int], float, Any]:
     """Train, and tell what ranks are compared by.
 
     Return noise, weights, samples of this rank, its next random number, and what hinders a resize in place.
     """
-    model = model_on(replica)
+    model = model_on(replica, hybrid)
     job = attach(
         model,
         optimizer_of(kind, model),
@@ -115,11 +120,14 @@ def train(
     return found, [whole(p) for p in model.parameters()], ids, drawn, obstacle
 
 
-@pytest.mark.parametrize(("kind", "world", "per_gpu"), [("sgd", 4, M0), ("adam", 4, 4), ("adam", 2, 4)])
+@pytest.mark.parametrize(
+    ("kind", "world", "per_gpu", "hybrid"),
+    [("sgd", 4, M0, False), ("adam", 4, 4, False), ("adam", 2, 4, False), ("adam", 8, 4, True)],
+)
 def test_replicas_train_as_ranks_of_plain_training_do(
-    ranks: Any, kind: str, world: int, per_gpu: int
+    ranks: Any, kind: str, world: int, per_gpu: int, hybrid: bool
 ) -> None:
-    divided = ranks(world, train, kind, 2, per_gpu)
+    divided = ranks(world, train, kind, 2, per_gpu, 1, None, hybrid)
     plain = ranks(world // 2, train, kind, 1, 2 * per_gpu)
     for rank, (noise, weights, ids, drawn, obstacle) in enumerate(divided):
         (wanted, samples), plain_weights, plain_ids, plain_drawn, _ = plain[rank // 2]
@@ -132,13 +140,17 @@ def test_replicas_train_as_ranks_of_plain_training_do(
         assert "tensor parallelism" in obstacle or "sbatch" in obstacle
 
 
-def test_a_checkpoint_of_two_replicas_goes_on_as_one(ranks: Any, tmp_path: Path) -> None:
-    ranks(4, train, "adam", 2, M0, 1, tmp_path)
-    assert list(tmp_path.glob("checkpoint-*/index-3.json"))
-    again = ranks(2, train, "adam", 2, M0, 2, tmp_path)
+@pytest.mark.parametrize(("before", "after", "hybrid"), [(4, 2, False), (8, 4, True)])
+def test_a_checkpoint_goes_on_on_fewer_replicas(
+    ranks: Any, tmp_path: Path, before: int, after: int, hybrid: bool
+) -> None:
+    ranks(before, train, "adam", 2, M0, 1, tmp_path, hybrid)
+    assert list(tmp_path.glob("checkpoint-*/index-*.json"))
+    again = ranks(after, train, "adam", 2, M0, 2, tmp_path, hybrid)
     alone = ranks(1, train, "adam", 1, M0, 2)
-    for _, weights, ids, _, _ in again:
-        assert sorted(ids) == list(range(M0 * STEPS - 3)), "the second pass, and no sample of the first"
+    used = [i for rank in again[::2] for i in rank[2]]
+    assert sorted(used) == list(range(M0 * STEPS - 3)), "the second pass, and no sample of the first"
+    for _, weights, *_ in again:
         for a, b in zip(weights, alone[0][1], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
