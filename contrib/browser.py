@@ -12,7 +12,7 @@ from pathlib import Path
 CHROMIUM = "chromium"
 
 
-def _chromium(page: Path, *words: str) -> str:
+def _chromium(page: Path | str, *words: str) -> str:
     with tempfile.TemporaryDirectory(prefix="pollux-browser-") as profile:
         done = subprocess.run(
             [
@@ -23,7 +23,7 @@ def _chromium(page: Path, *words: str) -> str:
                 "--hide-scrollbars",
                 f"--user-data-dir={profile}",
                 *words,
-                page.resolve().as_uri(),
+                page if isinstance(page, str) else page.resolve().as_uri(),
             ],
             capture_output=True,
             text=True,
@@ -33,9 +33,11 @@ def _chromium(page: Path, *words: str) -> str:
     return done.stdout
 
 
-def screenshot(page: Path, picture: Path, *, width: int = 1200, height: int = 1600) -> None:
-    """Write a picture of the top of a page, `width` x `height` pixels."""
-    _chromium(page, f"--window-size={width},{height}", f"--screenshot={picture.resolve()}")
+def screenshot(page: Path | str, picture: Path, *, width: int = 1200, height: int = 1600) -> None:
+    """Write a picture of the top of a page (a file or a URL), `width` x `height` pixels."""
+    # The time is for a page that leads to another one.
+    words = f"--window-size={width},{height}", f"--screenshot={picture.resolve()}"
+    _chromium(page, *words, "--virtual-time-budget=3000")
 
 
 def rendered(page: Path) -> str:

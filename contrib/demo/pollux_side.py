@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contrib import devcluster
+from contrib import browser, devcluster
 from contrib.devcluster import DevCluster
 from contrib.devcluster.polluxd import BIN
 from polluxd.apply.idle_watch import PREFIX as IDLE
@@ -51,6 +52,12 @@ class Polluxd(devcluster.Polluxd):
         finally:
             page.terminate()
             page.wait()
+
+    def picture_page(self, picture: Path) -> None:
+        """Keep a picture of the live page, where there is a Chromium. A page shows itself to one browser alone."""
+        if shutil.which(browser.CHROMIUM):
+            with contextlib.suppress(subprocess.SubprocessError), self.live_page() as url:
+                browser.screenshot(url, picture, height=900)
 
     def write_report(self, out: Path, job_id: int, since: float, until: float) -> None:
         """Have polluxctl write report.html, and history.png of one job.

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +30,8 @@ from .workload import Size, Workload
 
 LAST_REPORT_S = 3.0
 """Time for the agents' last reports and polluxd's last writes after the last job has ended [s]."""
+PICTURE_S = 10.0
+"""When the live page is pictured, after the last submission: agents have reported by then [s]."""
 COMPARISON = Path(__file__).with_name("comparison.json")
 """Mean completion times and idle GPU-seconds of a whole `make compare`; `make docs-images` writes it."""
 
@@ -95,7 +98,13 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
         with daemon.live_page() as url:
             stage.console.print(f"Live page, for one browser: {url}", soft_wrap=True, highlight=False)
             with LiveView(stage.console, title, work.gpus, database.details, database.reasons) as show:
-                recording = run(show, daemon.must_run)
+                picture = Thread(
+                    target=daemon.picture_page,
+                    args=(stage.out / f"live-page{'-mixed' if plain else ''}.png",),
+                )
+                recording = run(_also_pictured(show, picture), daemon.must_run)
+            if picture.is_alive():
+                picture.join()
         time.sleep(LAST_REPORT_S)
         if idle := database.idle_notes(recording.started_at):
             raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")
@@ -114,6 +123,19 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
         database.close()
         daemon.stop()
     return summary
+
+
+def _also_pictured(show: Callable[[Run], None], picture: Thread) -> Callable[[Run], None]:
+    """Return `show`, which also takes the picture some seconds after the last submission."""
+
+    def shown(run: Run) -> None:
+        show(run)
+        last = max((t.submitted_at for t in run.recording.tracks.values()), default=time.time())
+        whole = len(run.recording.tracks) == len(run.work.trainings)
+        if picture.ident is None and whole and time.time() - last > PICTURE_S:
+            picture.start()
+
+    return shown
 
 
 def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:

@@ -103,7 +103,7 @@ class _Pages:
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
             charts=job_charts.of_cluster(overview),
             owners=[
-                (rows, _filled((Column("name", title.upper(), flexible=True), *_OWNER_COLUMNS), rows))
+                (rows, [Column("name", title.upper(), flexible=True), *_filled(_OWNER_COLUMNS, rows)])
                 for title, rows in machine_map.owners(jobs, overview)
             ],
             path_columns=PATH_COLUMNS,
