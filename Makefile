@@ -218,9 +218,10 @@ bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); bench-
 bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
 	@$(PYTHON) tests/benchmarks/adascale.py --page tests/benchmarks/adascale.md
 
-bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (12 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
+bench-accuracy: setup ## accuracy under resizes, and by the batch sizes that Shockwave reports, against plain training, ten seeds (16 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md, accuracy_schedule.md
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
+	@$(PYTHON) tests/benchmarks/accuracy_schedule.py --page tests/benchmarks/accuracy_schedule.md
 
 bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
 	@mkdir -p bench-out

@@ -39,7 +39,7 @@ LIMIT_S = 90.0
 GRACE_S = 15.0
 """For the other ranks to end after one has failed; a launcher then ends them."""
 
-USUAL = re.compile(r"batch size \d+ on|restored the checkpoint|already finished")
+USUAL = re.compile(r"batch size \d+ on|restored the checkpoint|(already )?finished: \d+ optimizer steps")
 """Lines that every training has."""
 
 

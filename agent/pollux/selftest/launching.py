@@ -23,7 +23,7 @@ STEPS = 24
 TOLERANCE = 1e-3
 """Largest difference of the weights from the right ones, relative to their norm: sums in another order differ by 1e-6,
 a lost or repeated step by 1e-2."""
-PATIENCE_S = 100.0
+PATIENCE_S = 180.0
 """For one launch, from its start to its end."""
 
 COMPANION = """#!/bin/sh
