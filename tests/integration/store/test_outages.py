@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 import threading
@@ -81,7 +82,8 @@ def freeze(server, number):
 
     pid = server.pid
     for each in [pid, *descendants([pid])]:
-        os.kill(each, number)
+        with contextlib.suppress(ProcessLookupError):  # a child of Postgres may end at any time
+            os.kill(each, number)
 
 
 def eventually(condition, seconds=80.0):
