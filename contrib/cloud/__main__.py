@@ -204,6 +204,10 @@ def main() -> None:
             shutil.rmtree(scratch, ignore_errors=True)
         else:
             print(f"logs: {scratch}")
+    for name, found in results.items():
+        if "fixed" in results and name != "budget":
+            for key in ("cost", "mean_completion_s"):
+                found[f"{key}_against_fixed"] = found[key] / results["fixed"][key]
     args.out.mkdir(exist_ok=True)
     (args.out / "cloud.json").write_text(json.dumps({"boot_s": args.boot, "arms": results}, indent=2) + "\n")
     faults = list(check(results, args.boot))

@@ -26,7 +26,7 @@ BOOT_S = 120.0
 CLOUDS: Mapping[str, Cloud] = {
     **{f"fixed, {n} nodes": Cloud(n, n) for n in (1, 2, 3, 4)},
     "paper's rule": Cloud(OWN, MOST),
-    **{f"by price, an hour is worth {v:g}": Cloud(OWN, MOST, hour_value=v) for v in (1.0, 4.0, 16.0)},
+    **{f"by price, an hour is worth {v:g}": Cloud(OWN, MOST, hour_value=v) for v in (1.0, 4.0)},
     f"by price, 16, budget {BUDGET:g} a day": Cloud(OWN, MOST, hour_value=16.0, day_budget=BUDGET),
 }
 
