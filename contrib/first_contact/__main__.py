@@ -43,7 +43,8 @@ def main() -> int:
             daemon.start()
             try:
                 found["mistakes"] += directive_rows(cluster, jobs) + command_rows(cluster)
-                found["blocks"].append(submit_block(fresh, cluster, jobs))
+                for page in ("README.md", "docs/start.md"):
+                    found["blocks"].append(submit_block(fresh, cluster, jobs, page))
                 own = train(cluster, ROOT, jobs, ADA, "conv-a"), train(cluster, ROOT, jobs, ADA, "waits", 16)
                 others = train(cluster, ROOT, jobs, BOB, "conv-b")
                 as_user(BOB, ["sbatch", "--gres=gpu:2", "--wrap", "sleep 600"], cluster, jobs)

@@ -14,7 +14,7 @@ from contrib.devcluster import DevCluster
 
 from .users import ADA, as_user, home_of
 
-GROWTH = re.compile(r"batch size (\d+)")
+SIZE, RATE = re.compile(r"batch size (\d+)"), re.compile(r"learning rate ([0-9.]+)")
 
 
 class Environment:
@@ -60,18 +60,22 @@ def start_script(root: Path) -> str:
     before = readme_script(root).partition("job = pollux.attach")[0]
     return (
         f"{before}scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)\n"
-        f"loss_fn = torch.nn.functional.cross_entropy\n{lines}    print(f'batch size {{job.batch_size}}')\n"
+        f"loss_fn = torch.nn.functional.cross_entropy\n{lines}    print('batch size', job.batch_size)\n"
     )
 
 
-def _row(block: str, done: subprocess.CompletedProcess[str], first: int) -> dict[str, Any]:
-    sizes = [int(size) for size in GROWTH.findall(done.stdout)]
-    ok = done.returncode == 0 and bool(sizes) and max(sizes) > first
-    return {
-        "block": block,
-        "detail": f"batch size {first} to {max(sizes)}" if ok else done.stdout[-600:],
-        "ok": ok,
-    }
+def _row(block: str, done: subprocess.CompletedProcess[str], first: int, began: float) -> dict[str, Any]:
+    """Judge a script's output: the batch size doubled, and so did the learning rate where the script prints it."""
+    sizes, rates = ([float(n) for n in each.findall(done.stdout)] for each in (SIZE, RATE))
+    ok = (
+        done.returncode == 0 and bool(sizes) and max(sizes) >= 2 * first and "pollux: finished" in done.stdout
+    )
+    detail = f"batch size {first} to {max(sizes, default=0):.0f}"
+    if block.startswith("README"):
+        ok = ok and max(rates) > 1.5 * rates[0]
+        detail += f", learning rate {rates[0]:g} to {max(rates):g}" if rates else ""
+    detail += f", {time.monotonic() - began:.0f} s"
+    return {"block": block, "detail": detail if ok else done.stdout[-600:], "ok": ok}
 
 
 def block_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
@@ -84,8 +88,8 @@ def block_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
             place = folder / f"{Path(page).stem}-{ranks}"
             place.mkdir()
             (place / "train.py").write_text(script)
-            words = "python" if ranks == 1 else "torchrun, 2 ranks"
-            rows.append(_row(f"{page}, {words}", fresh.run(place, "train.py", ranks=ranks), first))
+            words, began = "python" if ranks == 1 else "torchrun, 2 ranks", time.monotonic()
+            rows.append(_row(f"{page}, {words}", fresh.run(place, "train.py", ranks=ranks), first, began))
     return rows
 
 
@@ -124,24 +128,21 @@ def tutorial_row(fresh: Environment, folder: Path) -> dict[str, Any]:
     }
 
 
-def submit_block(fresh: Environment, cluster: DevCluster, folder: Path) -> dict[str, Any]:
-    """Submit README's batch script with README's training, as an ordinary user."""
-    (script,) = _blocks(fresh.root / "README.md", "bash")
-    home = home_of(ADA, folder)
+def submit_block(fresh: Environment, cluster: DevCluster, folder: Path, page: str) -> dict[str, Any]:
+    """Submit the page's batch script with README's training, as an ordinary user."""
+    (script,) = _blocks(fresh.root / page, "bash")
+    home, block = home_of(ADA, folder), f"{page}, batch script"
     (home / "train.py").write_text(readme_script(fresh.root))
     (home / "train.sh").write_text(script)
-    path = f"{fresh.bin}:{cluster.env['PATH']}"
-    made = as_user(
-        ADA, ["sbatch", "--parsable", "--output=readme.log", "train.sh"], cluster, folder, PATH=path
-    )
+    path, log = f"{fresh.bin}:{cluster.env['PATH']}", home / f"{Path(page).stem}.log"
+    made = as_user(ADA, ["sbatch", "--parsable", f"--output={log}", "train.sh"], cluster, folder, PATH=path)
     if made.returncode:
-        return {"block": "README.md, batch script", "detail": made.stderr.strip(), "ok": False}
-    job, until = made.stdout.strip(), time.monotonic() + 240
+        return {"block": block, "detail": made.stderr.strip(), "ok": False}
+    job, began = made.stdout.strip(), time.monotonic()
     state = ""
-    while time.monotonic() < until and not re.search("COMPLETED|FAILED|CANCELLED", state):
+    while time.monotonic() < began + 480 and not re.search("COMPLETED|FAILED|CANCELLED", state):
         time.sleep(2)
         state = cluster.command("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
-    log = home / "readme.log"
     text = log.read_text(errors="replace") if log.exists() else ""
     done = subprocess.CompletedProcess(["sbatch"], 0 if state == "COMPLETED" else 1, f"{state}\n{text}")
-    return _row("README.md, batch script", done, 8)
+    return _row(block, done, 8, began)

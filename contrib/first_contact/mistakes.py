@@ -124,6 +124,7 @@ def command_rows(cluster: DevCluster) -> list[dict[str, Any]]:
         (("explain", "abc"), {}, "expected a job id"),
         (("explain", "999999"), {}, "is not known to polluxd"),
         (("jobs",), {"SLURM_CONF": "/nowhere/slurm.conf"}, "no Slurm answers here"),
+        (("usage", "1"), {"PATH": "/nowhere"}, "no Slurm answers here"),
         (("jobs",), {"POLLUX_GATEWAY": "http://127.0.0.1:1"}, "polluxd's gateway does not answer"),
     ):
         env = {**cluster.client_environment, "POLLUX_GATEWAY": cluster.gateways.addresses[0], **variables}

@@ -149,7 +149,11 @@ def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: R
         "cost of moves",
         "Training lost to moves" in _text(page) and until(lambda: "MEDIAN COST" in page.content()),
     )
-    row("fairness by account and user", "SHARE OF GPU TIME" in page.content())
+    row(
+        "fairness by account and user",
+        "SHARE OF GPU TIME" in page.content()
+        and all(page.query_selector(f"th:text-is('{title}')") for title in ("ACCOUNT", "USER")),
+    )
     row("no sideways scrolling", fits(page))
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")
@@ -197,12 +201,19 @@ def _job(page: Page, own: int, images: Path, row: Row) -> None:
 def _settings(page: Page, url: str, row: Row) -> None:
     page.set_viewport_size({"width": 1200, "height": 900})
     page.goto(url)
+    sliders = [
+        page.query_selector(f"input[type=range][name{n}]") for n in ("=kappa", "=power", "^=account_weights")
+    ]
+    row("sliders for kappa, power and weights", all(sliders))
     page.select_option("select[name=objective]", "fair-share")
     page.wait_for_selector("text=mean speedup")
     row(
         "a slider shows a preview",
         "before" in _text(page) and "polluxctl settings set --objective fair-share" in _text(page),
     )
+    page.set_viewport_size({"width": 390, "height": 844})
+    row("no sideways scrolling on the settings' page at 390 px", fits(page))
+    page.set_viewport_size({"width": 1200, "height": 900})
 
 
 def _user(browser: Browser, url: str, own: int, others: int, row: Row) -> None:
