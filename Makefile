@@ -125,6 +125,9 @@ soak: setup ## hours: kills at every point of a save, real faults by path, 100,0
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
 
+search-soak: setup ## MINUTES (30) of a search on a private Slurm: kill -9 of ranks and polluxd, Postgres crashes, preemption
+	@POLLUX_SOAK=1 MINUTES=$(or $(MINUTES),30) $(PYTHON) -m pytest -sq tests/integration/loop/test_search.py -k outlives
+
 fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's bytes (half an hour); tests/benchmarks/fuzz.md
 	@TMPDIR=$(firstword $(wildcard /dev/shm) /tmp) POLLUX_FUZZ_INPUTS=$(or $(INPUTS),100000) $(PYTHON) -m pytest -q --timeout 36000 $(or $(TARGETS),tests/fuzz)
 
