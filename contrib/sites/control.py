@@ -114,7 +114,9 @@ def _both(drawn: DrawnSite, folders: list[Path]) -> tuple[Run, Run, list[str]]:
 
 def compare(drawn: DrawnSite, without: Run, beside: Run) -> list[str]:
     """Return what polluxd made worse, in words."""
-    wrong = []
+    wrong = (
+        [] if without.waits else [f"nothing ran without polluxd: {next(iter(without.reasons.values()), '')}"]
+    )
     for job in drawn.jobs:
         name = job.name
         if any("#POLLUX" in run.reasons.get(name, "") for run in (without, beside)):
