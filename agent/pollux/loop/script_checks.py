@@ -11,9 +11,10 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pollux.errors import PolluxAgentError
+from pollux.ranks.plain_values import encode
 from pollux.ranks.sharding import is_sharded, ranks_per_replica
 from pollux.ranks.torch_internals import uncompiled
-from pollux.training.script_state import METHODS
+from pollux.training.script_state import METHODS, is_stateful
 from pollux.training.trained_model import TrainedModel
 
 logger = logging.getLogger("pollux")
@@ -64,7 +65,10 @@ def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> 
             "checkpoint can hold as it is. Use the plain optimizer, or shard the model by fully_shard (FSDP2)"
         )
     for name, part in (("scheduler", scheduler), ("scaler", scaler), ("state", state)):
-        if part is None or (name == "state" and isinstance(part, dict)):
+        if name == "state" and isinstance(part, dict):
+            encode({k: v for k, v in part.items() if not is_stateful(v)}, lambda _: None)
+            continue
+        if part is None:
             continue
         missing = [m for m in METHODS if not callable(getattr(part, m, None))]
         if missing:
