@@ -209,7 +209,7 @@ def _lines(rng: random.Random) -> list[str]:
             rng.choice(("DefMemPerGPU=500", "DefMemPerGPU=900", "DefMemPerCPU=300", "DefMemPerNode=800"))
         )
     if rng.random() < 0.3:
-        lines.append(f"JobDefaults=DefCpuPerGPU={rng.choice((1, 2))}")
+        lines.append(f"DefCpuPerGPU={rng.choice((1, 2))}")
     preempt = rng.choice(("none", "none", "qos", "partition_prio"))
     if preempt != "none":
         lines += [f"PreemptType=preempt/{preempt}", "PreemptMode=REQUEUE"]

@@ -35,7 +35,6 @@ def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.Monk
     monkeypatch.setattr(resizer, "capability_of", lambda *_: ResizeCapability.IN_PLACE)
     monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
     # What other tests of this process have left does not count.
-    monkeypatch.setattr(capability, "INTEGRATIONS", ())
     monkeypatch.setattr(capability, "DistributedSampler", type("Unused", (), {}))
     monkeypatch.setattr(capability.shutil, "which", lambda _: "/bin/true")
     monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
