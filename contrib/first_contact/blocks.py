@@ -81,7 +81,7 @@ def _row(block: str, done: subprocess.CompletedProcess[str], first: int, began: 
 def block_rows(fresh: Environment, folder: Path) -> list[dict[str, Any]]:
     """Run the Python blocks under python and torchrun."""
     folder.mkdir(parents=True)
-    scripts = {"README.md": (readme_script(fresh.root), 8), "docs/start.md": (start_script(fresh.root), 16)}
+    scripts = {"README.md": (readme_script(fresh.root), 8), "docs/start.md": (start_script(fresh.root), 8)}
     rows = []
     for page, (script, first) in scripts.items():
         for ranks in (1, 2):
