@@ -36,6 +36,8 @@ ROLL_CALL_WAIT = 5.0
 
 _LOOK = 0.05  # seconds between two looks for joiners
 _SBATCH_WAIT = 60.0
+_LOOKS = 12
+"""So often Slurm is asked, within the joiners' time, whether it still boots their nodes."""
 
 _KEPT = (
     "SLURM_CONF",
@@ -161,7 +163,7 @@ class CompanionJob:
             raise RecruitmentFailed(f"the file for the joiners cannot be written: {error}") from error
 
     def _await(self) -> None:
-        end = time.monotonic() + self._wait
+        begun = looked = time.monotonic()
         missing = set(range(self.wanted.ranks))
         while missing and not self._stopped.is_set():
             for index in sorted(missing):
@@ -177,9 +179,12 @@ class CompanionJob:
             trouble = self._rendezvous.value(self._key("failed"))
             if trouble is not None:
                 raise RecruitmentFailed(f"a joiner's script has ended before its training: {trouble}")
-            if missing and time.monotonic() >= end and self._boots():
-                end = time.monotonic() + self._wait
-            if missing and time.monotonic() >= end:
+            now = time.monotonic()
+            if missing and now >= looked + self._wait / _LOOKS:
+                # A boot uses up nothing of the time that the joiners have for their start.
+                looked = now
+                begun = now if self._boots() else begun
+            if missing and now >= begun + self._wait:
                 raise RecruitmentFailed(
                     f"{len(missing)} of {self.wanted.ranks} joiners were not ready after {self._wait:.0f} s"
                 )
