@@ -22,20 +22,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pollux.launcher import messages
-from pollux.launcher.meeting import Hello
+from pollux.launcher.meeting import parse_hello
 from pollux.launcher.messages import (
     AnnounceMove,
+    Answer,
     AwaitLeavers,
     EndWorkers,
+    Hello,
     Leave,
     Message,
     NodesLeft,
     Over,
-    Refused,
     Signalled,
     Start,
     Stop,
-    Taken,
     WorkerEnded,
 )
 from pollux.ranks.links import Link
@@ -58,8 +58,8 @@ typed: st.SearchStrategy[Message] = st.one_of(
     st.builds(Signalled, counts),
     st.builds(AnnounceMove, counts, names, counts),
     st.builds(AwaitLeavers, counts),
-    st.builds(Taken, counts),
-    st.builds(Refused, counts, texts),
+    st.builds(Hello, counts, counts, texts),
+    st.builds(Answer, counts, texts),
     st.builds(NodesLeft, names),
     st.sampled_from([Stop(), Leave()]),
 )
@@ -115,7 +115,7 @@ def test_any_text_is_no_message_or_a_sensible_one(text: bytes) -> None:
             continue
         if parse is messages.parse:
             assert sensible(found)
-    hello = Hello.parse(text, 4)
+    hello = parse_hello(text, 4)
     assert hello is None or (1 <= hello.node < 4 and hello.workers > 0)
 
 

@@ -1,4 +1,4 @@
-"""Read the file by which a job's rank 0 invites a companion's launchers.
+"""Read the file by which a job's rank 0 invites a companion's launchers and ranks.
 
 `pollux run --companion FILE` reads it. A companion is a job that lends its nodes to another job of the same user. It
 runs the same script as that job, in the same directory, and ends with that job: each of the companion's launchers holds
@@ -9,21 +9,25 @@ derives from it.
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pollux.errors import LaunchError
-from pollux.ranks.links import RANKS, NoAnswer, connect
+from pollux.ranks.links import RANKS, NoAnswer, reach
 from pollux.slurm_job.private_file import Unusable, read_private
 
 CONNECT_TIMEOUT_S = 10.0
 
 
+class CompanionFileGone(LaunchError):
+    """The job that this one is a companion of takes nobody in any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompanionFile:
-    """What a launcher reads in the file."""
+    """What is in the file."""
 
     address: str
     port: int
@@ -33,12 +37,15 @@ class CompanionFile:
     """The arguments of the other job's `pollux run`."""
     secret: str = field(repr=False)
     """The key of rank 0's store."""
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """All of it: ranks read more (`pollux.resize.joining`)."""
 
 
 def read_companion_file(path: Path) -> CompanionFile:
     """Read FILE.
 
-    Raises LaunchError if the file is missing or damaged, or if anybody except this user owns it or can read it.
+    Raises CompanionFileGone where it is missing, and LaunchError if it is damaged, or if anybody except this user owns
+    it or can read it.
     """
     try:
         document: Any = json.loads(read_private(path))
@@ -52,10 +59,10 @@ def read_companion_file(path: Path) -> CompanionFile:
             }:
                 words = all(isinstance(word, str) for word in argv)
                 if words and not isinstance(port, bool) and 0 < port < 65536 and secret:
-                    return CompanionFile(address, port, cwd, tuple(argv), secret)
+                    return CompanionFile(address, port, cwd, tuple(argv), secret, document)
         raise Unusable("expected an object with address, port, cwd, argv and secret")
     except FileNotFoundError:
-        raise LaunchError(
+        raise CompanionFileGone(
             f"{path} is gone: the job that this one is a companion of takes nobody in"
         ) from None
     except (OSError, ValueError, Unusable) as error:
@@ -68,21 +75,14 @@ class Parent:
     No data flow over it. Its end shows that the process of rank 0 has ended.
     """
 
-    def __init__(self, companion_file: CompanionFile) -> None:
+    def __init__(self, file: CompanionFile) -> None:
         """Connect. Raises LaunchError where the other job's rank 0 does not answer."""
-        deadline = time.monotonic() + CONNECT_TIMEOUT_S
-        while True:
-            try:
-                key = companion_file.secret.encode()
-                self.link = connect(companion_file.address, [companion_file.port], key, RANKS, b"{}")
-                break
-            except NoAnswer as error:
-                if error.refused or time.monotonic() >= deadline:
-                    raise LaunchError(
-                        "the job that this one is a companion of does not answer at "
-                        f"{companion_file.address}: {error}"
-                    ) from error
-                time.sleep(0.2)
+        try:
+            self.link = reach(file.address, [file.port], file.secret.encode(), RANKS, CONNECT_TIMEOUT_S)
+        except NoAnswer as error:
+            raise LaunchError(
+                f"the job that this one is a companion of does not answer at {file.address}: {error}"
+            ) from error
 
     def gone(self) -> bool:
         """Whether rank 0's process has ended, or its node."""

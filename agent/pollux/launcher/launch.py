@@ -24,8 +24,8 @@ from typing import NoReturn  # noqa: E402
 
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
 from pollux.launcher.companion_file import CompanionFile, read_companion_file  # noqa: E402
+from pollux.launcher.machine import Graces  # noqa: E402
 from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # noqa: E402
-from pollux.launcher.state import Graces  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
     STALE,

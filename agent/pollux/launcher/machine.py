@@ -1,7 +1,7 @@
-"""Decide what node 0's launcher does next. Pure.
+"""Decide what node 0's launcher does next.
 
-`step` takes the state and an event, and returns the new state and the actions to carry out. It reads no clock, sends no
-message and no signal: `supervisor` carries the actions out. A start of the workers is in one of three phases:
+A `Machine` takes what happens in one start of the workers, and says who is to be told what. It sends no message and no
+signal itself: `supervisor` does. A start is in one of three phases:
 
 TRAINING   the workers run
 FAILING    a rank has failed: all workers end
@@ -15,116 +15,239 @@ that is no failure.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from enum import Enum
 
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS
 from pollux.launcher.messages import (
     AnnounceMove,
+    Answer,
     AwaitLeavers,
     EndWorkers,
     Leave,
     NodesLeft,
     Order,
-    Refused,
     Signalled,
     Stop,
-    Taken,
     WorkerEnded,
-)
-from pollux.launcher.state import (
-    Action,
-    Again,
-    Event,
-    Failure,
-    Finish,
-    FromNode,
-    FromRank0,
-    NodeGone,
-    Now,
-    Outcome,
-    ParentGone,
-    Phase,
-    Resized,
-    StartTerms,
-    State,
-    Tell,
-    TellRank0,
 )
 
 HEAD_START_S = 1.0
 """A death by a signal counts as so much earlier than seen: other ranks may raise before this process learns of it."""
 
 
-def step(terms: StartTerms, state: State, event: Event, now: Now) -> tuple[State, list[Action]]:
-    """The new state, and what to do, in order."""
-    machine = _Step(terms, state, now)
-    machine.take(event)
-    machine.conclude()
-    return machine.state, machine.actions
+class Phase(Enum):
+    TRAINING = "training"
+    FAILING = "failing"
+    STOPPING = "stopping"
 
 
-class _Step:
-    """One step of the machine."""
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long things may take, in seconds."""
 
-    def __init__(self, terms: StartTerms, state: State, now: Now) -> None:
-        self.terms, self.state, self.now = terms, state, now
-        self.actions: list[Action] = []
+    sibling: float = 3.0
+    """Workers live on after another has failed, to print why they fail."""
+    term: float = 10.0
+    """From TERM to KILL: within Slurm's default KillWait of 30 s, so workers end before the launcher is killed."""
+    stop: float = 600.0
+    """From a SIGTERM that asks this launcher to end to KILL: workers write their last checkpoint. Slurm, torchrun or
+    Kubernetes end all of them sooner, when their own grace period is over."""
+    leave: float = 8.0
+    """Workers that a move removes may end by themselves, from the first one's end or from when rank 0 waits for them.
+    With as long again from TERM to KILL, all are gone before rank 0 stops waiting and Slurm takes their node."""
 
-    def take(self, event: Event) -> None:
-        match event:
-            case FromNode(node, WorkerEnded() as end):
-                self._worker_ended(node, end)
-            case FromNode(node, Signalled(number)):
-                self._stop(node, number)
-            case FromRank0(AnnounceMove() as move):
-                self._announced(move)
-            case FromRank0(AwaitLeavers(move_id)) if move_id == self.state.move_id:
-                self._hurry()
-            case NodeGone(node):
-                self._node_gone(node)
-            case ParentGone() if self.state.orphaned is None and any(self.state.running.values()):
-                why = "the job that this one is a companion of has ended, or started again"
-                self._set(orphaned=Failure(self.now.posix, 0, 1, why, f"node {self.terms.names[0]}"))
-                self._tell(self.terms.graces.after_failure)
+    @property
+    def after_failure(self) -> EndWorkers:
+        return EndWorkers(self.sibling, self.sibling + self.term)
+
+    def after(self, number: int) -> float:
+        """From a signal that asks this launcher to end to KILL."""
+        return self.stop if number == signal.SIGTERM else self.term
+
+    @property
+    def reports(self) -> float:
+        """Node 0 waits for the ends of other nodes' workers after a failure."""
+        return self.sibling + self.term + 5.0
+
+    @property
+    def gone(self) -> float:
+        """Node 0 waits for nodes that leave before it starts the others again."""
+        return 2 * self.leave + 4.0
+
+
+@dataclass(frozen=True, order=True)
+class Failure:
+    """How a worker, or a node, failed. The least of several is the first."""
+
+    at: float
+    """POSIX time."""
+    rank: int
+    status: int
+    """As a shell gives it."""
+    why: str
+    where: str
+
+    def __str__(self) -> str:
+        """One line for the job's log."""
+        return f"rank {self.rank} ({self.where}) failed first: {self.why} (exit status {self.status})"
+
+
+@dataclass(frozen=True)
+class Resized:
+    """The newest move that removed nodes; it is passed to the next start."""
+
+    move_id: int = 0
+    """polluxd's number of it; 0 where there was none."""
+    left: tuple[str, ...] = ()
+    """Slurm's names of the nodes that the move removed."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        if not self.move_id:
+            return {}
+        return {"POLLUX_RESIZED": str(self.move_id), "POLLUX_LEFT": ",".join(self.left)}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a start of the workers ended."""
+
+    failure: Failure | None = None
+    ended_by: int = 0
+    """The signal that asked the job to end."""
+    next_nodes: tuple[int, ...] = ()
+    """Who takes part in the next start, in order, by the numbers of this one; empty: no start follows."""
+    asked: bool = False
+    """A rank was lost or asked for the next start: it does not count as a restart after a failure."""
+    lost: bool = False
+    """A node of the allocation takes no part any more: it was lost."""
+
+    @property
+    def status(self) -> int:
+        """Exit status of the launchers."""
+        if self.ended_by:
+            return 128 + self.ended_by
+        return self.failure.status if self.failure is not None else 0
+
+
+@dataclass(frozen=True)
+class StartTerms:
+    """The nodes, the workers and the rules of one start."""
+
+    workers: tuple[int, ...]
+    """Workers of each node."""
+    names: tuple[str, ...]
+    """What Slurm calls each node."""
+    resized: Resized = Resized()
+    """Of the starts before."""
+    may_restart: bool = False
+    may_retry: bool = False
+    companion: bool = False
+    """The job lends its ranks to another: they may leave at any time."""
+    graces: Graces = Graces()
+
+
+class Machine:
+    """What node 0's launcher knows of the running start. `conclude` follows each other call."""
+
+    def __init__(
+        self,
+        terms: StartTerms,
+        tell: Callable[[Set[int], Order], None],
+        answer: Callable[[Answer | NodesLeft], None],
+        restores: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        posix: Callable[[], float] = time.time,
+    ) -> None:
+        """`tell` orders the launchers of nodes, `answer` is for rank 0.
+
+        `restores`: whether new ranks would restore the training's state after a loss.
+        """
+        self.terms, self._tell, self._answer, self._restores = terms, tell, answer, restores
+        self._clock, self._posix = clock, posix
+        self.phase = Phase.TRAINING
+        self.outcome: Outcome | None = None
+        """None until the start is over."""
+        self.running = {node: set(range(workers)) for node, workers in enumerate(terms.workers)}
+        """Each node's workers that run, by local rank."""
+        self.staying = set(self.running)
+        """Nodes that take part in the next start. Nodes keep their numbers until then."""
+        self.connected = set(self.running)
+        """Nodes whose launchers obey, this one among them."""
+        self.resized = terms.resized
+        self.move_id = 0
+        """The newest move that was announced."""
+        self._lent = 0
+        """Ranks of companions in the job."""
+        self._hurried = False
+        """The workers that the newest move removes have been given their time to end."""
+        self.failures: list[Failure] = []
+        self._failed: set[int] = set()
+        """Nodes with a failure."""
+        self.odd: Failure | None = None
+        """The first worker that a move was to end, and that failed otherwise."""
+        self.recovers = False
+        """A rank was lost: all others are killed, and start again with what was in memory."""
+        self._orphaned: Failure | None = None
+        """The job that this companion lends to is gone."""
+        self._stopped_by = 0
+        self.decide_by: float | None = None
+        """When to decide without those that have not ended."""
+
+    @property
+    def leaving(self) -> set[int]:
+        """Nodes that a move removes and whose launchers have not ended yet."""
+        return self.connected - self.staying
 
     # -- ends of workers and nodes ----------------------------------------------------------------------------
 
-    def _worker_ended(self, node: int, end: WorkerEnded) -> None:
-        state, terms = self.state, self.terms
-        self._set(running={**state.running, node: state.running[node] - {end.local_rank}})
-        if not end.status or state.phase is Phase.STOPPING:
+    def worker_ended(self, node: int, end: WorkerEnded) -> None:
+        terms = self.terms
+        self.running[node].discard(end.local_rank)
+        if not end.status or self.phase is Phase.STOPPING:
             return
         if end.status == STOPPED_STATUS and end.why:
             # The worker itself says that all ranks have saved and end.
-            self._set(phase=Phase.STOPPING, stopped_by=signal.SIGTERM)
-            self._tell(EndWorkers(terms.graces.stop, terms.graces.stop + terms.graces.term))
+            self.phase, self._stopped_by = Phase.STOPPING, signal.SIGTERM
+            self._tell(self.connected, EndWorkers(terms.graces.stop, terms.graces.stop + terms.graces.term))
             return
         at = end.at - (HEAD_START_S if end.lost else 0.0)
         why = end.why or describe_status(end.status)
         failure = Failure(at, self._first_rank(node) + end.local_rank, end.status, why, end.where)
-        if node not in state.staying:
-            if end.status != LEFT_STATUS and not end.asked and state.odd is None:
-                self._set(odd=failure)
+        if node not in self.staying:
+            if end.status != LEFT_STATUS and not end.asked and self.odd is None:
+                self.odd = failure
             self._hurry()
         elif not (terms.companion and end.status == LEFT_STATUS):
             # A companion's rank is lost, or memory ran out and the next start takes smaller batches.
             asks = bool(end.why) and end.status == RETRY_STATUS and terms.may_retry
             self._fail(node, failure, lost=end.lost or asks)
 
-    def _node_gone(self, node: int) -> None:
-        state, name = self.state, self.terms.names[node]
-        running = state.running[node]
-        self._set(connected=state.connected - {node}, running={**state.running, node: frozenset()})
-        if node not in state.staying:
-            self.actions.append(TellRank0(NodesLeft((name,))))
-        elif running and state.phase is not Phase.STOPPING:
+    def node_gone(self, node: int) -> None:
+        """The connection to a node's launcher has ended."""
+        name, running = self.terms.names[node], self.running[node]
+        self.connected.discard(node)
+        self.running[node] = set()
+        if node not in self.staying:
+            self._answer(NodesLeft((name,)))
+        elif running and self.phase is not Phase.STOPPING:
             why = f"lost the connection to the launcher of node {name} (node failed or launcher killed)"
-            at = self.now.posix - HEAD_START_S
+            at = self._posix() - HEAD_START_S
             self._fail(node, Failure(at, self._first_rank(node), 1, why, f"node {name}"), lost=True)
+
+    def parent_gone(self) -> None:
+        """The job that this companion lends to has ended."""
+        if self._orphaned is None and any(self.running.values()):
+            why = "the job that this one is a companion of has ended, or started again"
+            self._orphaned = Failure(self._posix(), 0, 1, why, f"node {self.terms.names[0]}")
+            self._tell(self.connected, self.terms.graces.after_failure)
 
     def _first_rank(self, node: int) -> int:
         """The rank of a node's first worker as the agent counts now."""
-        return sum(self.terms.workers[other] for other in self.state.staying if other < node)
+        return sum(self.terms.workers[other] for other in self.staying if other < node)
 
     def _fail(self, node: int, failure: Failure, *, lost: bool) -> None:
         """End all workers: a rank has failed.
@@ -132,50 +255,55 @@ class _Step:
         `lost`: somebody else has ended it. If new ranks can restore the state, all others are killed at once, even
         where ranks that lost their peer failed before anybody knew of the loss.
         """
-        state, terms = self.state, self.terms
-        self._set(failures=(*state.failures, failure), failed=state.failed | {node})
-        if state.recovers:
+        self.failures.append(failure)
+        self._failed.add(node)
+        if self.recovers:
             return
         # Where rank 0 has ended well, nothing is restored.
-        over = not state.running[0] and 0 not in self.state.failed
-        if lost and terms.recovers and terms.may_retry and not over:
-            self._set(recovers=True)
-            self._tell(EndWorkers(0.0, 0.0))
-        elif state.phase is not Phase.FAILING:
-            self._tell(terms.graces.after_failure)
-        if state.phase is not Phase.FAILING:
-            self._set(phase=Phase.FAILING, decide_by=self.now.clock + terms.graces.reports)
+        over = not self.running[0] and 0 not in self._failed
+        if lost and self.terms.may_retry and not over and self._restores():
+            self.recovers = True
+            self._tell(self.connected, EndWorkers(0.0, 0.0))
+        elif self.phase is not Phase.FAILING:
+            self._tell(self.connected, self.terms.graces.after_failure)
+        if self.phase is not Phase.FAILING:
+            self.phase, self.decide_by = Phase.FAILING, self._clock() + self.terms.graces.reports
 
-    def _stop(self, node: int, number: int) -> None:
-        if number == signal.SIGTERM and not self.state.stopped_by:
-            self._tell(Stop(), but=node)
-        self._set(phase=Phase.STOPPING, stopped_by=self.state.stopped_by or number)
+    def signalled(self, node: int, signalled: Signalled) -> None:
+        """A signal asks a node's launcher to end."""
+        if signalled.number == signal.SIGTERM and not self._stopped_by:
+            self._tell(self.connected - {node}, Stop())
+        self.phase, self._stopped_by = Phase.STOPPING, self._stopped_by or signalled.number
 
     # -- moves ------------------------------------------------------------------------------------------------
 
-    def _announced(self, move: AnnounceMove) -> None:
-        why, state = self._objection(move), self.state
-        if why is not None:
-            self.actions.append(TellRank0(Refused(move.move_id, why)))
-            return
-        leaving = frozenset(node for node in state.staying if self.terms.names[node] in move.leaving)
-        self._set(staying=state.staying - leaving, move_id=move.move_id, lent=move.lent, hurried=False)
-        if leaving:
-            names = tuple(self.terms.names[node] for node in sorted(leaving))
-            self._set(resized=Resized(move.move_id, names))
-            self.actions.append(Tell(leaving & state.connected, Leave()))
-        self.actions.append(TellRank0(Taken(move.move_id)))
+    def announced(self, move: AnnounceMove) -> None:
+        why = self._objection(move)
+        if not why:
+            leaving = {node for node in self.staying if self.terms.names[node] in move.leaving}
+            self.staying -= leaving
+            self.move_id, self._lent, self._hurried = move.move_id, move.lent, False
+            if leaving:
+                names = tuple(self.terms.names[node] for node in sorted(leaving))
+                self.resized = Resized(move.move_id, names)
+                self._tell(leaving & self.connected, Leave())
+        self._answer(Answer(move.move_id, why))
 
-    def _objection(self, move: AnnounceMove) -> str | None:
-        if self.state.phase is not Phase.TRAINING:
+    def _objection(self, move: AnnounceMove) -> str:
+        if self.phase is not Phase.TRAINING:
             return "the ranks are being ended"
         if move.move_id <= 0:
             return f"expected a move's number from 1, got {move.move_id}"
-        if move.move_id == self.state.resized.move_id:
+        if move.move_id == self.resized.move_id:
             return "it is over already"
         if self.terms.names[0] in move.leaving:
             return f"expected {self.terms.names[0]}, where rank 0 is, to stay"
-        return None
+        return ""
+
+    def awaited(self, move: AwaitLeavers) -> None:
+        """Rank 0 waits for the nodes that a move removes."""
+        if move.move_id == self.move_id:
+            self._hurry()
 
     def _hurry(self) -> None:
         """Give the workers that the newest move removes their time to end.
@@ -183,51 +311,44 @@ class _Step:
         The first of them has ended, or rank 0 waits for them. If they end with status 0, the training was over before
         the step of the move: then nobody hurries them.
         """
-        if not self.state.hurried and self.state.phase is Phase.TRAINING:
-            self._set(hurried=True)
-            leave = self.terms.graces.leave
-            self.actions.append(Tell(self.state.leaving, EndWorkers(leave, 2 * leave)))
+        if not self._hurried and self.phase is Phase.TRAINING:
+            self._hurried, leave = True, self.terms.graces.leave
+            self._tell(self.leaving, EndWorkers(leave, 2 * leave))
 
     # -- the end ----------------------------------------------------------------------------------------------
 
     def conclude(self) -> None:
         """Decide how the start ended: when all workers have ended, or when the time for that is over."""
-        state, terms = self.state, self.terms
-        if state.running[0]:
+        if self.outcome is not None or self.running[0]:
             return
-        if state.phase is Phase.STOPPING:
-            self.actions.append(Finish(Outcome(ended_by=state.stopped_by)))
+        if self.phase is Phase.STOPPING:
+            self.outcome = Outcome(ended_by=self._stopped_by)
             return
-        everybody = not any(state.running[node] for node in state.staying)
-        overdue = state.decide_by is not None and self.now.clock >= state.decide_by
+        everybody = not any(self.running[node] for node in self.staying)
+        overdue = self.decide_by is not None and self._clock() >= self.decide_by
         if not everybody and not overdue:
             return
-        failures = [*state.failures, *((state.orphaned,) if state.failures and state.orphaned else ())]
-        first, again = min(failures, key=lambda failure: failure.order, default=None), None
-        asked = first is not None and (state.recovers or self._asks_for_start(first))
-        if asked or (first is not None and terms.may_restart):
+        orphaned = [self._orphaned] if self.failures and self._orphaned else []
+        first = min([*self.failures, *orphaned], default=None)
+        asked = first is not None and (self.recovers or self._asks_for_start(first))
+        next_nodes: tuple[int, ...] = ()
+        here = self.staying & self.connected
+        if asked or (first is not None and self.terms.may_restart):
             # Slurm takes the nodes that leave as soon as the next rank 0 says that they are free.
-            if state.leaving and not overdue:
-                if state.decide_by is None:
-                    self._set(decide_by=self.now.clock + terms.graces.gone)
+            if self.leaving and not overdue:
+                if self.decide_by is None:
+                    self.decide_by = self._clock() + self.terms.graces.gone
                 return
-            here = state.staying & state.connected
-            if everybody and (state.recovers or here == state.staying):
-                again = Again(tuple(sorted(here)), state.resized, asked, lost=here != state.staying)
-        self.actions.append(Finish(Outcome(first, again=again)))
+            if everybody and (self.recovers or here == self.staying):
+                next_nodes = tuple(sorted(here))
+        self.outcome = Outcome(first, 0, next_nodes, asked, lost=here != self.staying)
 
     def _asks_for_start(self, failure: Failure) -> bool:
         """Whether a rank has asked for another start of all, and gets one."""
         # NCCL's watchdog aborts a process where another's node is lost.
-        aborted = self.state.lent and failure.status == 128 + signal.SIGABRT
+        aborted = self._lent and failure.status == 128 + signal.SIGABRT
         asks = failure.status == RETRY_STATUS or aborted
-        return bool(asks and (self.terms.may_retry or self.state.move_id))
-
-    def _tell(self, order: Order, but: int = -1) -> None:
-        self.actions.append(Tell(self.state.connected - {but}, order))
-
-    def _set(self, **changes: object) -> None:
-        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        return bool(asks and (self.terms.may_retry or self.move_id))
 
 
 def describe_status(status: int) -> str:

@@ -12,19 +12,20 @@ number over these connections. So no port needs to be reserved.
 from __future__ import annotations
 
 import hmac
-import json
 import queue
 import random
+import signal
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence, Set
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
 
-from pollux.errors import LaunchError, RankLost
-from pollux.launcher.channel import Channel
-from pollux.launcher.messages import LONGEST, is_count
-from pollux.ranks.links import HANDSHAKE_S, LAUNCHERS, Door, Link, NoAnswer, connect
-from pollux.slurm_job.allocation import FIRST_PORT, PORTS
+from pollux.errors import LaunchError, PolluxAgentError, RankLost
+from pollux.launcher.messages import Channel, Hello, pack, parse
+from pollux.ranks.links import LAUNCHERS, Door, Link, NoAnswer, reach
+from pollux.slurm_job.allocation import FIRST_PORT, PORTS, StepAllocation, node_address
 
 CANDIDATES = 16
 """Ports tried, so that fifteen of them may be taken."""
@@ -33,7 +34,7 @@ JOIN_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class JobNode:
-    """One node of the job."""
+    """One node of the job, as node 0's launcher knows it."""
 
     workers: int
     name: str
@@ -42,25 +43,43 @@ class JobNode:
     """To its launcher; None for node 0, which this is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """A launcher's node."""
+class Meeting:
+    """Meets the other nodes' launchers, in a thread while torch is imported. The thread ends before any fork."""
 
-    node: int
-    workers: int
-    name: str
+    def __init__(
+        self, allocation: StepAllocation, key: bytes, name: str, blocked: Set[signal.Signals]
+    ) -> None:
+        """`name` is this node's. The launcher blocks the signals `blocked`."""
+        self._found: Future[list[JobNode]] = Future()
+        self._thread = Thread(target=self._meet, args=(allocation, key, name, blocked), daemon=True)
+        self._thread.start()
 
-    @classmethod
-    def parse(cls, text: bytes, num_nodes: int) -> Hello | None:
-        """None where it makes no sense in a job of that many nodes."""
+    def nodes(self) -> list[JobNode]:
+        """On node 0 all nodes, in order; elsewhere node 0 alone. Raises RankLost and LaunchError."""
+        self._thread.join()
+        return self._found.result()
+
+    def _meet(self, allocation: StepAllocation, key: bytes, name: str, blocked: Set[signal.Signals]) -> None:
+        # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
+        # which the main thread has blocked by then: SIGIO of the channels would end the process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        own, ports = JobNode(allocation.workers, name), candidate_ports(key)
         try:
-            match json.loads(text):
-                case {"node": int(node), "workers": int(workers), "name": str(name)} if is_count(workers):
-                    if is_count(node) and 0 < node < num_nodes and workers > 0 and len(name) <= LONGEST:
-                        return cls(node, workers, name)
-        except (ValueError, RecursionError):
-            pass
-        return None
+            if allocation.num_nodes == 1:
+                found = [own]
+            elif allocation.node_rank == 0:
+                found = [own, *gather(listen(ports), key, allocation.num_nodes)]
+            else:
+                hello = Hello(allocation.node_rank, allocation.workers, name)
+                hub = join(node_address(allocation.first_node), ports, key, hello)
+                found = [JobNode(0, "", hub)]
+            self._found.set_result(found)
+        except PolluxAgentError as error:
+            self._found.set_exception(error)
+        except Exception as error:
+            # Any error ends this node: without the other launchers it would train alone, as if it were the whole job.
+            why = f"the launchers could not meet: {type(error).__name__}: {error}"
+            self._found.set_exception(LaunchError(why))
 
 
 def candidate_ports(key: bytes) -> list[int]:
@@ -100,7 +119,7 @@ def gather(
     try:
         while len(found) < num_nodes - 1:
             link, text = admitted.get(timeout=max(deadline - time.monotonic(), 0.0))
-            hello = Hello.parse(text, num_nodes)
+            hello = parse_hello(text, num_nodes)
             if hello is None:
                 link.close()
                 continue
@@ -118,24 +137,28 @@ def gather(
     return [found[node] for node in range(1, num_nodes)]
 
 
+def parse_hello(text: bytes, num_nodes: int) -> Hello | None:
+    """What a launcher says of itself; None where it makes no sense in a job of that many nodes."""
+    try:
+        hello = parse(text)
+    except ValueError:
+        return None
+    if isinstance(hello, Hello) and 0 < hello.node < num_nodes and hello.workers > 0:
+        return hello
+    return None
+
+
 def join(
     address: str, ports: Sequence[int], key: bytes, hello: Hello, *, timeout: float = JOIN_TIMEOUT_S
 ) -> Channel:
     """On the other nodes: connect to node 0's launcher. Raises RankLost where it is not found in time."""
-    deadline = time.monotonic() + timeout
-    pause, why = 0.02, "it did not answer"
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            text = json.dumps(asdict(hello)).encode()
-            return Channel(connect(address, ports, key, LAUNCHERS, text, min(left, HANDSHAKE_S)))
-        except NoAnswer as error:
-            why = str(error)
-            time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
-            pause = min(pause * 2, 1.0)
-    raise RankLost(
-        f"node 0's launcher was not found at {address} within {timeout:.0f} s, on none of the ports "
-        f"{', '.join(map(str, ports))}: {why}"
-    )
+    try:
+        return Channel(reach(address, ports, key, LAUNCHERS, timeout, pack(hello), insists=True))
+    except NoAnswer as error:
+        raise RankLost(
+            f"node 0's launcher was not found at {address} within {timeout:.0f} s, on none of the ports "
+            f"{', '.join(map(str, ports))}: {error}"
+        ) from None
 
 
 _reserved: list[socket.socket] = []

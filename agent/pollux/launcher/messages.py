@@ -1,4 +1,4 @@
-"""Define the messages between launchers, and between rank 0 and its launcher.
+"""Define the messages between launchers, and between rank 0 and its launcher, and carry them.
 
 Node 0's launcher decides, and orders. The others report what happens on their nodes, and obey.
 
@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
+
+from pollux.ranks.links import Link
 
 LONGEST = 4096  # characters of a text in a message
 
@@ -58,6 +61,16 @@ class Over:
 
 
 # -- the other nodes' reports ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A launcher comes to node 0's."""
+
+    node: int
+    workers: int
+    name: str
+    """What Slurm calls the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +120,11 @@ class AwaitLeavers:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The launcher knows of the move."""
+class Answer:
+    """The launcher: it knows of the move, or, with a reason, the move must not go on."""
 
     move_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The launcher: the move must not go on."""
-
-    move_id: int
-    why: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +135,13 @@ class NodesLeft:
 
 
 Order = Start | EndWorkers | Stop | Leave | Over
-RankMessage = AnnounceMove | AwaitLeavers
-Message = Order | WorkerEnded | Signalled | RankMessage | Taken | Refused | NodesLeft
+Message = Order | Hello | WorkerEnded | Signalled | AnnounceMove | AwaitLeavers | Answer | NodesLeft
 
 
 # -- as text --------------------------------------------------------------------------------------------------
 
 
-def is_count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     """Whether a value of JSON is a whole number from 0 that fits into 63 bits."""
     return type(value) is int and 0 <= value < 1 << 63
 
@@ -146,7 +151,7 @@ def _is_text(value: Any) -> bool:
 
 
 _VALID: dict[Any, Callable[[Any], bool]] = {
-    "int": is_count,
+    "int": _is_count,
     "float": lambda value: type(value) in (int, float) and math.isfinite(value),
     "bool": lambda value: isinstance(value, bool),
     "str": _is_text,
@@ -173,3 +178,45 @@ def parse(text: bytes) -> Message:
     except (RecursionError, KeyError, TypeError, AttributeError, OverflowError):
         pass
     raise ValueError(f"not a message of this program: {text!r:.200}")
+
+
+class Channel:
+    """A connection over which whole messages come: to another launcher, or between rank 0 and its launcher."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.open = True
+
+    def send(self, message: Message) -> None:
+        """Send a message.
+
+        If the other side is gone, this raises nothing: `receive` reports the end of the connection.
+        """
+        try:
+            self.link.send(pack(message))
+        except OSError:
+            self.open = False
+
+    def receive(self, timeout: float) -> Message | None:
+        """Wait for the next message. None where the connection has ended or nothing came."""
+        deadline = time.monotonic() + timeout
+        while self.open:
+            try:
+                return parse(self.link.receive(max(deadline - time.monotonic(), 0.0)))
+            except TimeoutError:
+                return None
+            except OSError:
+                self.open = False
+            except ValueError:
+                # The connection is authenticated, so this is another version of this program: exit statuses suffice.
+                continue
+        return None
+
+    def pending(self) -> Iterator[Message]:
+        """Messages that are here already."""
+        while (message := self.receive(0.0)) is not None:
+            yield message
+
+    def close(self) -> None:
+        self.open = False
+        self.link.close()

@@ -5,6 +5,7 @@ Meet the other launchers, fork a worker per GPU, restart them where asked.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import hmac
 import importlib
@@ -15,21 +16,20 @@ import runpy
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pollux.errors import LaunchError, PolluxAgentError
-from pollux.launcher.channel import Channel, signal_arrivals
+from pollux.errors import LaunchError
 from pollux.launcher.companion_file import CompanionFile, Parent
-from pollux.launcher.meeting import Hello, JobNode, candidate_ports, free_port, gather, join, listen
-from pollux.launcher.messages import Over, Start
-from pollux.launcher.rank_channel import VARIABLE, open_line
-from pollux.launcher.state import Graces, Resized, StartTerms
+from pollux.launcher.machine import Graces, Resized, StartTerms
+from pollux.launcher.meeting import JobNode, Meeting, free_port
+from pollux.launcher.messages import Channel, Over, Start
+from pollux.launcher.rank_channel import VARIABLE
 from pollux.launcher.supervisor import WATCHED, Follower, Supervisor
 from pollux.launcher.workers import NodeWorkers, Notes, adopt_orphans, start_worker
+from pollux.ranks.links import Link
 from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address
@@ -108,16 +108,17 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             stream.reconfigure(line_buffering=True, write_through=False)
     hub = allocation.node_rank == 0
     parent = Parent(task.companion_file) if hub and task.companion_file is not None else None
-    meeting = Meeting(allocation, launch_key(allocation, task.companion_file))
+    meeting = Meeting(allocation, launch_key(allocation, task.companion_file), host(), WATCHED)
     _import_once(task.preload)
-    channels = meeting.outcome()
+    nodes = meeting.nodes()
+    channels = [node.channel for node in nodes if node.channel is not None]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
     for link in [channel.link for channel in channels] + ([parent.link] if parent is not None else []):
         signal_arrivals(link)
     forker = Forker(allocation, task, channels, parent)
     if hub:
-        return _lead(forker, meeting.nodes, parent)
+        return _lead(forker, nodes, parent)
     return Follower(channels[0], forker.start, task.graces, say).run()
 
 
@@ -152,7 +153,9 @@ class Forker:
         allocation = self.allocation
         env = order.env | self._own | {"GROUP_RANK": str(order.node), "POLLUX_IMPORTED_AT": repr(time.time())}
         # A companion's ranks never lead the job's.
-        line = open_line() if order.node == 0 and self.task.companion is None else None
+        ours, theirs = (
+            socket.socketpair() if order.node == 0 and self.task.companion is None else (None, None)
+        )
 
         def body() -> int:
             own = self.memory.local_rank = int(os.environ["LOCAL_RANK"])
@@ -160,12 +163,12 @@ class Forker:
                 channel.close()
             if self._parent is not None:
                 self._parent.link.close()
-            if line is not None:
-                line[0].close()
+            if ours is not None and theirs is not None:
+                ours.close()
                 if own:
-                    line[1].close()
+                    theirs.close()
                 else:
-                    os.environ[VARIABLE] = f"{line[1].fileno()}:{os.getpid()}"
+                    os.environ[VARIABLE] = f"{theirs.fileno()}:{os.getpid()}"
             return self.task.run()
 
         notes, running = Notes(allocation.workers), {}
@@ -176,9 +179,9 @@ class Forker:
             running[start_worker(local_rank, own, body, notes, unblock=WORKERS_OWN)] = local_rank
         if self.rank_0 is not None:
             self.rank_0.close()
-        if line is not None:
-            self.rank_0, theirs = line
+        if ours is not None and theirs is not None:
             theirs.close()
+            self.rank_0 = Channel(Link(ours))
             signal_arrivals(self.rank_0.link)
         return NodeWorkers(running, notes, host(), self.task.graces.term)
 
@@ -204,83 +207,49 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
         terms = StartTerms(
             tuple(node.workers for node in nodes),
             tuple(node.name for node in nodes),
+            resized,
             may_restart=parent is None and restarts < task.max_restarts,
             may_retry=parent is None and retries < MAX_RETRIES,
             companion=parent is not None,
             graces=task.graces,
         )
         workers = forker.start(Start(0, 0, env))
-        supervisor = Supervisor(terms, resized, workers, channels, forker.rank_0, parent, memory)
-        outcome = supervisor.wait()
-        if supervisor.odd is not None and not outcome.ended_by:
-            say(f"a rank was to end for a move; {supervisor.odd}, and nothing depends on it")
+        supervisor = Supervisor(
+            terms, workers, channels, forker.rank_0, parent, restores=lambda: memory.restores
+        )
+        outcome, machine = supervisor.wait(), supervisor.machine
+        if machine.odd is not None and not outcome.ended_by:
+            say(f"a rank was to end for a move; {machine.odd}, and nothing depends on it")
         if outcome.failure is not None:
             say(str(outcome.failure))
-        if outcome.again is None:
+        if not outcome.next_nodes:
             if not outcome.ended_by:
                 for channel in channels.values():
                     channel.send(Over(outcome.status))
             return outcome.status
         progress = max(memory.copied, memory.saved)
-        retries = 0 if supervisor.moved or progress != reached else retries
-        reached, lost = progress, lost or outcome.again.lost
-        launched, resized = time.time(), outcome.again.resized
+        retries = 0 if machine.move_id or progress != reached else retries
+        reached, lost = progress, lost or outcome.lost
+        launched, resized = time.time(), machine.resized
         failures += 1
-        if outcome.again.asked:
+        if outcome.asked:
             retries += 1
-            how = f"from their newest state, on {len(outcome.again.nodes)} node(s)"
+            how = f"from their newest state, on {len(outcome.next_nodes)} node(s)"
         else:
             restarts += 1
             how = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
         say(f"starting all ranks again, {how}")
         for number, channel in channels.items():
-            if number not in outcome.again.nodes:
+            if number not in outcome.next_nodes:
                 channel.close()
-        nodes = [nodes[number] for number in outcome.again.nodes]
+        nodes = [nodes[number] for number in outcome.next_nodes]
 
 
-class Meeting:
-    """Meet the other nodes' launchers, in a thread while torch is imported. The thread ends before any fork."""
-
-    def __init__(self, allocation: StepAllocation, key: bytes) -> None:
-        self.nodes: list[JobNode] = []
-        """On node 0: all nodes, in order."""
-        self._hub: Channel | None = None
-        self._error: PolluxAgentError | None = None
-        self._thread: threading.Thread | None = None
-        if allocation.num_nodes > 1:
-            self._thread = threading.Thread(target=self._meet, args=(allocation, key), daemon=True)
-            self._thread.start()
-        else:
-            self.nodes = [JobNode(allocation.workers, host())]
-
-    def outcome(self) -> list[Channel]:
-        """The channels to the others: on node 0 to all, elsewhere to node 0. Raises RankLost and LaunchError."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return [
-            channel for channel in (self._hub, *(node.channel for node in self.nodes)) if channel is not None
-        ]
-
-    def _meet(self, allocation: StepAllocation, key: bytes) -> None:
-        # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
-        # which the main thread has blocked by then: SIGIO of the channels would end the process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        ports = candidate_ports(key)
-        try:
-            if allocation.node_rank == 0:
-                others = gather(listen(ports), key, allocation.num_nodes)
-                self.nodes = [JobNode(allocation.workers, host()), *others]
-            else:
-                hello = Hello(allocation.node_rank, allocation.workers, host())
-                self._hub = join(node_address(allocation.first_node), ports, key, hello)
-        except PolluxAgentError as error:
-            self._error = error
-        except Exception as error:
-            # Any error ends this node: without the other launchers it would train alone, as if it were the whole job.
-            self._error = LaunchError(f"the launchers could not meet: {type(error).__name__}: {error}")
+def signal_arrivals(link: Link) -> None:
+    """Have the kernel send this process SIGIO when something comes. See fcntl(2): F_SETOWN, O_ASYNC."""
+    fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(link, fcntl.F_GETFL)
+    fcntl.fcntl(link, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None) -> bytes:

@@ -1,10 +1,7 @@
-"""Connect a launcher and its workers, so that nodes leave in order.
+"""Rank 0's end of the connection to its launcher, so that nodes leave in order.
 
-Each worker inherits one end of a socket pair. POLLUX_LAUNCHER_FD names this end as "DESCRIPTOR:PID". Rank 0 sends
-Announce and AwaitLeavers. The launcher of node 0 answers Taken or Refused, and sends NodesLeft as launchers end (see
-`messages`).
-
-Without an announcement, an exit status of 76 is an ordinary failure: scripts may use it, too.
+Each worker inherits the end. POLLUX_LAUNCHER_FD names it as "DESCRIPTOR:PID". Without an announcement, an exit status
+of 76 is an ordinary failure: scripts may use it, too.
 """
 
 from __future__ import annotations
@@ -15,14 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from pollux.errors import LaunchError
-from pollux.launcher.channel import Channel
-from pollux.launcher.messages import (
-    AnnounceMove,
-    AwaitLeavers,
-    NodesLeft,
-    Refused,
-    Taken,
-)
+from pollux.launcher.messages import AnnounceMove, Answer, AwaitLeavers, Channel, NodesLeft
 from pollux.ranks.links import Link
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
@@ -30,14 +20,14 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class LauncherLine:
-    """The worker's end; rank 0 uses it. One thread at a time may."""
+    """Announces moves, and waits for nodes that leave. One thread at a time may use it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._gone: set[str] = set()
-        self._announced = 0
         self._answers: dict[int, str] = {}
         """The launcher's answers to announcements: "" where it took them, else why not."""
+        self._announced = 0
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> LauncherLine | None:
@@ -51,16 +41,8 @@ class LauncherLine:
         except OSError:  # the script has closed it
             return None
 
-    def announce(
-        self,
-        move: int,
-        leaving: Collection[str],
-        *,
-        lent: int = 0,
-    ) -> None:
-        """Announce that these nodes' ranks are about to end.
-
-        Call it before any of them does.
+    def announce(self, move: int, leaving: Collection[str], *, lent: int = 0) -> None:
+        """Announce that these nodes' ranks are about to end, before any of them does.
 
         `leaving` are Slurm's names of nodes; names outside of this step (a companion's nodes) are ignored. A move that
         removes no node (a growth) is announced, too: the launcher then forgets earlier failures. After the move, the
@@ -72,8 +54,7 @@ class LauncherLine:
         while move not in self._answers:
             if not self._take(deadline):
                 raise LaunchError(f"the launcher gave no answer to move {move}")
-        why = self._answers.pop(move)
-        if why:
+        if why := self._answers.pop(move):
             raise LaunchError(f"the launcher does not take move {move}: {why}")
         self._announced = move
 
@@ -85,9 +66,6 @@ class LauncherLine:
             pass
         return wanted & self._gone
 
-    def close(self) -> None:
-        self._channel.close()
-
     def _take(self, deadline: float) -> bool:
         """Take in one message. False where none came in time."""
         match self._channel.receive(max(deadline - time.monotonic(), 0.0)):
@@ -95,14 +73,6 @@ class LauncherLine:
                 return False
             case NodesLeft(names):
                 self._gone.update(names)
-            case Taken(move):
-                self._answers[move] = ""
-            case Refused(move, why):
-                self._answers[move] = why or "no reason given"
+            case Answer(move, why):
+                self._answers[move] = why
         return True
-
-
-def open_line() -> tuple[Channel, socket.socket]:
-    """A new connection: (the launcher's end, rank 0's). Neither outlives an exec."""
-    ours, theirs = socket.socketpair()
-    return Channel(Link(ours)), theirs

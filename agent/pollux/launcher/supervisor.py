@@ -9,44 +9,27 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Set
 
-from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import Parent
-from pollux.launcher.machine import step
+from pollux.launcher.machine import Graces, Machine, Outcome, StartTerms
 from pollux.launcher.messages import (
     AnnounceMove,
+    Answer,
     AwaitLeavers,
+    Channel,
     EndWorkers,
     Leave,
     Message,
+    NodesLeft,
+    Order,
     Over,
     Signalled,
     Start,
     Stop,
     WorkerEnded,
 )
-from pollux.launcher.state import (
-    Event,
-    Failure,
-    Finish,
-    FromNode,
-    FromRank0,
-    Graces,
-    NodeGone,
-    Now,
-    Outcome,
-    ParentGone,
-    Resized,
-    StartTerms,
-    Tell,
-    TellRank0,
-    Tick,
-    begin,
-)
 from pollux.launcher.workers import NodeWorkers, Notes, kill_descendants
-from pollux.ranks.node_memory import NodeMemory
 
 ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO}
@@ -63,94 +46,88 @@ def watch(due: Callable[[], float]) -> Iterator[int]:
         number = 0 if taken is None else taken.si_signo
 
 
-@dataclass
 class Supervisor:
-    """Node 0's: carries out what `machine` decides."""
+    """Node 0's: tells `machine` what happens, and carries out what it decides."""
 
-    terms: StartTerms
-    resized: Resized
-    """Of the starts before."""
-    workers: NodeWorkers
-    channels: Mapping[int, Channel]
-    """To the other launchers, by node."""
-    rank_0: Channel | None = None
-    """To this node's first worker."""
-    parent: Parent | None = None
-    """The job whose companion this one is: the ranks that it lends may leave at any time."""
-    memory: NodeMemory | None = None
+    def __init__(
+        self,
+        terms: StartTerms,
+        workers: NodeWorkers,
+        channels: Mapping[int, Channel],
+        rank_0: Channel | None = None,
+        parent: Parent | None = None,
+        restores: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`channels` lead to the other launchers, by node, and `rank_0` to this node's first worker.
 
-    def __post_init__(self) -> None:
-        self._state = begin(self.terms, self.resized)
-        self._outcome: Outcome | None = None
+        `parent`: the job whose companion this one is.
+        """
+        self.machine = Machine(terms, self._tell, self._answer, restores)
+        self._workers, self._channels, self._rank_0, self._parent = workers, channels, rank_0, parent
         self._lost: set[int] = set()
-
-    @property
-    def moved(self) -> bool:
-        """Whether rank 0 has announced a move in this start."""
-        return self._state.move_id > 0
-
-    @property
-    def odd(self) -> Failure | None:
-        """The first worker that a move was to end, and that failed otherwise."""
-        return self._state.odd
 
     def wait(self) -> Outcome:
         """Wait until all workers have ended, and return how."""
+        machine = self.machine
         for number in watch(self._due):
-            for event in self._events(number):
-                self._feed(event)
-                if self._outcome is not None:
-                    if self._outcome != Outcome():
+            for _ in self._events(number):
+                machine.conclude()
+                if machine.outcome is not None:
+                    if machine.outcome.failure is not None or machine.outcome.ended_by:
                         kill_descendants()
-                    return self._outcome
+                    return machine.outcome
         raise AssertionError
 
     def _due(self) -> float:
-        decide_by = self._state.decide_by
-        return self.workers.due if decide_by is None else min(self.workers.due, decide_by)
+        decide_by = self.machine.decide_by
+        return self._workers.due if decide_by is None else min(self._workers.due, decide_by)
 
-    def _events(self, number: int) -> Iterator[Event]:
-        """Return the events since the last call."""
-        ended = self.workers.reap()
+    def _events(self, number: int) -> Iterator[None]:
+        """Tell the machine what has happened since the last call, one event at a time."""
+        machine, ended = self.machine, self._workers.reap()
         # An announcement came before the worker ended that it explains.
-        for message in () if self.rank_0 is None else self.rank_0.pending():
-            if isinstance(message, AnnounceMove | AwaitLeavers):
-                yield FromRank0(message)
-        for node, channel in self.channels.items():
+        for message in () if self._rank_0 is None else self._rank_0.pending():
+            match message:
+                case AnnounceMove():
+                    machine.announced(message)
+                case AwaitLeavers():
+                    machine.awaited(message)
+            yield
+        for node, channel in self._channels.items():
             for message in channel.pending():
-                if isinstance(message, WorkerEnded | Signalled):
-                    yield FromNode(node, message)
+                match message:
+                    case WorkerEnded():
+                        machine.worker_ended(node, message)
+                    case Signalled():
+                        machine.signalled(node, message)
+                yield
         for end in ended:
-            yield FromNode(0, end)
+            machine.worker_ended(0, end)
+            yield
         if number in ENDING:
-            self.workers.stop(number, self.terms.graces.after(number))
-            yield FromNode(0, Signalled(number))
-        for node, channel in self.channels.items():
+            self._workers.stop(number, machine.terms.graces.after(number))
+            machine.signalled(0, Signalled(number))
+            yield
+        for node, channel in self._channels.items():
             if not channel.open and node not in self._lost:
                 self._lost.add(node)
-                yield NodeGone(node)
-        if self.parent is not None and self.parent.gone():
-            yield ParentGone()
-        self.workers.end_what_is_due()
-        yield Tick()
+                machine.node_gone(node)
+                yield
+        if self._parent is not None and self._parent.gone():
+            machine.parent_gone()
+        self._workers.end_what_is_due()
+        yield
 
-    def _feed(self, event: Event) -> None:
-        terms = self.terms
-        if self.memory is not None:
-            terms = replace(terms, recovers=self.memory.restores)
-        self._state, actions = step(terms, self._state, event, Now(time.monotonic(), time.time()))
-        for action in actions:
-            match action:
-                case Tell(nodes, order):
-                    for node in sorted(nodes):
-                        if node:
-                            self.channels[node].send(order)
-                        else:
-                            obey(self.workers, order, terms.graces)
-                case TellRank0(message) if self.rank_0 is not None:
-                    self.rank_0.send(message)
-                case Finish(outcome):
-                    self._outcome = outcome
+    def _tell(self, nodes: Set[int], order: Order) -> None:
+        for node in sorted(nodes):
+            if node:
+                self._channels[node].send(order)
+            else:
+                obey(self._workers, order, self.machine.terms.graces)
+
+    def _answer(self, message: Answer | NodesLeft) -> None:
+        if self._rank_0 is not None:
+            self._rank_0.send(message)
 
 
 def obey(workers: NodeWorkers, order: Message, graces: Graces) -> None:

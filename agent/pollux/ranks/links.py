@@ -261,3 +261,30 @@ def connect(
     if isinstance(why, NotAuthentic | ConnectionResetError):
         raise NoAnswer(f"port {port}: its listener is not this job's", refused=False) from why
     raise NoAnswer(f"port {port}: {why.strerror or why}", refused=all(refused)) from why
+
+
+def reach(
+    address: str,
+    ports: Sequence[int],
+    key: bytes,
+    purpose: str,
+    patience: float,
+    hello: bytes = b"{}",
+    *,
+    insists: bool = False,
+) -> Link:
+    """Connect as `connect` does, and try again for `patience` seconds.
+
+    A refused connection ends it, unless this side `insists`: the listener is still to come. Raises NoAnswer.
+    """
+    deadline, pause = time.monotonic() + patience, 0.02
+    while True:
+        try:
+            left = deadline - time.monotonic()
+            return connect(address, ports, key, purpose, hello, min(max(left, 0.1), HANDSHAKE_S))
+        except NoAnswer as error:
+            left = deadline - time.monotonic()
+            if left <= 0 or (error.refused and not insists):
+                raise
+        time.sleep(min(pause, left))
+        pause = min(pause * 2, 1.0)

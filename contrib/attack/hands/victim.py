@@ -25,6 +25,7 @@ from datetime import timedelta
 from typing import Any
 
 from pollux.launcher import meeting as launchers_meeting
+from pollux.launcher.messages import Hello
 from pollux.ranks import links
 from pollux.ranks.rank_store import RemoteStore, Server
 
@@ -100,7 +101,7 @@ def launchers(seconds: float, ports: list[int]) -> None:
     tell(listener.getsockname()[1])
     taken = [listener.getsockname()[1]]
 
-    hello = launchers_meeting.Hello(1, 1, "n1")
+    hello = Hello(1, 1, "n1")
 
     def come() -> None:
         time.sleep(2.0)

@@ -23,7 +23,7 @@ PATIENCE_S = 100.0
 LAUNCHER = """
 import sys
 from pollux.launcher import launch
-from pollux.launcher.state import Graces
+from pollux.launcher.machine import Graces
 graces = {name: float(value) for name, _, value in (each.partition("=") for each in sys.argv.pop(1).split())}
 imports = {} if sys.argv.pop(1) == "torch" else {"preload": ()}
 launch.main(["run", *sys.argv[1:]], graces=Graces(**graces), **imports)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pollux.launcher import meeting
+from pollux.launcher.machine import Graces, Outcome, StartTerms
 from pollux.launcher.node import WORKERS_OWN
-from pollux.launcher.state import Graces, Outcome, Resized, StartTerms
 from pollux.launcher.supervisor import WATCHED, Supervisor
 from pollux.launcher.workers import NodeWorkers, Notes, start_worker
 
@@ -66,7 +66,7 @@ def run_workers(*bodies: Callable[[], int], graces: Graces = SHORT) -> Outcome:
     }
     workers = NodeWorkers(running, notes, "here", graces.term)
     terms = StartTerms((len(bodies),), ("here",), graces=graces)
-    return Supervisor(terms, Resized(), workers, {}).wait()
+    return Supervisor(terms, workers, {}).wait()
 
 
 def succeed() -> int:

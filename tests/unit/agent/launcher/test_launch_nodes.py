@@ -14,11 +14,9 @@ import pytest
 
 from pollux.errors import LaunchError, RankLost
 from pollux.launcher import meeting, node, supervisor
-from pollux.launcher.channel import Channel
 from pollux.launcher.companion_file import CompanionFile
-from pollux.launcher.meeting import Hello
-from pollux.launcher.messages import Leave, Over
-from pollux.launcher.state import Graces
+from pollux.launcher.machine import Graces
+from pollux.launcher.messages import Channel, Hello, Leave, Over, pack
 from pollux.launcher.supervisor import Follower
 from pollux.launcher.workers import NodeWorkers, Notes
 from pollux.ranks.links import Link
@@ -188,10 +186,9 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
     def fail(*_: object, **__: object) -> None:
         raise TypeError("comparing strings with non-ASCII characters is not supported")
 
-    monkeypatch.setattr(node, "gather", fail)
-    monkeypatch.setattr(node, "listen", fail)
+    monkeypatch.setattr(meeting, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        node.Meeting(StepAllocation(num_nodes=2), b"key").outcome()
+        meeting.Meeting(StepAllocation(num_nodes=2), b"key", "n0", set()).nodes()
 
 
 def test_idle_strangers_do_not_delay_the_meeting() -> None:
@@ -238,12 +235,12 @@ def test_idle_strangers_do_not_extend_the_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b'{"node": 0, "workers": 1, "name": ""}', b'{"node": 2, "workers": 1, "name": ""}',
-             b'{"node": 1, "workers": 0, "name": ""}', b'{"node": true, "workers": 1, "name": ""}',
-             b'{"node": 1, "workers": 1}', b"[" * 4000]
+    "text", [b"", pack(Hello(0, 1, "")), pack(Hello(2, 1, "")), pack(Hello(1, 0, "")), pack(Leave()),
+             pack(Hello(True, 1, "")), b"[" * 4000]
 )  # fmt: skip
 def test_a_launcher_that_says_nonsense_of_itself_is_not_taken(text: bytes) -> None:
-    assert Hello.parse(text, 2) is None
+    assert meeting.parse_hello(pack(Hello(1, 1, "")), 2) == Hello(1, 1, "")
+    assert meeting.parse_hello(text, 2) is None
 
 
 def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
