@@ -1,6 +1,7 @@
 """Run every attack; write attack-out/attacks.json and attacks.md.
 
-The exit status is 1 if an attack succeeds, or fails without the defence too.
+The exit status is 1 if an attack succeeds, or fails without the defence too. An attack succeeds, too, where polluxd's
+own watch finds GPUs that idle beside a waiting job while the defence is on.
 
 python -m contrib.attack [--only WORD] [--theme NAME] [--out FOLDER]
 """
@@ -19,6 +20,7 @@ from contrib.attack.private import site
 from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.rents import SETTINGS
 from contrib.attack.site import Site
+from contrib.devcluster.polluxd import idle_notes
 from polluxd.printable import printable
 
 THEMES = (
@@ -48,7 +50,11 @@ def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
 
 def row_of(attack: Attack, place: Site) -> dict[str, str]:
     """Attack without the defence and with it; return the row of the result."""
-    without, with_it = (tried(attack, place, defended=defended) for defended in (False, True))
+    without = tried(attack, place, defended=False)
+    since = time.time()
+    with_it = tried(attack, place, defended=True)
+    for note in idle_notes(place.store, since)[-1:]:
+        with_it = Outcome(True, f"{with_it.evidence}; polluxd's own watch: {note}")
     evidence = f"with the defence: {with_it.evidence} | without: {without.evidence}"
     if not without.succeeded:
         evidence = f"proves nothing, it fails without the defence too. {evidence}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 
 from contrib import browser, devcluster
 from contrib.devcluster import DevCluster
-from contrib.devcluster.polluxd import BIN
-from polluxd.apply.idle_watch import PREFIX as IDLE
+from contrib.devcluster.polluxd import BIN, idle_notes
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
@@ -124,8 +122,7 @@ class Database:
 
     def idle_notes(self, since: float) -> list[str]:
         """Return what polluxd's watch said since a POSIX time of GPUs that idled beside a waiting job."""
-        cycles = self._open().cycles_between(since, time.time())
-        return [cycle.note for cycle in cycles if IDLE in cycle.note]
+        return idle_notes(self._open(), since)
 
     def moves(self) -> list[Move]:
         """Return the completed moves in order; a first placement is no move."""

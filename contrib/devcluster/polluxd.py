@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from polluxd.apply.idle_watch import PREFIX as IDLE
+from polluxd.store import Store
 
 from .cluster import DevCluster
 from .configuration import write_configuration
@@ -72,3 +76,8 @@ class Polluxd(Daemon):
             cwd="/",
             **self.identity,  # type: ignore[call-overload]
         )
+
+
+def idle_notes(store: Store, since: float) -> list[str]:
+    """Return what polluxd's own watch has said since a POSIX time of GPUs that idled beside a waiting job."""
+    return [cycle.note for cycle in store.cycles_between(since, time.time()) if IDLE in cycle.note]

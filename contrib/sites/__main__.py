@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contrib.devcluster import DevClusterError
+from contrib.devcluster.polluxd import idle_notes
 from contrib.sites.cases import CASES, Case
 from contrib.sites.control import play
 from contrib.sites.place import Place, place
-from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.printable import printable
 
 SEEDS = "1-10"
@@ -76,8 +76,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
     idle, control = site.idle.measured, site.control.idle.measured
     if idle.longest_s > _LONGEST_IDLE_S:
         wrong.append(f"GPUs that a job could use were idle for {idle.longest_s:.0f} s")
-    watched = [c.note for c in site.store.cycles_between(started, time.time()) if IDLE in c.note]
-    if watched:
+    if watched := idle_notes(site.store, started):
         wrong.append(f"polluxd's own watch: {watched[-1]}")
     if wrong:
         told, result = "; ".join([told, *wrong]), "failed"

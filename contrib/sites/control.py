@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevClusterError
+from contrib.devcluster.polluxd import idle_notes
 from contrib.sites.generated import STREAM_S, Act, DrawnSite, draw
 from contrib.sites.idle import Measured
 from contrib.sites.place import Place, place
-from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.printable import printable
 
 LEASE_S = 20
@@ -105,8 +105,7 @@ def _both(drawn: DrawnSite, folders: list[Path]) -> tuple[Run, Run, list[str]]:
         beside = _run(site, drawn, beside=True)
         without = plain.result()
         wrong = compare(drawn, without, beside)
-        notes = [c.note for c in site.store.cycles_between(since, time.time()) if IDLE in c.note]
-        wrong += [f"polluxd's own watch: {notes[-1]}"] if notes else []
+        wrong += [f"polluxd's own watch: {note}" for note in idle_notes(site.store, since)[-1:]]
         log = (site.folder / "polluxd.log").read_text()
         wrong += ["polluxd had a fault of its own"] if "Traceback" in log else []
         return without, beside, wrong
