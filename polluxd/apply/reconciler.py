@@ -192,8 +192,7 @@ class Reconciler:
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
             self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
-            idle = jobs.keys() - self._acted_on.keys() - self.contenders.jobs
-            self._sizes.restore(job for job_id, job in jobs.items() if job_id in idle)
+            self._sizes.restore(jobs, jobs.keys() - self._acted_on.keys() - self.contenders.jobs)
         if not (moves or paused):
             self._resizer.tidy(seen, reports, set())
             return self._resizer.sweep(seen.orphans)

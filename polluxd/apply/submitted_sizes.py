@@ -7,7 +7,7 @@ the job as it stands in Slurm's record: without this it would wait for the nodes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 
 from polluxd.apply.placed import geometry
 from polluxd.errors import SlurmRefused
@@ -37,11 +37,19 @@ class SubmittedSizes:
         """Take in that polluxd writes another size into the job."""
         self._own[job_id] = -1
 
-    def restore(self, jobs: Iterable[SlurmJob]) -> None:
-        """Write the users' sizes into these jobs, which wait and which no move brings anywhere."""
-        waiting = [job for job in jobs if job.state is JobState.PENDING and not job.tasks]
-        alive = {job.job_id for job in waiting}
-        self._own = {job_id: attempt for job_id, attempt in self._own.items() if job_id in alive}
+    def restore(self, jobs: Mapping[int, SlurmJob], still: Collection[int]) -> None:
+        """Write the users' sizes into the jobs that wait.
+
+        Args:
+            jobs: all of them, by id.
+            still: jobs that no move brings anywhere.
+        """
+        self._own = {job_id: attempt for job_id, attempt in self._own.items() if job_id in jobs}
+        waiting = [
+            job
+            for job_id, job in jobs.items()
+            if job_id in still and job.state is JobState.PENDING and not job.tasks
+        ]
         # A job that never started has the size of its submission, unless this process has changed that.
         due = [job for job in waiting if self._own.get(job.job_id, 0) != job.restart_count]
         for job in due[:CALLS]:
