@@ -103,8 +103,8 @@ clean: ## remove what the targets made, the virtual environment excepted
 doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults, each with its remedy (6 minutes)
 	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
 
-sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/
-	@$(PYTHON) -m contrib.sites $(if $(SEED),--seeds $(SEED))
+sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/, tests/benchmarks/sites.md
+	@$(PYTHON) -m contrib.sites --page tests/benchmarks/sites.md $(if $(SEED),--seeds $(SEED))
 
 cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (60) seconds long (root; 20 minutes); cloud-out/
 	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),60)

@@ -5,7 +5,7 @@ node that nobody uses drained and resumed, in turn.
 
 Then ten sites that seeds draw (`generated`), each played without polluxd and beside it (`control`).
 
-python -m contrib.sites [--only WORD ...] [--seeds FIRST-LAST] [--out FOLDER]
+python -m contrib.sites [--only WORD ...] [--seeds FIRST-LAST] [--out FOLDER] [--page FILE]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from contrib.devcluster import DevClusterError
 from contrib.devcluster.polluxd import idle_notes
 from contrib.sites.cases import CASES, Case
 from contrib.sites.control import play
+from contrib.sites.page import with_row
 from contrib.sites.place import Place, place
 from polluxd.printable import printable
 
@@ -115,11 +117,19 @@ def play_cases(cases: Sequence[Case], done: Callable[[dict[str, object]], None])
             shutil.rmtree(each.folder.parent)
 
 
+def commit() -> str:
+    """Return the short hash of the commit that plays; empty where git is missing, as in a Debian root."""
+    git = shutil.which("git")
+    words = [git or "", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() if git else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contrib.sites", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="cases with one of these words in their name")
     parser.add_argument("--seeds", help="generated sites alone: one seed, or FIRST-LAST")
     parser.add_argument("--out", type=Path, default=Path("sites-out"))
+    parser.add_argument("--page", type=Path, help="page whose rows of the drawn sites are replaced")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
@@ -138,7 +148,11 @@ def main() -> int:
     if arguments.seeds is not None or arguments.only == [""]:
         first, _, last = (arguments.seeds or SEEDS).partition("-")
         for seed in range(int(first), int(last or first) + 1):
-            done(play(seed))
+            row = play(seed)
+            done(row)
+            if arguments.page is not None:
+                former = arguments.page.read_text() if arguments.page.exists() else ""
+                arguments.page.write_text(with_row(former, row, commit()))
     failed = [str(row["case"]) for row in rows if row["result"] != "ok"]
     if failed:
         print(

@@ -9,6 +9,7 @@ import pytest
 from contrib.sites.control import TOLERANCE_S, Run, compare
 from contrib.sites.generated import DrawnJob, draw
 from contrib.sites.idle import Measured, Seen, Wish
+from contrib.sites.page import read_rows, with_row
 
 NO_CAUSE = "waits for GPUs; it needs at least 1 GPU, but every GPU is worth more elsewhere"
 
@@ -62,3 +63,17 @@ def test_idle_seconds_and_first_starts_are_those_of_the_job() -> None:
     measured.note([Seen(7, "RUNNING", 2), Seen(8, "PENDING", 4)], {"n1": 1}, 2.0)
     assert set(measured.first_runs) == {7}
     assert measured.idle_s == {7: 2.0}
+
+
+def test_a_replay_replaces_its_row_of_the_page() -> None:
+    row = {"seed": 12, "slurm": "22.05.8", "result": "failed", "what_the_user_saw": "j1 | lost"}
+    page = with_row("", row, "aaaa")
+    page = with_row(
+        page, {**row, "seed": 2, "idle_gpu_s_beside_waiting": 7.6, "idle_gpu_s_in_control": 2.0}, "b"
+    )
+    page = with_row(page, {**row, "result": "ok"}, "cccc")
+    assert list(read_rows(page).items()) == [
+        (("22.05.8", 2), ("failed: j1 / lost", "8", "2", "0", "b")),
+        (("22.05.8", 12), ("ok", "0", "0", "0", "cccc")),
+    ]
+    assert "1 of 2 plays are ok. In all, 8 GPU-seconds" in page
