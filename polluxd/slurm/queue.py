@@ -1,8 +1,7 @@
 """Read `squeue` through one format for Slurm 22.05 to 26.05.
 
-No field that decides anything is a user's text. Names, which users choose, are asked for by a second call and are only
-shown. Both calls separate fields by a random word: `squeue` gets it through its environment, which other users cannot
-read, so nothing that a user wrote can end a field or a record.
+A random word separates the fields: `squeue` gets it through its environment, which other users cannot read, so nothing
+that a user wrote, such as the name of a job, can end a field or a record.
 
 A job holds on each of its nodes the GPUs that it asked for per node: Slurm grants exactly these. No version of squeue
 shows the allocation itself; `node_records.attribute` works it out for jobs that asked in another way.
@@ -37,7 +36,7 @@ from polluxd.slurm.node_lists import node_names
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.states import job_state
 
-_DECIDING = (
+_FIELDS = (
     "JobID",
     "ArrayJobID",
     "ArrayTaskID",
@@ -70,8 +69,8 @@ _DECIDING = (
     "tres-alloc",
     "Licenses",
     "admin_comment",
+    "Name",
 )
-_NAMES = ("JobID", "Name")
 _FIRST_LETTER = frozenset({"Dependency"})
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
@@ -80,7 +79,6 @@ _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
 _MEMORY = re.compile(r"(?:^|,)mem=(\d{1,12}(?:\.\d{1,6})?)([KMGTP]?)(?:,|$)")
 _MEGABYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 BAD_CONSTRAINTS = "BadConstraints"
-_JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +116,8 @@ class Query:
 
 
 def jobs_query() -> Query:
-    """Ask for all that decisions depend on."""
-    return Query(_DECIDING, *_words())
-
-
-def names_query() -> Query:
-    """Ask for the names of jobs, which are only shown."""
-    return Query(_NAMES, *_words())
-
-
-def _words() -> tuple[str, str]:
-    """Two random words that users cannot know."""
-    return f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>"
+    """Ask for all that polluxd knows of jobs, with words that users cannot know."""
+    return Query(_FIELDS, f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>")
 
 
 class Record(NamedTuple):
@@ -240,12 +228,6 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
-def parse_names(text: str, query: Query) -> dict[int, str]:
-    """Read the answer to `names_query`. Raises SlurmGarbled."""
-    rows = [record.split(query.separator) for record in query.records(text)]
-    return {int(row[0]): row[1] for row in rows if len(row) == 2 and _JOB_ID.fullmatch(row[0])}
-
-
 def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
     """Read a job.
 
@@ -258,12 +240,12 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
     asked = _per_node(record)
     held = asked if asked is not None or len(nodes) != 1 else _in_all(record)
     holding = nodes if state in _MAY_HOLD else ()
-    submitted = _time(record, "SubmitTime") or 0.0
+    submitted, array = _time(record, "SubmitTime") or 0.0, _array(record)
     cpus = ceil(_number(record, "NumCPUs") / max(len(nodes), 1))
     return (
         SlurmJob(
             job_id=_number(record, "JobID"),
-            name="",
+            name=f"{record['Name']} {array[0]}_{array[1]}" if array else record["Name"],
             user=intern(_text(record, "UserName")),
             uid=_number(record, "UserID"),
             account=intern(_text(record, "Account")),
@@ -296,7 +278,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             companion=directives.companion if directives else None,
             mem_per_gpu_mb=_memory_per_gpu(record, asked),
             tres=_tres(record["tres-alloc"]),
-            array=_array(record),
+            array=array,
             priority=_number(record, "PriorityLong"),
             planned_nodes=node_names(record["SchedNodes"]) if pending else (),
             licenses=parse_requested_licenses(_text(record, "Licenses")),

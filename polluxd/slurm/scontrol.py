@@ -24,7 +24,7 @@ from polluxd.slurm.least_sizes import with_least_sizes
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
-from polluxd.slurm.queue import Known, Query, Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import Known, Query, jobs_query, parse_jobs
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
 from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory, without_memory
@@ -72,10 +72,6 @@ class ScontrolClient:
         self._rarely = RarelyAsked(self._run, clock)
         self._known = Known(jobs_query().separator)
         """Of the last answer."""
-        self._names: Mapping[tuple[int, float], str] = {}
-        """By job id and first submission: Slurm uses ids again."""
-        self._shown: Mapping[int, tuple[SlurmJob, SlurmJob]] = {}
-        """By job id: a job of ours as it was read, and with its name."""
         # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
         # zone and its daylight saving.
         dropped = ("SLURM_", "SBATCH_", "SCANCEL_", "SQUEUE_", "SINFO_")
@@ -135,7 +131,7 @@ class ScontrolClient:
         wanted = set(job_ids)
         if len(job_ids) > 1:
             return {job.job_id: job for job in self._all_jobs() if job.job_id in wanted}
-        return {job.job_id: job for job in self._learn(self._read_job(job_ids[0])) if job.job_id in wanted}
+        return {job.job_id: job for job in self._learn(self._read_jobs(job_ids[0])) if job.job_id in wanted}
 
     def requeue(self, job_id: int) -> None:
         self._must_be_ours([job_id])
@@ -249,59 +245,35 @@ class ScontrolClient:
 
     def _read_all(self) -> tuple[tuple[SlurmJob, ...], tuple[Node, ...], Mapping[str, str]]:
         """Jobs, nodes, and the records that could not be understood."""
-        queue = self._queue()
-        records = parse_nodes(self._run("scontrol", "--local", "-a", "-o", "-d", "show", "node"))
+        query = jobs_query()
+        shown_jobs, shown_nodes = self._ask_all(query)
+        queue = parse_jobs(shown_jobs, query, self._known)
+        self._known = self._known._replace(records=queue.records)
+        records = parse_nodes(shown_nodes)
         jobs, nodes, unknown = attribute(queue, records)
-        return self._named(jobs), nodes, {**queue.unreadable, **records.unreadable, **unknown}
+        return jobs, nodes, {**queue.unreadable, **records.unreadable, **unknown}
 
-    def _read_jobs(self) -> tuple[SlurmJob, ...]:
-        queue = self._queue()
-        # What a scattered job holds is known from the nodes alone.
-        return self._read_all()[0] if queue.scattered else self._named(queue.jobs)
-
-    def _read_job(self, job_id: int) -> tuple[SlurmJob, ...]:
-        """The job; none where Slurm has forgotten it."""
+    def _read_jobs(self, job_id: int | None = None) -> tuple[SlurmJob, ...]:
+        """All jobs, or one; none where Slurm has forgotten it."""
+        query = jobs_query()
         try:
-            queue = self._queue(f"--jobs={job_id}")
+            queue = parse_jobs(self._ask_jobs(query, job_id), query, self._known)
         except SlurmRefused as error:
-            if _UNKNOWN_JOB.search(str(error)):
+            if job_id is not None and _UNKNOWN_JOB.search(str(error)):
                 return ()
             raise
-        return self._read_all()[0] if queue.scattered else self._named(queue.jobs)
+        # What a scattered job holds is known from the nodes alone.
+        return self._read_all()[0] if queue.scattered else queue.jobs
 
-    def _queue(self, *options: str) -> Queue:
-        query = jobs_query()
-        queue = parse_jobs(self._squeue(query, *options), query, self._known)
-        if not options:
-            self._known = self._known._replace(records=queue.records)
-        return queue
+    def _ask_all(self, query: Query) -> tuple[str, str]:
+        """Return what Slurm shows of all jobs and of all nodes."""
+        return self._ask_jobs(query), self._run("scontrol", "--local", "-a", "-o", "-d", "show", "node")
 
-    def _squeue(self, query: Query, *options: str) -> str:
-        arguments = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *options)
-        return self._run(*arguments, environment={"SQUEUE_FORMAT2": query.format})
-
-    def _named(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
-        """The jobs with their names, which are only shown."""
-        ours = {(job.job_id, job.submit_time) for job in jobs if job.spec is not None}
-        if not ours <= self._names.keys():
-            query = names_query()
-            found = parse_names(self._squeue(query), query)
-            known = {
-                (job.job_id, job.submit_time): found.get(job.job_id, "")
-                for job in jobs
-                if job.spec is not None
-            }
-            self._names = {**self._names, **known} if len(jobs) == 1 else known
-        before, shown = self._shown, dict[int, tuple[SlurmJob, SlurmJob]]()
-        for job in jobs:
-            if job.spec is not None:
-                kept = before.get(job.job_id)
-                name = self._names[job.job_id, job.submit_time]
-                again = kept is not None and kept[0] is job and kept[1].name == _shown(job, name)
-                shown[job.job_id] = kept if kept and again else (job, replace(job, name=_shown(job, name)))
-        if len(jobs) != 1:
-            self._shown = shown
-        return tuple(shown[job.job_id][1] if job.spec is not None else job for job in jobs)
+    def _ask_jobs(self, query: Query, job_id: int | None = None) -> str:
+        """Return what Slurm shows of all jobs, or of one."""
+        one = () if job_id is None else (f"--jobs={job_id}",)
+        command = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *one)
+        return self._run(*command, environment={"SQUEUE_FORMAT2": query.format})
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten
@@ -362,11 +334,6 @@ class ScontrolClient:
         if done.returncode == 0:
             return done.stdout
         raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
-
-
-def _shown(job: SlurmJob, name: str) -> str:
-    """The name, with the task's number as squeue shows it."""
-    return f"{name} {job.array[0]}_{job.array[1]}" if job.array is not None else name
 
 
 def _to_come_again(jobs: Sequence[SlurmJob], nodes: Sequence[Node]) -> frozenset[int | str]:

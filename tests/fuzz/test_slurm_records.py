@@ -7,7 +7,6 @@ sense costs no other record.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,13 +16,9 @@ from polluxd.model import JobState
 from polluxd.slurm.limits import parse_limits
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.pyslurm_records import read_cluster
-from polluxd.slurm.queue import jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import jobs_query, parse_jobs
 from polluxd.slurm.rules import parse_licenses, parse_partitions, parse_reservations
 from polluxd.slurm.topology import parse_topology
-from tests.fuzz.json_values import json_values
-from tests.unit.slurm.pyslurm_records import JOB as PYSLURM_JOB
-from tests.unit.slurm.pyslurm_records import NODE as PYSLURM_NODE
 from tests.unit.slurm.scontrol_output import (
     ALICE,
     BIG,
@@ -37,7 +32,7 @@ from tests.unit.slurm.scontrol_output import (
 )
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
 
-JOBS, NAMES = jobs_query(), names_query()
+JOBS = jobs_query()
 
 ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 NUMBERS = st.sampled_from(
@@ -135,14 +130,6 @@ def test_any_answer_of_squeue_is_read_or_refused(text: str) -> None:
         assert_sensible(job)
 
 
-@given(st.lists(st.tuples(VALUES, ANYTHING), max_size=3))
-@example([("²", "x"), ("9" * 5000, "y")])
-def test_names_are_read_or_left_out(pairs: list[tuple[str, str]]) -> None:
-    sound = {"JobID": "4711", "Name": "mine"}
-    text = squeue([*({"JobID": number, "Name": name} for number, name in pairs), sound], NAMES.format)
-    assert parse_names(text, NAMES)[4711] == "mine"
-
-
 @given(changed_texts(PARTITION, RESERVATION), changed_texts(RESERVATION, PARTITION), VALUES)
 def test_rules_are_read_or_named(partitions: str, reservations: str, licenses: str) -> None:
     try:
@@ -187,24 +174,3 @@ def test_a_topology_is_read_or_refused(text: str) -> None:
         parse_topology(text)
     except SlurmGarbled:
         return
-
-
-@given(
-    st.dictionaries(st.sampled_from(sorted(PYSLURM_JOB)), json_values | VALUES, max_size=3),
-    st.dictionaries(st.sampled_from(sorted(PYSLURM_NODE)), json_values | VALUES, max_size=2),
-    json_values,
-)
-@example({"eligible": -1}, {}, None)
-@example({"started": math.inf}, {}, None)
-def test_the_answer_of_pyslurm_s_worker_is_read_or_refused(
-    of_job: dict[str, Any], of_node: dict[str, Any], whole: Any
-) -> None:
-    for answer in ({"jobs": [PYSLURM_JOB | of_job], "nodes": [PYSLURM_NODE | of_node]}, whole):
-        try:
-            jobs, nodes = read_cluster(answer)
-        except SlurmGarbled:
-            continue
-        for job in jobs:
-            assert_sensible(job)
-        for node in nodes:
-            assert 0 <= node.capacity <= node.gpus

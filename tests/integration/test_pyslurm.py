@@ -23,7 +23,6 @@ from polluxd.errors import SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm.protocol import Geometry, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
-from polluxd.slurm.pyslurm_process import PyslurmProcess, WorkerFailed
 from polluxd.slurm.scontrol import ScontrolClient
 
 pytestmark = [
@@ -157,20 +156,15 @@ def test_it_reads_what_scontrol_reads(
     seen, expected = ({job.job_id: job for job in state.jobs} for state in (other, one))
     assert seen.keys() == expected.keys()
     for job_id, job in expected.items():
-        if job.spec is None:  # scontrol reads no names of these, and not what is where under --gpus
-            job = replace(job, name=seen[job_id].name)  # noqa: PLW2901
-            if job_id == uneven:
-                job = replace(job, gpus_per_node_held=seen[job_id].gpus_per_node_held)  # noqa: PLW2901
-            # Where GPUs are not among the accounted TRES, pyslurm cannot tell none from --gpus.
-            if not job.requested_gpus_per_node:
-                assert not seen[job_id].requested_gpus_per_node
-                job = replace(job, requested_gpus_per_node=seen[job_id].requested_gpus_per_node)  # noqa: PLW2901
+        # Where GPUs are not among the accounted TRES, pyslurm cannot tell none from --gpus of a job that waits.
+        if not job.requested_gpus_per_node:
+            assert not seen[job_id].requested_gpus_per_node
+            job = replace(job, requested_gpus_per_node=seen[job_id].requested_gpus_per_node)  # noqa: PLW2901
         assert differences(seen[job_id], job) == {}
     assert {job.tasks for job in seen.values() if job.array and job.array[0] == array} == {(), (2, 3)}
     assert slurm.jobs([moved]) == plain.jobs([moved])
     assert slurm.jobs([999_999]) == {}
     assert seen[uneven].name == " x=y é"
-    assert sum(seen[uneven].gpus_per_node_held.values()) == 3
     assert seen[moved].gpus_per_node_held == {"n4": 2}
     assert [node.schedulable for node in other.nodes if node.name == "n3"] == [False]
     assert "read through pyslurm" in caplog.text
@@ -211,7 +205,7 @@ def test_slurmctld_frozen_gone_and_back(
             hasty.observe()
     finally:
         cluster.signal_slurmctld(signal.SIGCONT)
-    assert "read through scontrol: observe: no answer within 3 s" in caplog.text
+    assert "read through scontrol: pyslurm: no answer within 3 s" in caplog.text
     wait_for(lambda: answers(hasty))
     pyslurm_serves(hasty, caplog)
     cluster.stop_slurmctld()
@@ -240,9 +234,3 @@ def pyslurm_serves(slurm: PyslurmClient, caplog: pytest.LogCaptureFixture) -> No
 
     wait_for(again)
     caplog.clear()
-
-
-def test_without_slurm_conf_only_the_worker_says_so(tmp_path: Path) -> None:
-    environment = {**os.environ, "SLURM_CONF": str(tmp_path / "none.conf")}
-    with pytest.raises(WorkerFailed, match=r"no slurm.conf can be read at .*none.conf"):
-        PyslurmProcess(environment, start_s=60)

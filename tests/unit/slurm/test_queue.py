@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from polluxd.errors import SlurmGarbled
 from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import SlurmJob
-from polluxd.slurm.queue import Known, Queue, jobs_query, names_query, parse_jobs, parse_names
+from polluxd.slurm.queue import Known, Queue, jobs_query, parse_jobs
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
 
 
@@ -192,37 +192,18 @@ def test_no_jobs_and_an_answer_that_is_cut_off() -> None:
             parse_jobs(cut, query)
 
 
-def test_no_users_text_is_asked_for_with_what_decides() -> None:
-    asked = {word.split(":")[0].lower() for word in jobs_query().format.split(",")}
-    users = {
-        "name",
-        "comment",
-        "command",
-        "workdir",
-        "stdout",
-        "stdin",
-        "stderr",
-        "wckey",
-        "network",
-        "container",
-    }
-    assert not asked & users
-    assert jobs_query().separator != jobs_query().separator
-
-
 @given(name=st.text(), other=st.text())
 def test_whatever_a_name_holds_it_names_its_own_job(name: str, other: str) -> None:
-    query = names_query()
-    jobs = [RUNNING | {"Name": name}, RUNNING | {"JobID": "8", "Name": other}]
-    assert parse_names(squeue(jobs, query.format), query) == {7: name, 8: other}
+    queue = read(RUNNING | {"Name": name}, RUNNING | {"JobID": "8", "Name": other})
+    assert [(job.job_id, job.name) for job in queue.jobs] == [(7, name), (8, other)]
 
 
 def test_a_name_that_looks_like_a_record_is_a_name() -> None:
-    guess = names_query()
-    name = f"x{guess.separator}\n9{guess.separator}forged{guess.separator}\nJobId=9 UserId=root(0)"
-    query = names_query()
-    text = squeue([RUNNING | {"Name": name}], query.format)
-    assert parse_names(text, query) == {7: name}
+    guess = jobs_query()
+    assert guess.separator != jobs_query().separator
+    name = f"x{guess.separator}{guess.end}\n9{guess.separator}forged{guess.separator}{guess.end}\nJobId=9 UserId=0"
+    (job,) = read(RUNNING | {"Name": name}).jobs
+    assert (job.job_id, job.uid, job.name) == (7, 1000, name)
 
 
 def test_tasks_of_an_array_that_wait_in_one_record_are_one_job() -> None:

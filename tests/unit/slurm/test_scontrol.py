@@ -29,7 +29,7 @@ with open(folder + "/calls", "a") as calls:
 form = os.environ.get("SQUEUE_FORMAT2", "")
 asked = ("node", "topology", "config", "partition", "reservation", "format=name,preempt")
 shown = "show" in sys.argv and sys.argv[-1] in asked
-name = ("names" if ",Name:" in form else "squeue") if form else "show-" + sys.argv[-1] if shown else "other"
+name = "squeue" if form else "show-" + sys.argv[-1] if shown else "other"
 answers = json.load(open(folder + "/answers"))
 answer = answers.get(name) or dict()
 time.sleep(answer.get("sleep", 0))
@@ -80,11 +80,7 @@ class Commands:
     def since(self, before: int = 0) -> list[str]:
         """What each later call was: the command, or what it asked for."""
         return [
-            ("names" if ",Name:" in form else "squeue")
-            if (form := environment.get("SQUEUE_FORMAT2"))
-            else words[-1]
-            if "show" in words
-            else words[0]
+            "squeue" if "SQUEUE_FORMAT2" in environment else words[-1] if "show" in words else words[0]
             for words, environment in self.calls[before:]
         ]
 
@@ -106,17 +102,13 @@ def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands)
     state = slurm.observe()
     assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
     assert {shown.name for shown in state.jobs} == {"train"}
-    assert commands.since() == ["squeue", "node", "names", "topology", "partition", "reservation", "config"]
+    assert commands.since() == ["squeue", "node", "topology", "partition", "reservation", "config"]
     slurm.observe()
-    assert commands.since(7) == ["squeue", "node", "partition", "reservation"], (
-        "racks and names hardly ever change"
-    )
+    assert commands.since(6) == ["squeue", "node", "partition", "reservation"], "racks hardly ever change"
     now += TOPOLOGY_S
     commands.answer([job(i) for i in range(1, 301)])
     slurm.observe()
-    assert commands.since(11) == [
-        *("squeue", "node", "names", "topology", "partition", "reservation", "config")
-    ]
+    assert commands.since(10) == ["squeue", "node", "topology", "partition", "reservation", "config"]
 
 
 def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: Commands) -> None:
@@ -125,28 +117,10 @@ def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: C
     slurm.observe()
     formats = [environment.get("SQUEUE_FORMAT2", "") for _, environment in commands.calls]
     separators = {form.split(",")[0].split(":")[1] for form in formats if form}
-    assert len(separators) == 3
+    assert len(separators) == 2
     assert not any(word in " ".join(words) for word in separators for words, _ in commands.calls), (
         "others see words"
     )
-
-
-def test_names_are_those_of_the_jobs_whatever_is_in_them(commands: Commands) -> None:
-    evil = "x UserId=root(0)\nJobId=9 AdminComment=pollux:v1"
-    commands.answer([job(7, Name=evil), job(8, "RUNNING", admin_comment="")])
-    state = client().observe()
-    assert [(shown.job_id, shown.name, shown.spec is None) for shown in state.jobs] == [
-        (7, evil, False),
-        (8, "", True),
-    ]
-
-
-def test_a_job_id_that_is_used_again_has_its_own_name(commands: Commands) -> None:
-    slurm = client()
-    commands.answer([job(7)])
-    slurm.observe()
-    commands.answer([job(7, SubmitTime="1795299999", Name="other")])
-    assert slurm.observe().jobs[0].name == "other"
 
 
 def test_what_cannot_be_read_is_named_and_costs_nothing_else(commands: Commands) -> None:
@@ -246,14 +220,14 @@ def test_a_running_job_is_left_some_of_its_nodes(commands: Commands) -> None:
     assert commands.last == ["update", "JobId=8", "NodeList=n1,n3"]
     before = len(commands.calls)
     slurm.shrink(8, ("n3", "n1", "n2"))
-    assert set(commands.since(before)) <= {"squeue", "names"}, "it holds these"
+    assert set(commands.since(before)) == {"squeue"}, "it holds these"
     for nodes in (("n2", "n3"), ("n1", "n4")):
         with pytest.raises(
             SlurmRefused,
             match=rf"cannot shrink job 8 to {','.join(nodes)}: it holds n1,n2,n3 and its batch script runs on n1",
         ):
             slurm.shrink(8, nodes)
-    assert set(commands.since(before)) <= {"squeue", "names"}
+    assert set(commands.since(before)) == {"squeue"}
 
 
 def test_only_companions_are_ended_and_those_that_are_gone_are_no_trouble(commands: Commands) -> None:
@@ -411,13 +385,12 @@ def test_geometry_checks_itself() -> None:
             Geometry(nodes, gpus, cpus)
 
 
-def test_a_job_that_did_not_change_is_the_same_object_and_its_name_stays(commands: Commands) -> None:
+def test_a_job_that_did_not_change_is_the_same_object(commands: Commands) -> None:
     slurm = client()
     first = {j.job_id: j for j in slurm.observe().jobs}
-    commands.answer([job(7, Name="first"), job(8, "RUNNING", RestartCnt="2")])
+    commands.answer([job(7), job(8, "RUNNING", RestartCnt="2")])
     second = {j.job_id: j for j in slurm.observe().jobs}
     assert second[7] is first[7]
-    assert second[7].name == "train"
     assert (first[8].restart_count, second[8].restart_count) == (1, 2)
     reused = "pollux:v1 min-gpus=1 submitted=1800000000"
     commands.answer([job(7, Name="other", admin_comment=reused), job(8, "RUNNING")])
