@@ -64,10 +64,9 @@ import polluxd.apply.startable as startable, polluxd.store.store as store
 import polluxd.slurm.demands as demands, polluxd.slurm.directives as directives
 directives._LONGEST = demands._LONGEST_TYPES = demands._LONGEST_TYPE = demands._SHOWN = 10**9
 startable.LONGEST_RULE = 10**9
-def keep_snapshot(transaction, cycle_id, text):
-    with transaction() as run:
-        run("record_snapshot", cycle_id=cycle_id, snapshot=text)
-store.keep_snapshot = keep_snapshot
+def keep_snapshot(self, cycle_id, text):
+    self._ask("record_snapshot", cycle_id=cycle_id, snapshot=text)
+store.Store._keep_snapshot = keep_snapshot
 """
 """polluxd without bounds on what it reads, and with a snapshot that has to be stored."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from polluxd.model import Allocation, Plan, Snapshot
 from polluxd.policy import decide
 from polluxd.store import CycleView
-from polluxd.store.decision_changes import plan_digest, same_decision
+from polluxd.store.written import plan_digest, same_decision
 
 from .output import Column, plain
 

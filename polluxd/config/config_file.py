@@ -33,7 +33,7 @@ from polluxd.config.settings import (
 from polluxd.errors import ConfigError
 from polluxd.model import DaemonMode
 from polluxd.slurm.topology import racks_of
-from polluxd.store.transport import InsecureConnection, require_verified
+from polluxd.store.transport import require_verified
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,10 @@ def load_config(path: Path | str = DEFAULT_PATH) -> Config:
         # tomllib's message gives line and column, and no text of the file.
         raise ConfigError(f"{path}: not TOML: {error}") from None
     config = parse_config(document, str(path))
-    url = make_url(config.database.url)
     try:
-        require_verified({"host": url.host, **{name: str(value) for name, value in url.query.items()}})
-    except InsecureConnection as error:
-        raise ConfigError(f"{path}: database.url: {error}") from None
+        require_verified(make_url(config.database.url))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     if make_url(config.database.address).password and mode & 0o077:
         raise ConfigError(
             f"{path}: database.url holds a password and others may read the file (mode {mode:04o}): "

@@ -1,7 +1,7 @@
 """Every setting, declared once: type, range, unit, default, help.
 
 Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
-else is derived from these classes: parsing (`config`), what the database may hold (`store.setting_rows`), the options
+else is derived from these classes: parsing (`config`), what the database may hold (`store.rows`), the options
 of `polluxctl settings`, error messages, the example file and the reference pages (`settings_reference`).
 
 To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.

@@ -14,8 +14,9 @@ from pollux.version import __version__
 from polluxd.config.config_file import Config
 from polluxd.errors import StoreError
 from polluxd.store import Store
-from polluxd.store.connection import Connector, libpq_parameters, translated
+from polluxd.store.connection import Connector, translated
 from polluxd.store.migrations import ROLES
+from polluxd.store.transport import libpq_parameters
 
 from .findings import Finding, fault, ok, warning
 from .slurm_checks import SKEW_S

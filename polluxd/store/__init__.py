@@ -12,7 +12,6 @@ from .views import (
     Leader,
     MoveCost,
     MoveTotals,
-    ObservedJob,
     SettingChange,
 )
 
@@ -27,7 +26,6 @@ __all__ = [
     "Leader",
     "MoveCost",
     "MoveTotals",
-    "ObservedJob",
     "SettingChange",
     "Store",
 ]

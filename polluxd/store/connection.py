@@ -7,7 +7,6 @@ timeout. psycopg2's wait callback bounds every wait on the connections made here
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from polluxd.errors import ConfigError, LeaderLost, StoreError, StoreRejected, StoreUnavailable
-from polluxd.store.transport import InsecureConnection, require_verified
+from polluxd.store.transport import libpq_parameters, require_verified
 
 _FENCED = "PX001"
 _RETRY_CLASSES = (
@@ -58,27 +57,6 @@ def _bounded_wait(connection: Any) -> None:
         poller.poll(None if left is None else left * 1000)
 
 
-def libpq_parameters(url: URL) -> dict[str, Any]:
-    """The libpq connection parameters of a SQLAlchemy URL."""
-    return dict(url.translate_connect_args(username="user", database="dbname")) | dict(url.query)
-
-
-def require_verified_url(url: URL) -> None:
-    """Require `sslmode=verify-full` in a URL that names another machine.
-
-    Raises:
-        ConfigError: the URL names another machine, with a weaker sslmode or none.
-    """
-    parameters = {
-        "host": os.environ.get("PGHOST"),
-        "sslmode": os.environ.get("PGSSLMODE"),
-    } | libpq_parameters(url)
-    try:
-        require_verified({name: None if value is None else str(value) for name, value in parameters.items()})
-    except InsecureConnection as error:
-        raise ConfigError(f"database.url: {error}") from None
-
-
 class Connector:
     """Opens connections to one database, all bounded in time.
 
@@ -96,7 +74,7 @@ class Connector:
             ) from None
         if self.url.get_backend_name() != "postgresql":
             raise ConfigError(f"expected a postgresql:// database URL, got {self.url.get_backend_name()}://")
-        require_verified_url(self.url)
+        require_verified(self.url)
         self.failed: Callable[[str], None] = lambda kind: None
         """Called with `unavailable`, `rejected` or `lead_lost` for each transaction that fails; in any thread."""
         self.connect_timeout = connect_timeout

@@ -18,9 +18,10 @@ from typing import Any
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
 from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Spent, Step
+from polluxd.slurm.protocol import SlurmJob
 
 from .costs import cost_of, is_move, totals
-from .views import CycleRecords, JobTimes, MoveCost, ObservedJob
+from .views import CycleRecords, JobTimes, MoveCost
 
 _ORDER = {step: rank for rank, step in enumerate(Step)}
 
@@ -33,7 +34,7 @@ class FakeRows:
     """Seconds that only go forward: the server's."""
     moves: list[Move] = field(default_factory=list)
     reports: dict[int, Report] = field(default_factory=dict)
-    jobs: dict[int, ObservedJob] = field(default_factory=dict)
+    jobs: dict[int, SlurmJob] = field(default_factory=dict)
     settings: dict[str, object] = field(default_factory=dict)
     times: dict[int, JobTimes] = field(default_factory=dict)
     """By job that has not ended; `held_at` is as old as the last look at the job's GPUs."""
@@ -152,7 +153,7 @@ class FakeStore:
             restarts=self._restarts(restarts_since),
         )
 
-    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
+    def sync_jobs(self, jobs: Sequence[SlurmJob]) -> None:
         self._must_answer(self.epoch)
         self.rows.jobs = {job.job_id: job for job in jobs if job.spec is not None}
         now, before = self.rows.clock(), self.rows.times

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.errors import ReportError
-from polluxd.model import (
-    Allocation,
-    Explanation,
-    JobSpec,
-    Move,
-    Placement,
-    Report,
-    Spent,
-    Step,
-)
+from polluxd.config.setting_info import as_json, checked, infos
+from polluxd.config.settings import PolicySettings
+from polluxd.errors import ConfigError, ReportError
+from polluxd.model import Allocation, Explanation, JobSpec, Move, Placement, Report, Spent, Step
+from polluxd.slurm.protocol import SlurmJob
 
-from .views import CycleView, HistoryPoint, JobTimes, JobView, ObservedJob
+from .views import CycleView, HistoryPoint, JobTimes, JobView
+
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
+
+_T = TypeVar("_T")
 
 
 def seconds(value: datetime | None) -> float | None:
@@ -45,7 +44,7 @@ def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def job_to_json(job: ObservedJob) -> dict[str, Any]:
+def job_to_json(job: SlurmJob) -> dict[str, Any]:
     """Encode a job for the queries `upsert_jobs` and `forget_reused_jobs`.
 
     The job must have opted in to Pollux (`spec` is set).
@@ -76,8 +75,7 @@ def job_to_json(job: ObservedJob) -> dict[str, Any]:
 
 
 def spec(value: Row) -> JobSpec:
-    known = {name: value[name] for name in JobSpec.__slots__ if name in value}
-    return JobSpec(**known)
+    return _made(JobSpec, value)
 
 
 def report(row: Row) -> Report:
@@ -146,33 +144,32 @@ def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]
     return fits
 
 
+def _made(kind: type[_T], row: Row, **converted: object) -> _T:
+    """Make a value of a row's columns that have its fields' names, and of converted ones."""
+    named = (field.name for field in fields(kind))  # type: ignore[arg-type] # a dataclass
+    return kind(**{name: row[name] for name in named if name in row} | converted)
+
+
 def move(row: Row) -> Move:
-    return Move(
-        id=row["id"],
-        job_id=row["job_id"],
-        attempt=row["attempt"],
-        path=row["path"],
+    return _made(
+        Move,
+        row,
         source=placement(row["source"]),
         target=placement(row["target"]),
-        reason=row["reason"],
         step=Step(row["step"]),
         times={Step(step): float(at) for step, at in row["times"].items()},
-        detail=row["detail"],
         cancelled_by=row["cancelled_by"] or "",
         ends_at=seconds(row["ends_at"]),
-        nonce=row["nonce"],
     )
 
 
 def allocation(row: Row) -> Allocation:
-    return Allocation(
-        job_id=row["job_id"],
+    return _made(
+        Allocation,
+        row,
         placement=Placement(tuple(row["nodes"]), row["gpus_per_node"]),
         goodput=row["goodput"] or 0.0,
         speedup=row["speedup"] or 0.0,
-        batch_size=row["batch_size"],
-        changed=row["changed"],
-        reason=row["reason"],
         explanation=None if row["explanation"] is None else _explained(row["explanation"]),
     )
 
@@ -227,19 +224,7 @@ def _finite(value: Any) -> Any:
 
 
 def cycle(row: Row) -> CycleView:
-    return CycleView(
-        id=row["id"],
-        epoch=row["epoch"],
-        mode=row["mode"],
-        started_at=row["started_at"].timestamp(),
-        note=row["note"],
-        objective=row["objective"],
-        upper_bound=row["upper_bound"],
-        gap=row["gap"],
-        solver=row["solver"],
-        durations=row["durations"],
-        plan_digest=row["plan_digest"],
-    )
+    return _made(CycleView, row, started_at=row["started_at"].timestamp())
 
 
 FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
@@ -252,28 +237,26 @@ def pin_reason(row: Row) -> str:
 
 
 def job_times(row: Row) -> JobTimes:
-    return JobTimes(
-        row["submitted_at"], row["started_at"], row["held_at"], row["most_gpus"], row["most_nodes"]
-    )
+    return _made(JobTimes, row)
 
 
 def job_view(row: Row) -> JobView:
-    values = dict(row)
-    values["user"] = values.pop("user_name")
-    values["spec"] = spec(values["spec"])
-    values["nodes"] = tuple(values["nodes"])
-    values["checkpointed"] = bool(values["checkpointed"])
-    for name in ("submitted_at", "started_at", "ended_at", "reported_at", "silent_since"):
-        values[name] = seconds(values[name])
-    return JobView(**values)
+    stamps = ("submitted_at", "started_at", "ended_at", "reported_at", "silent_since")
+    return _made(
+        JobView,
+        row,
+        user=row["user_name"],
+        spec=spec(row["spec"]),
+        nodes=tuple(row["nodes"]),
+        checkpointed=bool(row["checkpointed"]),
+        **{name: seconds(row[name]) for name in stamps},
+    )
 
 
 def history_point(row: Row) -> HistoryPoint:
-    values = dict(row)
-    values["at"] = values["at"].timestamp()
-    initial, sqr, var = (values.pop(name) for name in ("batch_initial", "noise_sqr", "noise_var"))
-    phi = None if sqr is None else NoiseScale(sqr, var).phi(initial)
-    return HistoryPoint(**values, noise_scale=finite_or_none(phi))
+    sqr = row["noise_sqr"]
+    phi = None if sqr is None else NoiseScale(sqr, row["noise_var"]).phi(row["batch_initial"])
+    return _made(HistoryPoint, row, at=row["at"].timestamp(), noise_scale=finite_or_none(phi))
 
 
 def spent(found: Sequence[Row]) -> Spent | None:
@@ -283,3 +266,28 @@ def spent(found: Sequence[Row]) -> Spent | None:
     month, day = ({row["account"]: row[key] for row in found} for key in ("month", "day"))
     counted_at = max(row["counted_at"] for row in found)
     return Spent(sum(month.values()), sum(day.values()), month, day, counted_at)
+
+
+def setting_to_json(name: str, value: object) -> str:
+    """Check a setting's value and return it as JSON text.
+
+    Raises:
+        ConfigError: no such setting, or not a value for it.
+    """
+    return json.dumps(as_json(checked(name, value)), allow_nan=False)
+
+
+def settings_from_rows(stored: Mapping[str, Any], defaults: PolicySettings) -> PolicySettings:
+    """Return the defaults, overridden by what is stored.
+
+    A name that this version does not know is passed over. A value that is out of range (it can be there only if
+    somebody wrote to the table past polluxctl) is logged, and the default is in force.
+    """
+    values = {}
+    for info in infos("policy"):
+        if info.key in stored:
+            try:
+                values[info.key] = checked(info.key, stored[info.key])
+            except ConfigError as error:
+                log.warning("the database holds an unusable value, the default is in force: %s", error)
+    return replace(defaults, **values)

@@ -14,21 +14,18 @@ from sqlalchemy import URL
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreError, StoreRejected
 from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
+from polluxd.slurm.protocol import SlurmJob
 
 from . import rows
-from .administrator_orders import AdministratorOrders
 from .bell import Bell
-from .connection import our_errors
+from .connection import Connector, our_errors
 from .costs import costs_of, totals
-from .decision_changes import plan_digest
 from .migrations import apply_migrations
 from .newest_reports import NewestReports
-from .readings import Readings
-from .setting_rows import settings_from_rows
-from .snapshots import keep_snapshot
+from .people import PeopleStore
 from .sqlfiles import migrations
-from .views import CycleRecords, ObservedJob
-from .written import Written
+from .views import CycleRecords
+from .written import Written, plan_digest
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ _NEWS_S = 0.5
 """Time between two looks for news of moves under way."""
 
 
-class Store(Readings, AdministratorOrders):
+class Store(PeopleStore):
     """Everything polluxd remembers of one cluster.
 
     Several threads may use a Store, but only one thread may call `wait`.
@@ -62,13 +59,8 @@ class Store(Readings, AdministratorOrders):
         statement_timeout: float = 5,
         lease_s: float = 15,
     ) -> None:
-        super().__init__(
-            url,
-            cluster,
-            connect_timeout=connect_timeout,
-            statement_timeout=statement_timeout,
-            lease_s=lease_s,
-        )
+        connector = Connector(url, connect_timeout=connect_timeout, statement_timeout=statement_timeout)
+        super().__init__(connector, cluster, lease_s=lease_s)
         self._bell = Bell()
         self._seen_report = 0
         self._written = Written()
@@ -76,7 +68,7 @@ class Store(Readings, AdministratorOrders):
 
     def close(self) -> None:
         """Resign and close every connection."""
-        self._leadership.resign()
+        self.resign()
         self._bell.close()
         self._engine.dispose()
 
@@ -99,51 +91,18 @@ class Store(Readings, AdministratorOrders):
         Raises:
             StoreRejected: migrations are missing; the message names the command to run.
         """
-        with self._transaction() as run:
-            applied = {row["name"] for row in run("applied_migrations")}
+        applied = {row["name"] for row in self._ask("applied_migrations")}
         if missing := [m.name for m in migrations() if m.name not in applied]:
             raise StoreRejected(
                 f"{self._connector.place} lacks the migrations {', '.join(missing)}: run `polluxd migrate`"
             )
 
-    # Leadership
-
-    def lead(self) -> int | None:
-        """Take or keep the lead, and return the fencing epoch.
-
-        Returns None while another polluxd leads.
-        """
-        return self._leadership.lead()
-
-    def still_leading(self) -> bool:
-        """Ask the database whether this process leads, and renew the lease.
-
-        Returns False also when the database does not answer.
-        """
-        return self._leadership.still_leading()
-
-    @property
-    def lease_left(self) -> float:
-        """Seconds for which a leader may act on Slurm without asking again.
-
-        Reading this value makes no call to the database.
-        """
-        return self._leadership.lease_left
-
-    @property
-    def epoch(self) -> int | None:
-        return self._leadership.epoch
-
-    def resign(self) -> None:
-        self._leadership.resign()
-
     # Settings
 
     def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         """What administrators set, over `defaults`."""
-        with self._transaction() as run:
-            found = run("settings")
-        return settings_from_rows({row["name"]: row["value"] for row in found}, defaults or PolicySettings())
+        found = {row["name"]: row["value"] for row in self._ask("settings")}
+        return rows.settings_from_rows(found, defaults or PolicySettings())
 
     # What a cycle reads
 
@@ -160,7 +119,7 @@ class Store(Readings, AdministratorOrders):
             found = {row["name"]: row["value"] for row in run("settings")}
             reports = self._newest.read(run)
             moves = [rows.move(row) for row in run("open_moves")]
-            settings = settings_from_rows(found, defaults or PolicySettings())
+            settings = rows.settings_from_rows(found, defaults or PolicySettings())
             spent = rows.spent(run("spent")) if settings.cloud_prices else None
             records = CycleRecords(settings, reports, self._newest.rejected, moves, spent)
             if restarts_since is None:
@@ -182,7 +141,7 @@ class Store(Readings, AdministratorOrders):
 
     # Jobs and cycles
 
-    def sync_jobs(self, jobs: Sequence[ObservedJob]) -> None:
+    def sync_jobs(self, jobs: Sequence[SlurmJob]) -> None:
         """Store the jobs that opted in, as Slurm shows them.
 
         Other jobs are passed over. Stored jobs that Slurm no longer shows have ended.
@@ -222,8 +181,7 @@ class Store(Readings, AdministratorOrders):
     def news(self) -> bool:
         """Whether a move under way has an answer of its job since the last call."""
         try:
-            with self._transaction() as run:
-                (row,) = run("news", seen=self._seen_report)
+            (row,) = self._ask("news", seen=self._seen_report)
         except StoreError:
             return False
         self._seen_report = row["newest"]
@@ -269,8 +227,22 @@ class Store(Readings, AdministratorOrders):
                     )
         self._written = written
         if snapshot_json is not None:
-            keep_snapshot(self._transaction, cycle_id, snapshot_json())
+            self._keep_snapshot(cycle_id, snapshot_json())
         return cycle_id
+
+    def _keep_snapshot(self, cycle_id: int, text: str) -> None:
+        """Add a snapshot to its cycle, or log why that fails.
+
+        Its size and its text depend on users. In the cycle's transaction, which holds the leader's row, the lease could
+        not be renewed during the write.
+        """
+        try:
+            self._ask("record_snapshot", cycle_id=cycle_id, snapshot=text)
+        except StoreError as error:
+            log.warning(
+                "cycle %d is recorded without its snapshot of %d characters, and cannot be replayed: %s",
+                *(cycle_id, len(text), error),
+            )
 
     def record_rentals(self, counted: Sequence[Mapping[str, object]], at: float) -> None:
         """Add what rented nodes have cost up to the POSIX time `at`."""
@@ -294,16 +266,14 @@ class Store(Readings, AdministratorOrders):
 
         A restarted polluxd must finish or abandon each of them.
         """
-        with self._transaction() as run:
-            return [rows.move(row) for row in run("open_moves")]
+        return [rows.move(row) for row in self._ask("open_moves")]
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
         """Return moves within allocations, by id.
 
         These are the moves in `ids`, and all moves of present attempts that failed after they had begun.
         """
-        with self._transaction() as run:
-            return {row["id"]: rows.move(row) for row in run("resizes", ids=list(ids))}
+        return {row["id"]: rows.move(row) for row in self._ask("resizes", ids=list(ids))}
 
     def plan_move(
         self,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import Connection, text
 
 from .connection import Connector, our_errors
 from .leadership import Leadership
@@ -28,25 +28,15 @@ class QueryRunner:
         return [dict(zip(columns, row, strict=True)) for row in result]
 
 
-class Session:
-    """One cluster's rows in one database, and this process's claim to lead it."""
+class Session(Leadership):
+    """One cluster's rows in one database, and this process's candidacy to lead it."""
 
-    def __init__(
-        self,
-        url: str | URL,
-        cluster: str,
-        *,
-        connect_timeout: float,
-        statement_timeout: float,
-        lease_s: float,
-    ) -> None:
-        self.cluster = cluster
-        self._connector = Connector(url, connect_timeout=connect_timeout, statement_timeout=statement_timeout)
-        self._engine = self._connector.engine()
+    def __init__(self, connector: Connector, cluster: str, *, lease_s: float) -> None:
+        super().__init__(connector, cluster, lease_s=lease_s)
+        self._engine = connector.engine()
         self._readers = self._engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
-        self._leadership = Leadership(self._connector, cluster, lease_s=lease_s)
 
     def watch_failures(self, failed: Callable[[str], None]) -> None:
         """Call `failed` for each transaction that fails from now on.
@@ -69,6 +59,11 @@ class Session:
         """
         with our_errors(self._connector.place, self._connector.failed), self._engine.begin() as connection:
             run = QueryRunner(connection, self.cluster)
-            if fenced and self._leadership.epoch is not None:
-                run("fence", epoch=self._leadership.epoch)
+            if fenced and self.epoch is not None:
+                run("fence", epoch=self.epoch)
             yield run
+
+    def _ask(self, query: str, /, **parameters: object) -> list[dict[str, Any]]:
+        """Run one named query in a transaction of its own."""
+        with self._transaction() as run:
+            return run(query, **parameters)

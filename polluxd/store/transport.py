@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from typing import Any
+
+from sqlalchemy import URL
+
+from polluxd.errors import ConfigError
 
 
-class InsecureConnection(ValueError):
-    """The connection string lets somebody on the network pose as the database."""
+def libpq_parameters(url: URL) -> dict[str, Any]:
+    """The libpq connection parameters of a SQLAlchemy URL (PostgreSQL manual, section 34.1.2)."""
+    return dict(url.translate_connect_args(username="user", database="dbname")) | dict(url.query)
 
 
-def require_verified(parameters: Mapping[str, str | None]) -> None:
+def require_verified(url: URL) -> None:
     """Refuse a remote connection that does not verify the server.
 
     A connection within this machine needs no certificate.
 
-    Args:
-        parameters: libpq connection parameters (PostgreSQL manual, section 34.1.2).
-
     Raises:
-        InsecureConnection: a host is neither a loopback address nor a socket, and sslmode is not verify-full.
+        ConfigError: a host is neither a loopback address nor a socket, and sslmode is not verify-full.
     """
-    mode = parameters.get("sslmode") or ""
+    parameters = {
+        "host": os.environ.get("PGHOST"),
+        "sslmode": os.environ.get("PGSSLMODE"),
+    } | libpq_parameters(url)
+    mode = parameters["sslmode"] or ""
     if mode == "verify-full":
         return
-    named = f"{parameters.get('host') or ''},{parameters.get('hostaddr') or ''}".split(",")
+    named = f"{parameters['host'] or ''},{parameters.get('hostaddr') or ''}".split(",")
     remote = [host for host in named if not _is_here(host.strip())]
     if remote:
-        raise InsecureConnection(
-            f"sslmode is {mode or 'not set'} and the database is on {', '.join(remote)}: another machine could pose as "
-            "the database; set sslmode=verify-full, and sslrootcert to the certificate of your authority"
+        raise ConfigError(
+            f"database.url: sslmode is {mode or 'not set'} and the database is on {', '.join(remote)}: another machine "
+            "could pose as the database; set sslmode=verify-full, and sslrootcert to the certificate of your authority"
         )
 
 

@@ -4,48 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import Allocation, JobSpec, JobState, Move, Report, Spent
-
-
-class ObservedJob(Protocol):
-    """The part of a Slurm job that the database stores.
-
-    `polluxd.slurm.SlurmJob` satisfies this protocol.
-    """
-
-    @property
-    def job_id(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def user(self) -> str: ...
-    @property
-    def uid(self) -> int: ...
-    @property
-    def account(self) -> str: ...
-    @property
-    def partition(self) -> str: ...
-    @property
-    def state(self) -> JobState: ...
-    @property
-    def raw_state(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def restart_count(self) -> int: ...
-    @property
-    def submit_time(self) -> float: ...
-    @property
-    def start_time(self) -> float | None: ...
-    @property
-    def end_time(self) -> float | None: ...
-    @property
-    def gpus_per_node_held(self) -> Mapping[str, int]: ...
-    @property
-    def spec(self) -> JobSpec | None: ...
+from polluxd.model import Allocation, JobSpec, Move, Report, Spent
 
 
 @dataclass(frozen=True, slots=True)

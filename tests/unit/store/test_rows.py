@@ -11,7 +11,7 @@ import pytest
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, ReportError
 from polluxd.store import rows
-from polluxd.store.setting_rows import setting_to_json, settings_from_rows
+from polluxd.store.rows import setting_to_json, settings_from_rows
 
 NOW = 1_700_000_000.0
 

@@ -27,7 +27,7 @@ def test_every_query_that_the_code_names_exists_and_none_is_left_over():
     package = sqlfiles.sql_directory().parent / "polluxd" / "store"
     named = set()
     for path in package.glob("*.py"):
-        named |= set(re.findall(r"(?:\brun|_query|_run)\(\s*\"(\w+)\"", path.read_text()))
+        named |= set(re.findall(r"(?:\brun|_query|_run|_ask)\(\s*\"(\w+)\"", path.read_text()))
     assert named == set(queries())
 
 

@@ -9,9 +9,8 @@ from hashlib import sha256
 import pytest
 
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement
-from polluxd.store.decision_changes import plan_digest, same_decision
 from polluxd.store.rows import allocations_to_json
-from polluxd.store.written import Written
+from polluxd.store.written import Written, plan_digest, same_decision
 
 WHY = Explanation(fair_nodes=1, fair_gpus=2, weight=1.0, limit="contention", price=0.5, taken_by=9)
 STAYS = Allocation(7, Placement(("n1",), 4), 100.0, 1.5, 128, False, "stays: 8 GPUs would bring 5.2 %", WHY)

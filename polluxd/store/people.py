@@ -1,7 +1,9 @@
-"""What people, dashboards and tools read: none of it decides anything."""
+"""What people, dashboards and tools read, and what administrators order."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from polluxd.errors import ReportError
@@ -22,13 +24,12 @@ from .views import (
 )
 
 
-class Readings(Session):
-    """The reading half of the store; role `pollux_read` suffices for it."""
+class PeopleStore(Session):
+    """The part of the store behind `polluxctl`; role `pollux_read` suffices for what only reads."""
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         """One row per job, by job id; without those that ended unless `ended`."""
-        with self._transaction() as run:
-            return [rows.job_view(row) for row in run("jobs_view", job_id=None, ended=ended)]
+        return [rows.job_view(row) for row in self._ask("jobs_view", job_id=None, ended=ended)]
 
     def explain(self, job_id: int) -> JobExplanation | None:
         """Everything known of one job; None where it is not known."""
@@ -67,52 +68,44 @@ class Readings(Session):
 
         Only reports received since the POSIX time `since` are returned.
         """
-        with self._transaction() as run:
-            return [rows.history_point(row) for row in run("report_history", job_id=job_id, since=since)]
+        return [rows.history_point(row) for row in self._ask("report_history", job_id=job_id, since=since)]
 
     def latest_cycle(self) -> CycleView | None:
-        with self._transaction() as run:
-            found = run("latest_cycle")
+        found = self._ask("latest_cycle")
         return rows.cycle(found[0]) if found else None
 
     def cycle(self, cycle_id: int) -> CycleView | None:
         """One cycle; None where it is not known (any more)."""
-        with self._transaction() as run:
-            found = run("cycle", id=cycle_id)
+        found = self._ask("cycle", id=cycle_id)
         return rows.cycle(found[0]) if found else None
 
     def cycles(self, newest: int = 20) -> list[CycleSummary]:
         """The newest cycles, newest first."""
-        with self._transaction() as run:
-            found = run("cycles", newest=newest)
+        found = self._ask("cycles", newest=newest)
         return [CycleSummary(rows.cycle(r), r["jobs"], r["changed"], r["kept"]) for r in found]
 
     def cycles_between(self, since: float, until: float) -> list[CycleView]:
         """Return the cycles that began between two POSIX times, oldest first."""
-        with self._transaction() as run:
-            return [rows.cycle(row) for row in run("cycles_between", since=since, until=until)]
+        return [rows.cycle(row) for row in self._ask("cycles_between", since=since, until=until)]
 
     def mean_speedups(self, since: float, until: float) -> dict[int, float]:
         """Return each job's mean predicted speedup while it had GPUs.
 
         The mean is over the time between two POSIX times.
         """
-        with self._transaction() as run:
-            found = run("mean_speedups", since=since, until=until)
+        found = self._ask("mean_speedups", since=since, until=until)
         return {row["job_id"]: row["speedup"] for row in found}
 
     def cluster_over_time(self, since: float, every_s: float) -> list[dict[str, Any]]:
         """Return `at`, `gpus`, `plain` (GPUs of plain jobs) and `speedup` of a decision in each `every_s` seconds."""
-        with self._transaction() as run:
-            return [dict(row) for row in run("cluster_over_time", since=since, every_s=every_s)]
+        return [dict(row) for row in self._ask("cluster_over_time", since=since, every_s=every_s)]
 
     def newest_snapshot(self) -> tuple[int, Any] | None:
         """Return the newest stored snapshot, with its cycle's id.
 
         The snapshot is decoded JSON. None where no snapshot is stored.
         """
-        with self._transaction() as run:
-            found = run("newest_snapshot")
+        found = self._ask("newest_snapshot")
         return (found[0]["cycle_id"], found[0]["snapshot"]) if found else None
 
     def cycle_snapshot(self, cycle_id: int) -> Any:
@@ -120,8 +113,7 @@ class Readings(Session):
 
         None where the snapshot is not stored.
         """
-        with self._transaction() as run:
-            found = run("cycle_snapshot", id=cycle_id)
+        found = self._ask("cycle_snapshot", id=cycle_id)
         return found[0]["snapshot"] if found else None
 
     def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
@@ -130,30 +122,25 @@ class Readings(Session):
         Those of an earlier cycle have its numbers: newer ones differ by less than a tenth. With `made_in_it`, return
         those of the cycle itself alone.
         """
-        with self._transaction() as run:
-            found = run("allocations", cycle_id=cycle_id)
+        found = self._ask("allocations", cycle_id=cycle_id)
         return [rows.allocation(row) for row in found if not made_in_it or row["cycle_id"] == cycle_id]
 
     def moves(self, job_id: int | None = None) -> list[Move]:
         """All remembered moves of one job or of all, oldest first."""
-        with self._transaction() as run:
-            return [rows.move(row) for row in run("moves", job_id=job_id)]
+        return [rows.move(row) for row in self._ask("moves", job_id=job_id)]
 
     def move_costs(self, job_id: int | None = None) -> list[MoveCost]:
         """What each completed move cost, split by step; first starts are none."""
-        with self._transaction() as run:
-            found = run("completed_moves", active=False)
+        found = self._ask("completed_moves", active=False)
         return costs_of(row for row in found if job_id in (None, row["job_id"]))
 
     def rentals(self, since: float) -> list[dict[str, Any]]:
         """Return what rented nodes cost from the UTC day of a POSIX time on, by day, type and job."""
-        with self._transaction() as run:
-            return [{**row, "day": row["day"].isoformat()} for row in run("rentals", since=since)]
+        return [{**row, "day": row["day"].isoformat()} for row in self._ask("rentals", since=since)]
 
     def leader(self) -> Leader | None:
         """Who leads, as the database has it."""
-        with self._transaction() as run:
-            found = run("leader")
+        found = self._ask("leader")
         if not found:
             return None
         row = found[0]
@@ -161,9 +148,67 @@ class Readings(Session):
 
     def setting_audit(self, newest: int = 100) -> list[SettingChange]:
         """The newest changes, newest first."""
-        with self._transaction() as run:
-            found = run("setting_audit", newest=newest)
+        found = self._ask("setting_audit", newest=newest)
         return [
             SettingChange(r["at"].timestamp(), r["who"], r["name"], r["from_value"], r["to_value"])
             for r in found
         ]
+
+    def set_pin(self, job_id: int, who: str, *, pinned: bool) -> bool:
+        """Pin or unpin a job, audited; False: no such job that has not ended."""
+        with self._transaction() as run:
+            found = run("pin_of", job_id=job_id)
+            if not found:
+                return False
+            if bool(found[0]["pinned_by"]) is not pinned:
+                run("set_pin", job_id=job_id, pinned_by=who if pinned else None)
+                run(
+                    "audit_order",
+                    who=who,
+                    name=f"pin of job {job_id}",
+                    from_value=json.dumps(not pinned),
+                    to_value=json.dumps(pinned),
+                )
+        return True
+
+    def cancel_move(self, job_id: int, who: str) -> Move | None:
+        """Cancel the job's move under way, audited.
+
+        Returns the move as it was before, or None where the job has no move under way. A move that is no longer
+        `revocable` goes on, and nothing is written.
+        """
+        with self._transaction() as run:
+            found = run("move_to_cancel", job_id=job_id)
+            if not found:
+                return None
+            move = rows.move(found[0])
+            if move.revocable:
+                run("cancel_move", id=move.id, cancelled_by=who)
+                run(
+                    "audit_order",
+                    who=who,
+                    name=f"move {move.id} of job {job_id}",
+                    from_value=json.dumps(move.step.value),
+                    to_value=json.dumps("cancelled"),
+                )
+        return move
+
+    def set_setting(self, name: str, value: object, who: str) -> None:
+        """Set one field of PolicySettings, audited.
+
+        Raises:
+            ConfigError: no such setting, or a value that is not allowed.
+        """
+        self.set_settings({name: value}, who)
+
+    def set_settings(self, values: Mapping[str, object], who: str) -> None:
+        """Set several fields in one transaction, all or none, audited.
+
+        Raises:
+            ConfigError: no such setting, or a value that is not allowed.
+        """
+        encoded = {name: rows.setting_to_json(name, value) for name, value in values.items()}
+        with self._transaction() as run:
+            run("set_who", who=who)
+            for name, value in encoded.items():
+                run("set_setting", name=name, value=value)
