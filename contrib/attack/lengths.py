@@ -62,7 +62,7 @@ end
 _UNBOUNDED = """
 import polluxd.apply.startable as startable, polluxd.store.store as store
 import polluxd.slurm.demands as demands, polluxd.slurm.directives as directives
-directives._LONGEST = demands._LONGEST_TYPES = demands._LONGEST_TYPE = demands._SHOWN = 10**9
+directives._LONGEST = directives._LONGEST_TYPES = directives._LONGEST_TYPE = demands._SHOWN = 10**9
 startable.LONGEST_RULE = 10**9
 def keep_snapshot(self, cycle_id, text):
     self._ask("record_snapshot", cycle_id=cycle_id, snapshot=text)

@@ -7,7 +7,7 @@ The comment of a job, all on one line:
     submitted=T begin=T asked=1x2
 
 A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`; then a job of a search has `search=NAME`.
-After `mem-per-gpu=` stand the demands on nodes (`polluxd.slurm.demands`). The comment of a companion job:
+After `mem-per-gpu=` stand the demands on nodes. The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
 
@@ -18,23 +18,26 @@ it, so it is checked like any other input.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 from polluxd.config.gpu_counts import RULES, is_rule
-from polluxd.errors import DirectiveError
+from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobSpec
-from polluxd.slurm.demands import WORDS, Demands, read_demands
+from polluxd.slurm.demands import Demands, matches, shortened
+from polluxd.slurm.node_lists import node_names
 from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"
 _VERSION = "pollux:v1"
 _LONGEST = 2048
 """Characters of a comment, as the hook has it."""
-_DIGITS = 15
-_NONCE = re.compile("[0-9a-f]{32}")
-_SEARCH = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST_TYPES = 16
+_LONGEST_TYPE = 64
+_LONGEST_TYPES = 512
+"""Characters, as the hook has it."""
 _SITE_TEXT = "--"
 """The word before the site's own text."""
 
@@ -69,91 +72,126 @@ def parse_admin_comment(text: str) -> Directives | None:
     values: dict[str, str] = {}
     for word in takewhile(_SITE_TEXT.__ne__, words[1:]):
         key, equals, value = word.partition("=")
-        if not equals or key not in _KEYS:
-            raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _KEYS)}")
+        if not equals or key not in _WORDS:
+            raise DirectiveError(f"AdminComment: {word!r} is none of {', '.join(k + '=' for k in _WORDS)}")
         if key in values:
             raise DirectiveError(f"AdminComment: {key} is given twice")
         values[key] = value
-    demands = read_demands({key: values.pop(key) for key in WORDS if key in values})
-    gpu_counts = _gpu_counts(values.pop("gpu-counts", "any"))
-    nonce = _nonce(values.pop("nonce", ""))
-    search = _search(values.pop("search", ""))
-    read = {key: _READERS[key](key, value) for key, value in values.items()}
-    spec = JobSpec(
-        min_gpus=int(read.get("min-gpus", 1)),
-        max_gpus=int(read["max-gpus"]) if "max-gpus" in read else None,
-        adaptive=bool(read.get("adaptive", True)),
-        preemptible=bool(read.get("preemptible", True)),
-        cpus_per_gpu=int(read.get("cpus-per-gpu", 1)),
-        mem_per_gpu_mb=int(read["mem-per-gpu"]) if "mem-per-gpu" in read else None,
-        gpu_counts=gpu_counts,
-        continues=bool(read.get("continue", False)),
-        search=search,
-    )
+    spec = JobSpec(**_read(values, _SPEC))
     if spec.max_gpus is not None and spec.min_gpus > spec.max_gpus:
         raise DirectiveError(f"AdminComment: min-gpus={spec.min_gpus} is above max-gpus={spec.max_gpus}")
-    return Directives(spec, read.get("submitted"), read.get("begin"), _companion(read, nonce), demands)
+    companion = _read(values, _COMPANION)
+    if companion.keys() - {"nonce"} and len(companion.keys() | {"nonce"}) < len(_COMPANION):
+        given = [word for word in _COMPANION if word in values]
+        raise DirectiveError(f"AdminComment: a companion has companion-of, attempt, move, this one {given}")
+    return Directives(
+        spec,
+        **_read(values, _TIMES),
+        companion=Companion(**companion) if companion.keys() - {"nonce"} else None,
+        demands=Demands(**_read(values, _DEMANDS)),
+    )
 
 
-def _companion(read: dict[str, float], nonce: str) -> Companion | None:
-    given = [key for key in _COMPANION if key in read]
-    if not given:
-        return None
-    if len(given) < len(_COMPANION):
-        raise DirectiveError(f"AdminComment: a companion has {', '.join(_COMPANION)}, this one {given}")
-    parent, attempt, move = (int(read[key]) for key in _COMPANION)
-    return Companion(parent, attempt, move, nonce)
+def _read(values: Mapping[str, str], words: Mapping[str, _Word]) -> dict[str, Any]:
+    """Read the words that are given, by the field that each fills."""
+    found = {}
+    for word, (name, expected, read) in words.items():
+        if word in values:
+            try:
+                found[name] = read(values[word])
+            except (ValueError, SlurmGarbled):
+                raise DirectiveError(
+                    f"AdminComment: {word} is {expected}, not {shortened(values[word])!r}"
+                ) from None
+    return found
 
 
-def _nonce(text: str) -> str:
-    if text and not _NONCE.fullmatch(text):
-        raise DirectiveError(f"AdminComment: nonce is 32 hexadecimal digits, not {text!r}")
-    return text
+def _like(pattern: str, read: Callable[[str], Any] = str) -> Callable[[str], Any]:
+    """Return a reader of texts of one form."""
+
+    def checked(text: str) -> Any:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(text)
+        return read(text)
+
+    return checked
 
 
-def _search(text: str) -> str:
-    if text and not _SEARCH.fullmatch(text):
-        raise DirectiveError(f"AdminComment: search is a name of at most 64 characters, not {text!r}")
-    return text
+def _types(text: str) -> frozenset[str]:
+    types = frozenset(filter(None, text[: _LONGEST_TYPES + 1].split(",")))
+    too_long = len(text) > _LONGEST_TYPES or max(map(len, types), default=0) > _LONGEST_TYPE
+    if too_long or len(types) > _MOST_TYPES:
+        raise ValueError(text)
+    return types
 
 
-def _count(key: str, text: str) -> float:
-    # Of so many digits no number is meant; beyond some thousands Python itself would refuse to read it.
-    if not text.isascii() or not text.isdigit() or len(text) > _DIGITS or int(text) < 1:
-        raise DirectiveError(f"AdminComment: {key} is a whole number from 1 up, not {text!r}")
-    return int(text)
-
-
-def _attempt(key: str, text: str) -> float:
-    return 0 if text == "0" else _count(key, text)
-
-
-def _gpu_counts(text: str) -> str:
-    """The rule as `JobSpec.gpu_counts` has it."""
+def _rule(text: str) -> str:
     if not is_rule(text):
-        raise DirectiveError(f"AdminComment: gpu-counts is {RULES}, not {text!r}")
+        raise ValueError(text)
     return text
 
 
-def _yes_or_no(key: str, text: str) -> float:
-    if text not in ("yes", "no"):
-        raise DirectiveError(f"AdminComment: {key} is yes or no, not {text!r}")
-    return text == "yes"
+def _constraint(text: str) -> str:
+    if text:
+        matches(text, frozenset())
+    return text
 
 
-_READERS: dict[str, Callable[[str, str], float]] = {
-    "min-gpus": _count,
-    "max-gpus": _count,
-    "adaptive": _yes_or_no,
-    "preemptible": _yes_or_no,
-    "continue": _yes_or_no,
-    "cpus-per-gpu": _count,
-    "mem-per-gpu": _count,
-    "submitted": _count,
-    "begin": _count,
-    "companion-of": _count,
-    "attempt": _attempt,
-    "move": _count,
+def _size(text: str) -> tuple[int, int] | None:
+    nodes, _, gpus = text.partition("x")
+    return (int(nodes), int(gpus)) if text else None
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(node_names(text))
+
+
+# Of so many digits no number is meant; beyond some thousands Python itself would refuse to read it.
+_COUNT = "a whole number from 1 up", _like("(?=[0-9]{1,15}$)0*[1-9][0-9]*", int)
+_YES_OR_NO = "yes or no", _like("yes|no", "yes".__eq__)
+_YES = "yes", _like("yes", bool)
+_NUMBER = "a whole number", _like("[0-9]{1,9}", int)
+_NODES = "a node list", _names
+
+_Word = tuple[str, str, Callable[[str], Any]]
+"""The field that a word fills, what is expected of it, and its reader, which raises ValueError or SlurmGarbled."""
+
+_SPEC: dict[str, _Word] = {
+    "min-gpus": ("min_gpus", *_COUNT),
+    "max-gpus": ("max_gpus", *_COUNT),
+    "gpu-counts": ("gpu_counts", RULES, _rule),
+    "adaptive": ("adaptive", *_YES_OR_NO),
+    "preemptible": ("preemptible", *_YES_OR_NO),
+    "continue": ("continues", *_YES_OR_NO),
+    "search": ("search", "a name of at most 64 characters", _like("([A-Za-z0-9][A-Za-z0-9._-]{0,63})?")),
+    "cpus-per-gpu": ("cpus_per_gpu", *_COUNT),
+    "mem-per-gpu": ("mem_per_gpu_mb", *_COUNT),
 }
-_COMPANION = ("companion-of", "attempt", "move")
-_KEYS = ("gpu-counts", "nonce", "search", *_READERS, *WORDS)
+_TIMES: dict[str, _Word] = {"submitted": ("submitted", *_COUNT), "begin": ("begin", *_COUNT)}
+_COMPANION: dict[str, _Word] = {
+    "companion-of": ("parent", *_COUNT),
+    "attempt": ("attempt", "a whole number", _like("[0-9]{1,15}", int)),
+    "move": ("move", *_COUNT),
+    "nonce": ("nonce", "32 hexadecimal digits", _like("([0-9a-f]{32})?")),
+}
+_DEMANDS: dict[str, _Word] = {
+    "gpu-types": (
+        "gpu_types",
+        f"at most {_MOST_TYPES} types of at most {_LONGEST_TYPE} characters, {_LONGEST_TYPES} in all",
+        _types,
+    ),
+    "constraint": ("constraint", "features with & and |", _constraint),
+    "nodelist": ("nodelist", *_NODES),
+    "exclude": ("exclude", *_NODES),
+    "reservation": ("reservation", "a name", str),
+    "exclusive": ("exclusive", *_YES),
+    "min-cpus": ("min_cpus", *_NUMBER),
+    "tmp": ("tmp_mb", *_NUMBER),
+    "switches": ("switches", *_NUMBER),
+    "contiguous": ("contiguous", *_YES),
+    "array-limit": ("array_limit", "a whole number", _like("[0-9]{1,9}", lambda text: int(text) or None)),
+    "cpus-asked": ("cpus_asked", *_YES),
+    "mem-asked": ("memory_asked", *_YES),
+    "asked": ("asked", "NODESxGPUS", _like("([1-9][0-9]{0,8}x[1-9][0-9]{0,8})?", _size)),
+}
+_WORDS = {**_SPEC, **_TIMES, **_COMPANION, **_DEMANDS}
