@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def serve(config: Config) -> None:
     """Answer until SIGTERM or SIGINT. Raises ConfigError, SlurmError."""
-    slurm = Slurm(config.slurm.conf, timeout_s=config.slurm.timeout_s)
+    slurm = Slurm(config.slurm.conf, timeout=config.slurm.timeout_s)
 
     def show_config() -> str:
         return slurm.ask("scontrol", "show", "config")

@@ -33,7 +33,7 @@ USAGE_COLUMNS = (
 def usage(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Add up what a job used over its moves and companions, from sacct."""
     try:
-        found = read_usage(Slurm(_slurm_conf(config), timeout_s=60.0).ask, job)
+        found = read_usage(Slurm(_slurm_conf(config), timeout=60.0).ask, job)
     except SlurmRefused as error:
         raise PolluxError(
             f"{error}; usage needs Slurm's accounting (slurmdbd). Without it, polluxctl history {job} shows the GPUs "

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config.config_file import Config
-from polluxd.errors import PolluxError, SlurmError, SlurmGarbled, SlurmUnavailable
+from polluxd.errors import PolluxError, SlurmError, SlurmGarbled
 from polluxd.gateway.client import user_client
+from polluxd.slurm.commands import Commands
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
-from polluxd.slurm.scontrol import failure
 
 from .findings import Finding, fault, ok, warning
 from .hooks import FORMER_CALLS, Role, Site, calls
@@ -31,45 +28,8 @@ SKEW_S = 5.0
 AHEAD_S = 86400.0
 
 
-class Slurm:
+class Slurm(Commands):
     """Slurm's commands, as the doctor asks them."""
-
-    def __init__(self, conf: Path | None, *, timeout_s: float = 10.0) -> None:
-        self._timeout_s = timeout_s
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SQUEUE_", "SINFO_"))}
-        self._env = kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-        if conf is not None:
-            self._env["SLURM_CONF"] = str(conf)
-
-    def ask(self, *argv: str, given: str = "") -> str:
-        """Return what a command prints. Raises SlurmError."""
-        return self.run(*argv, given=given).stdout
-
-    def run(self, *argv: str, given: str = "", user: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command, as `user` where root asks for that. Raises SlurmError."""
-        who: dict[str, Any] = {}
-        if user and os.geteuid() == 0:
-            account = pwd.getpwnam(user)
-            who = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": [], "cwd": "/"}
-        try:
-            done = subprocess.run(
-                argv,
-                env=self._env,
-                input=given,
-                capture_output=True,
-                timeout=self._timeout_s,
-                check=False,
-                encoding="utf-8",
-                errors="replace",
-                **who,
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmUnavailable(f"{argv[0]}: no answer within {self._timeout_s:g} s") from None
-        except OSError as error:
-            raise SlurmUnavailable(f"{argv[0]} cannot be run ({error.strerror})") from None
-        if done.returncode:
-            raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
-        return done
 
     def settings(self) -> dict[str, str]:
         """Return slurm.conf as slurmctld has it in force. Raises SlurmError.
@@ -183,7 +143,7 @@ def _version(settings: Mapping[str, str]) -> Iterator[Finding]:
 def _clock(settings: Mapping[str, str]) -> Iterator[Finding]:
     at = settings["at"]
     try:
-        then = float(at) if at.isdigit() else datetime.fromisoformat(at).timestamp()
+        then = float(at) if at.isdigit() else datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return
     skew = time.time() - then

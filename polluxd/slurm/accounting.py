@@ -74,7 +74,7 @@ def read_usage(ask: Callable[..., str], job_id: int) -> Usage | None:
     if not own:
         return None
     first = min(own, key=lambda record: record.submitted_at)
-    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(first.submitted_at))
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(first.submitted_at))
     around = records(ask(*_sacct(f"--uid={first.uid}", f"--starttime={since}")))
     return added_up(own, [record for record in around if _lends_to(record, job_id)])
 

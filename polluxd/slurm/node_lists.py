@@ -6,7 +6,6 @@ import re
 from functools import lru_cache
 
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from polluxd.errors import SlurmGarbled
 
@@ -33,16 +32,6 @@ def node_names(text: str) -> tuple[str, ...]:
     except (NodeSetException, AssertionError, ValueError, OverflowError) as error:
         # The library asserts that a number fits, with the digits after the brackets.
         raise SlurmGarbled(f"expected a node list, got {text[:80]!r}: {error}") from error
-
-
-def index_count(indices: str) -> int:
-    """Count the indices in a list such as `0-3,7`. Raises SlurmGarbled."""
-    try:
-        if _size(f"[{indices}]") > _MOST_NODES:
-            raise RangeSetException(f"more than {_MOST_NODES}")
-        return len(RangeSet(indices)) if indices else 0
-    except RangeSetException as error:
-        raise SlurmGarbled(f"expected indices such as 0-3,7, got {indices[:80]!r}") from error
 
 
 def _size(text: str) -> int:

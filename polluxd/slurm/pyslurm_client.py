@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from polluxd.errors import SlurmUnavailable
+from polluxd.slurm.commands import failure
 from polluxd.slurm.protocol import SlurmClient
 from polluxd.slurm.queue import Query
-from polluxd.slurm.scontrol import ScontrolClient, failure
+from polluxd.slurm.scontrol import ScontrolClient
 
 log = logging.getLogger(__name__)
 
@@ -132,11 +133,11 @@ class PyslurmClient(ScontrolClient):
         if self.worker is None:
             if time.monotonic() < self.paused_until:
                 return None
-            ours, slurm = version("pyslurm"), self._run("scontrol", "--version").strip()
+            ours, slurm = version("pyslurm"), self.ask("scontrol", "--version").strip()
             if _release(ours) is None or _release(ours) != _release(slurm):
                 self._give_up(f"pyslurm {ours} is not for this Slurm, {slurm!r}")
                 return None
-            self.worker = Worker(self._env)
+            self.worker = Worker(self.environment)
         try:
             answer = self.worker.ask([query.format, job_id, nodes], self.timeout)
         except TimeoutError:

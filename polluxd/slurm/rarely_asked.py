@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from polluxd.errors import SlurmError
 from polluxd.slurm.limits import Limits, parse_limits
 from polluxd.slurm.rules import parse_preemption
 from polluxd.slurm.topology import parse_topology
+
+_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -36,51 +39,30 @@ class RarelyAsked:
     def __init__(self, run: Callable[..., str], clock: Callable[[], float]) -> None:
         self._run = run
         self._clock = clock
-        self._configured = ""
-        self._configured_at: float | None = None
-        self._limits = Limits()
-        self._unreadable_limits: Mapping[str, str] = {}
-        self._limits_at: float | None = None
-        self._preempts: Mapping[str, frozenset[str]] = {}
-        self._preempts_at: float | None = None
-        self._rack: Mapping[str, str] = {}
-        self._racks_at: float | None = None
+        self._known: dict[str, tuple[float, Any]] = {}
+        """What was asked: when, and the last answer."""
 
     def configuration(self) -> str:
         """Return the answer of `scontrol show config`."""
-        if self._due(self._configured_at, TOPOLOGY_S):
-            self._configured_at = self._clock()
-            try:
-                self._configured = self._run("scontrol", "show", "config")
-            except SlurmError as error:
-                log.warning("Slurm's configuration is as it was known before: %s", error)
-        return self._configured
+        return self._kept("Slurm's settings", TOPOLOGY_S, "", lambda: self._run("scontrol", "show", "config"))
 
     def racks(self) -> Mapping[str, str]:
         """Return the leaf switch of each node."""
-        if self._due(self._racks_at, TOPOLOGY_S):
-            self._racks_at = self._clock()
-            try:
-                self._rack = parse_topology(self._run("scontrol", "show", "topology"))
-            except SlurmError as error:
-                log.warning("racks are as they were known before (%d nodes): %s", len(self._rack), error)
-        return self._rack
+        return self._kept(
+            "racks", TOPOLOGY_S, {}, lambda: parse_topology(self._run("scontrol", "show", "topology"))
+        )
 
     def limits(self) -> tuple[Limits, Mapping[str, str]]:
         """Return the limits of accounting, and those that make no sense.
 
         Slurm itself holds jobs to its limits.
         """
+        none: tuple[Limits, Mapping[str, str]] = Limits(), {}
         if not _LIMITS.search(self.configuration()):
-            self._limits, self._unreadable_limits, self._limits_at = Limits(), {}, None
-        elif self._due(self._limits_at, LIMITS_S):
-            self._limits_at = self._clock()
-            try:
-                text = self._run("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
-                self._limits, self._unreadable_limits = parse_limits(text)
-            except SlurmError as error:
-                log.warning("limits of accounts and QOSes are as they were known before: %s", error)
-        return self._limits, self._unreadable_limits
+            self._known.pop("limits", None)
+            return none
+        command = ("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
+        return self._kept("limits", LIMITS_S, none, lambda: parse_limits(self._run(*command)))
 
     def preemption(self) -> Mapping[str, frozenset[str]]:
         """Return, by QOS, the QOSes that it preempts.
@@ -88,15 +70,19 @@ class RarelyAsked:
         slurmdbd answers: slurmctld shows no such list.
         """
         if not _PREEMPT_QOS.search(self.configuration()):
-            self._preempts, self._preempts_at = {}, None
-        elif self._due(self._preempts_at, LIMITS_S):
-            self._preempts_at = self._clock()
-            command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
-            try:
-                self._preempts = parse_preemption(self._run(*command))
-            except SlurmError as error:
-                log.warning("which QOS preempts which is as it was known before: %s", error)
-        return self._preempts
+            self._known.pop("rules of preemption", None)
+            return {}
+        command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
+        return self._kept("rules of preemption", LIMITS_S, {}, lambda: parse_preemption(self._run(*command)))
 
-    def _due(self, asked_at: float | None, every: float) -> bool:
-        return asked_at is None or not 0 <= self._clock() - asked_at < every
+    def _kept(self, what: str, every: float, none: _T, read: Callable[[], _T]) -> _T:
+        """Return an answer that is at most `every` seconds old, or the last one where there is no new one."""
+        asked_at, answer = self._known.get(what, (float("-inf"), none))
+        now = self._clock()
+        if not 0 <= now - asked_at < every:
+            try:
+                answer = read()
+            except SlurmError as error:
+                log.warning("%s are as they were known before: %s", what, error)
+            self._known[what] = now, answer
+        return cast("_T", answer)

@@ -7,48 +7,34 @@ no slurmdbd).
 from __future__ import annotations
 
 import logging
-import os
 import re
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from types import MappingProxyType
 
-from polluxd.errors import SlurmError, SlurmGarbled, SlurmRefused, SlurmUnavailable
+from polluxd.errors import SlurmGarbled, SlurmRefused
 from polluxd.model import JobState, Node
-from polluxd.slurm.gpu_defaults import default_memory, with_default_cpus
-from polluxd.slurm.least_sizes import with_least_sizes
+from polluxd.slurm.commands import Commands
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Known, Query, jobs_query, parse_jobs
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
-from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory, without_memory
+from polluxd.slurm.site_defaults import shares_memory, with_site_defaults, without_memory
 
 log = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 100
 """Tasks of an array that get a record of their own at a time: each takes one request."""
 
-# What the client commands print when slurmctld did not answer, as opposed to when it said no. Some come from
-# Slurm's communication layer, some from munge.
-_NO_ANSWER = re.compile(
-    r"unable to contact slurm controller|connection refused|connect failure|socket timed out|communication|"
-    r"zero bytes were transmitted|transport endpoint|timed out|in standby mode|authentication error|munge|"
-    r"(unable to|could not) establish a configuration source|unable to process configuration file|temporarily|"
-    r"slurmctld is shutting down|resource temporarily unavailable|connection reset|"
-    r"slurm_(msg_sendto|receive_msg|send_recv)|missing socket",
-    re.IGNORECASE,
-)
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdbd\s*$", re.MULTILINE)
 
 
-class ScontrolClient:
+class ScontrolClient(Commands):
     """A SlurmClient over command lines.
 
     Args:
@@ -60,7 +46,7 @@ class ScontrolClient:
     def __init__(
         self, *, conf: Path | str | None = None, timeout: float = 10.0, clock: Callable[[], float] = time.time
     ) -> None:
-        self.timeout = timeout
+        super().__init__(conf, timeout=timeout)
         self._clock = clock
         self._ours: set[int] = set()
         self._companions: set[int] = set()
@@ -69,16 +55,9 @@ class ScontrolClient:
         self._seen: frozenset[int | str] = frozenset()
         self._memory: Mapping[str, int] = {}
         """Of each node [MB]."""
-        self._rarely = RarelyAsked(self._run, clock)
+        self._rarely = RarelyAsked(self.ask, clock)
         self._known = Known(jobs_query().separator)
         """Of the last answer."""
-        # Nothing of another cluster or job may leak in, and times are to be UTC both ways, whatever the machine's
-        # zone and its daylight saving.
-        dropped = ("SLURM_", "SBATCH_", "SCANCEL_", "SQUEUE_", "SINFO_")
-        self._env = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        self._env |= {"TZ": "UTC0", "LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-        if conf is not None or "SLURM_CONF" in os.environ:
-            self._env["SLURM_CONF"] = str(conf if conf is not None else os.environ["SLURM_CONF"])
 
     def observe(self) -> ClusterState:
         taken_at = self._clock()
@@ -104,25 +83,19 @@ class ScontrolClient:
         configuration = self._rarely.configuration()
         if not shares_memory(configuration):
             nodes = without_memory(nodes)
-        memory = default_memory(rules.partitions, configuration)
-        jobs = alone_on_nodes(jobs, nodes, rules.partitions, memory)
-        jobs = with_default_cpus(jobs, rules.partitions, configuration)
-        jobs = with_least_sizes(jobs, nodes, rules.partitions, limits)
+        jobs = with_site_defaults(jobs, nodes, rules.partitions, limits, configuration)
         return ClusterState(
             taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits
         )
 
     def _rules(self) -> tuple[Rules, Mapping[str, str]]:
         """Slurm's rules, and the records of them that make no sense."""
-        partitions, senseless = parse_partitions(
-            self._run("scontrol", "--local", "-a", "-o", "show", "partition")
-        )
-        reservations, more = parse_reservations(
-            self._run("scontrol", "--local", "-a", "-o", "show", "reservation")
-        )
+        show = ("scontrol", "--local", "-a", "-o", "show")
+        partitions, senseless = parse_partitions(self.ask(*show, "partition"))
+        reservations, more = parse_reservations(self.ask(*show, "reservation"))
         licenses = {}
         if re.search(r"^Licenses\s*=\s*(?!\(null\))\S", self._rarely.configuration(), re.MULTILINE):
-            licenses = parse_licenses(self._run("scontrol", "--local", "-o", "show", "licenses"))
+            licenses = parse_licenses(self.ask("scontrol", "--local", "-o", "show", "licenses"))
         return Rules(partitions, reservations, licenses, self._rarely.preemption()), {**senseless, **more}
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
@@ -137,7 +110,7 @@ class ScontrolClient:
         self._must_be_ours([job_id])
         self._quieten(job_id)
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
-        self._run("scontrol", "requeue", "incomplete", self._address(job_id))
+        self.ask("scontrol", "requeue", "incomplete", self._address(job_id))
 
     def _quieten(self, job_id: int) -> None:
         """Keep Slurm from sending mail about this job's moves.
@@ -145,15 +118,15 @@ class ScontrolClient:
         Its user has had the mail of its first start.
         """
         try:
-            kept = quiet_mail(self._run("scontrol", "--local", "-o", "show", "job", self._address(job_id)))
+            kept = quiet_mail(self.ask("scontrol", "--local", "-o", "show", "job", self._address(job_id)))
             if kept:
-                self._run("scontrol", "update", f"JobId={self._address(job_id)}", f"MailType={kept}")
+                self.ask("scontrol", "update", f"JobId={self._address(job_id)}", f"MailType={kept}")
         except SlurmRefused as error:
             log.info("job %d: Slurm sends mail about its moves: %s", job_id, error)
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])
-        self._run("scontrol", "requeue", self._address(job_id))
+        self.ask("scontrol", "requeue", self._address(job_id))
 
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
@@ -185,15 +158,15 @@ class ScontrolClient:
         if start:
             # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue.
             arguments.append("StartTime=now")
-        self._run("scontrol", "update", *arguments)
+        self.ask("scontrol", "update", *arguments)
 
     def release(self, job_id: int) -> None:
         self._must_be_ours([job_id])
-        self._run("scontrol", "release", self._address(job_id))
+        self.ask("scontrol", "release", self._address(job_id))
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         self._must_be_ours([job_id])
-        self._run("scontrol", "update", f"JobId={self._address(job_id)}", _time_limit(seconds))
+        self.ask("scontrol", "update", f"JobId={self._address(job_id)}", _time_limit(seconds))
 
     def can_shrink(self) -> bool:
         return _SLURMDBD.search(self._rarely.configuration()) is not None
@@ -212,14 +185,14 @@ class ScontrolClient:
                 f"cannot shrink job {job_id} to {','.join(nodes)}: it holds {','.join(now.nodes)} and its batch script "
                 f"runs on {now.batch_host or 'no node'}"
             )
-        self._run("scontrol", "update", f"JobId={self._address(job_id)}", f"NodeList={','.join(nodes)}")
+        self.ask("scontrol", "update", f"JobId={self._address(job_id)}", f"NodeList={','.join(nodes)}")
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         if not job_ids:
             return
         self._must_be_ours(job_ids, companions=True)
         try:
-            self._run("scancel", *map(str, job_ids))
+            self.ask("scancel", *map(str, job_ids))
         except SlurmRefused:
             # Those that ended in the meantime are refused, and are no trouble.
             now = [job for job in self._all_jobs() if job.job_id in job_ids]
@@ -233,7 +206,7 @@ class ScontrolClient:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(until))
         ids = ",".join(map(self._address, job_ids))
         try:
-            self._run("scontrol", "update", f"JobId={ids}", f"StartTime={when}")
+            self.ask("scontrol", "update", f"JobId={ids}", f"StartTime={when}")
         except SlurmRefused:
             # Slurm goes on to the other jobs after one that started or ended in the meantime; that is no trouble.
             now = [job for job in self._all_jobs() if job.job_id in job_ids and job.state is JobState.PENDING]
@@ -267,13 +240,13 @@ class ScontrolClient:
 
     def _ask_all(self, query: Query) -> tuple[str, str]:
         """Return what Slurm shows of all jobs and of all nodes."""
-        return self._ask_jobs(query), self._run("scontrol", "--local", "-a", "-o", "-d", "show", "node")
+        return self._ask_jobs(query), self.ask("scontrol", "--local", "-a", "-o", "-d", "show", "node")
 
     def _ask_jobs(self, query: Query, job_id: int | None = None) -> str:
         """Return what Slurm shows of all jobs, or of one."""
         one = () if job_id is None else (f"--jobs={job_id}",)
         command = ("squeue", "--local", "--all", "--noheader", "--states=all", "--array", *one)
-        return self._run(*command, environment={"SQUEUE_FORMAT2": query.format})
+        return self.ask(*command, environment={"SQUEUE_FORMAT2": query.format})
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         self._ours.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten
@@ -310,31 +283,6 @@ class ScontrolClient:
         if foreign:
             raise SlurmRefused(f"jobs {foreign} did not opt in (or are gone): polluxd does not touch them")
 
-    def _run(self, *argv: str, environment: Mapping[str, str] = MappingProxyType({})) -> str:
-        try:
-            done = subprocess.run(
-                argv,
-                env={**self._env, **environment},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=self.timeout,
-                check=False,
-                # Undecodable bytes (a job's name in another encoding) must not stop the reading.
-                encoding="utf-8",
-                errors="replace",
-            )
-        except subprocess.TimeoutExpired as error:
-            raise SlurmUnavailable(
-                f"{_short(argv)}: no answer within {self.timeout:g} s; it may have been applied all the same"
-            ) from error
-        except OSError as error:
-            raise SlurmUnavailable(
-                f"{argv[0]} cannot be run ({error.strerror}): is Slurm's client installed?"
-            ) from error
-        if done.returncode == 0:
-            return done.stdout
-        raise failure(argv, done.returncode, (done.stderr or done.stdout).strip())
-
 
 def _to_come_again(jobs: Sequence[SlurmJob], nodes: Sequence[Node]) -> frozenset[int | str]:
     """Ids of jobs, ended or not, and names of nodes."""
@@ -357,17 +305,3 @@ def _tasks(job: SlurmJob) -> str:
 
 def _time_limit(seconds: float) -> str:
     return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
-
-
-def failure(argv: Sequence[str], status: int, complaint: str) -> SlurmError:
-    """The error of a request that failed: no answer, or a no."""
-    if status < 0 or _NO_ANSWER.search(complaint):
-        return SlurmUnavailable(
-            f"{_short(argv)}: slurmctld does not answer: {complaint or f'signal {-status}'}"
-        )
-    return SlurmRefused(f"{_short(argv)}: {complaint or f'exit status {status}'}")
-
-
-def _short(argv: Sequence[str]) -> str:
-    text = " ".join(argv)
-    return text if len(text) <= 160 else text[:157] + "..."

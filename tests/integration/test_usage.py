@@ -136,6 +136,6 @@ def test_shares_are_read_from_slurmdbd(accounted: DevCluster) -> None:
         )
     for account in ("vision", "nlp"):
         accounted.command("sacctmgr", "-i", "add", "user", "daemon", f"account={account}", "fairshare=1")
-    found = read_shares(Slurm(accounted.slurm_conf, timeout_s=60.0).ask, accounted.cluster_name)
+    found = read_shares(Slurm(accounted.slurm_conf, timeout=60.0).ask, accounted.cluster_name)
     assert found.accounts["vision"] / found.accounts["nlp"] == pytest.approx(2.0, rel=0.01)
     assert found.users["daemon"] == 1.0

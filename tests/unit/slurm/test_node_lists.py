@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.node_lists import index_count, node_names
+from polluxd.slurm.node_lists import node_names
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,3 @@ def test_a_large_cluster_is_no_oddity() -> None:
 def test_what_is_no_node_list_is_garbled(text: str) -> None:
     with pytest.raises(SlurmGarbled, match="expected a node list"):
         node_names(text)
-
-
-def test_indices() -> None:
-    assert [index_count(text) for text in ("", "0", "0-3,7", "0-127")] == [0, 1, 5, 128]
-    for text in ("3-0", "a", "0-3,", "0-99999999999"):
-        with pytest.raises(SlurmGarbled, match="expected indices"):
-            index_count(text)

@@ -524,7 +524,7 @@ def test_a_task_of_an_array_that_runs() -> None:
 
 
 def test_gpus_asked_for_in_another_way_than_per_node() -> None:
-    on_one = {"allocated_nodes": "n3", "num_nodes": 1, "gres_per_node": None}
+    on_one: dict[str, Any] = {"allocated_nodes": "n3", "num_nodes": 1, "gres_per_node": None}
     asked = one(**on_one, requested_tres=tres(node=1, gpu=3, mem=3000))
     assert (asked.requested_gpus_per_node, asked.gpus_per_node_held) == (None, {"n3": 3})
     assert asked.mem_per_gpu_mb == 1000
@@ -551,7 +551,7 @@ def test_nodes_and_what_others_hold_there() -> None:
     }
     use = {"allocated_cpus": 5, "allocated_memory": 700}
     found = node(plain, **size, **use)
-    assert (found.memory_mb, found.tmp_mb, found.features) == (3500, 70, {"ssd"})
+    assert (found.memory_mb, found.tmp_mb, found.features) == (3500, 70, frozenset({"ssd"}))
     assert (found.foreign_cpus, found.foreign_memory_mb) == (5, 700)
     assert (node().gpus, node().gpu_type, node(configured_gres=None).gpus) == (4, "a100", 0)
     assert node(configured_gres={"gpu:a100": 4, "gpu:t4": 2}).gpu_type == "a100+t4"

@@ -1,4 +1,4 @@
-"""Jobs that share neither memory nor nodes with others."""
+"""What a site's partitions, QOSes and slurm.conf make of jobs: least sizes, CPUs, memory, whole nodes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,88 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.model import JobSpec, Node
+from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.demands import Demands
-from polluxd.slurm.gpu_defaults import default_memory
+from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.rules import Partition
-from polluxd.slurm.whole_nodes import alone_on_nodes, shares_memory
+from polluxd.slurm.site_defaults import (
+    alone_on_nodes,
+    default_memory,
+    shares_memory,
+    with_default_cpus,
+    with_least_sizes,
+)
+from tests.build import slurm_job
 from tests.unit.slurm.squeue_stand_in import PENDING, queue
+
+KINDS = (*(Node(f"small{n}", 2, "t4") for n in (1, 2)), Node("large", 8, "a100"), Node("cpu", 0))
+T4, EVERY = frozenset({"small1", "small2", "cpu"}), frozenset(node.name for node in KINDS)
+WAITING = slurm_job(1, JobState.PENDING, user="ada", reason="BeginTime", spec=JobSpec(cpus_per_gpu=2))
+
+
+def least(job: SlurmJob, minimum: dict[str, int], *partitions: Partition) -> int:
+    qos = Qos("big", GroupLimits(), JobLimits(least=minimum))
+    known = {one.name: one for one in partitions}
+    (shown,) = with_least_sizes([job], KINDS, known, Limits(qos={"big": qos}))
+    assert shown.spec is not None
+    return shown.spec.min_gpus
+
+
+@pytest.mark.parametrize(
+    ("minimum", "gpus"),
+    [
+        ({}, 1),
+        ({"gres/gpu": 4}, 4),
+        ({"cpu": 7}, 4),
+        ({"node": 2}, 9),
+        ({"gres/gpu:t4": 4}, 1),
+        ({"billing": 9}, 1),
+    ],
+)
+def test_what_a_qos_demands_at_least(minimum: dict[str, int], gpus: int) -> None:
+    assert least(replace(WAITING, qos="big"), minimum, Partition("main", "UP", EVERY)) == gpus
+    assert least(WAITING, minimum, Partition("main", "UP", EVERY, qos="big")) == gpus
+    assert least(WAITING, minimum, Partition("main", "UP", EVERY)) == 1
+
+
+def test_a_type_counts_where_all_gpus_have_it() -> None:
+    assert least(replace(WAITING, qos="big"), {"gres/gpu:t4": 4}, Partition("main", "UP", T4)) == 4
+
+
+def test_jobs_that_ask_for_no_cpus_have_the_sites_default() -> None:
+    def cpus(job: SlurmJob, partition: int | None, configuration: str = "") -> int:
+        known = {"main": Partition("main", "UP", EVERY, cpus_per_gpu=partition)}
+        (shown,) = with_default_cpus([job], known, configuration)
+        assert shown.spec is not None
+        return shown.spec.cpus_per_gpu
+
+    everywhere = "ClusterName = x\nJobDefaults             = DefCpuPerGPU=6,DefMemPerGPU=900\nX = y\n"
+    assert [cpus(WAITING, own) for own in (None, 1, 8)] == [2, 2, 8]
+    assert [cpus(WAITING, own, everywhere) for own in (None, 1, 8)] == [6, 2, 8]
+    assert cpus(WAITING, 8, "JobDefaults             = (null)\n") == 8
+    assert cpus(replace(WAITING, demands=Demands(cpus_asked=True)), 8, everywhere) == 2
+
+
+def test_fewest_nodes_of_a_partition() -> None:
+    wide = Partition("wide", "UP", T4, min_nodes=2)
+    assert least(replace(WAITING, partition="wide"), {}, wide) == 3
+    narrow = Partition("main", "UP", T4)
+    assert least(replace(WAITING, partition="wide,main"), {}, wide, narrow) == 1, (
+        "Slurm starts it in the other one"
+    )
+
+
+def test_jobs_that_cannot_have_it_stay_as_they_are() -> None:
+    main = Partition("main", "UP", EVERY)
+    few = replace(WAITING, qos="big", spec=JobSpec(max_gpus=2))
+    assert least(few, {"gres/gpu": 4}, main) == 1, "Slurm refuses, and `explain` says so"
+    holds = replace(WAITING, qos="big", state=JobState.RUNNING, gpus_per_node_held={"large": 2})
+    assert least(holds, {"gres/gpu": 4}, main) == 1, "the limit came after its start"
+    assert least(replace(holds, gpus_per_node_held={"large": 6}), {"gres/gpu": 4}, main) == 4
+    plain = replace(WAITING, qos="big", spec=None)
+    assert with_least_sizes([plain], KINDS, {"main": main}, Limits()) == (plain,)
+
 
 NODES = (Node("n1", 4, memory_mb=16001), Node("n2", 4, memory_mb=16001), Node("login", 0, memory_mb=4000))
 

@@ -1,0 +1,221 @@
+"""What a site's partitions, QOSes and slurm.conf make of jobs. Pure.
+
+**CPUs and memory with each GPU.** DefCpuPerGPU and DefMemPerGPU of a partition, else of slurm.conf, hold for a job that
+asks for none itself. Slurm leaves the CPUs out once a job's CPUs are written, and polluxd writes them at each start.
+Slurm shows the memory of running jobs alone: a waiting job counts there with all memory of its nodes (22.05).
+
+**Whole nodes.** Where memory is a resource of its own (SelectTypeParameters with _Memory), it bounds the jobs on a
+node. A job that asks for none, where the site has no default, gets all memory of its nodes. With DefMemPerGPU, Slurm
+shows this of every waiting job: the submission hook notes which jobs ask for memory. A partition with
+OverSubscribe=EXCLUSIVE gives a job all of its nodes.
+
+**Least sizes.** MinNodes of a partition and MinTRES of a QOS keep smaller jobs out. polluxd chooses the size, so the
+least size becomes the least number of GPUs of each job there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import ceil
+from types import MappingProxyType
+
+from polluxd.model import JobState, Node
+from polluxd.slurm.limits import Limits
+from polluxd.slurm.node_records import with_all_gpus
+from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.rules import Partition, gpu_default
+
+_EVERYWHERE = re.compile(r"^JobDefaults\s*=\s*(\S+)", re.MULTILINE)
+_CONSUMED = re.compile(r"^SelectTypeParameters\s*=.*MEMORY", re.MULTILINE | re.IGNORECASE)
+_WHOLE = "whole-nodes"
+
+
+def with_site_defaults(
+    jobs: Iterable[SlurmJob],
+    nodes: Iterable[Node],
+    partitions: Mapping[str, Partition],
+    limits: Limits,
+    configuration: str,
+) -> tuple[SlurmJob, ...]:
+    """Return the jobs as Slurm will treat them on this site.
+
+    Args:
+        configuration: what `scontrol show config` prints.
+    """
+    jobs = alone_on_nodes(jobs, nodes, partitions, default_memory(partitions, configuration))
+    jobs = with_default_cpus(jobs, partitions, configuration)
+    return with_least_sizes(jobs, nodes, partitions, limits)
+
+
+def with_default_cpus(
+    jobs: Iterable[SlurmJob], partitions: Mapping[str, Partition], configuration: str
+) -> tuple[SlurmJob, ...]:
+    """Give our jobs that ask for no CPUs the site's, if these are more.
+
+    Args:
+        configuration: what `scontrol show config` prints.
+    """
+    everywhere = _everywhere("DefCpuPerGPU", configuration)
+
+    def given(job: SlurmJob) -> SlurmJob:
+        spec = job.spec
+        if spec is None or job.demands.cpus_asked:
+            return job
+        ruled = [partitions[name].cpus_per_gpu for name in job.partition.split(",") if name in partitions]
+        cpus = max((own or everywhere or 1 for own in ruled), default=everywhere or 1)
+        return replace(job, spec=replace(spec, cpus_per_gpu=cpus)) if cpus > spec.cpus_per_gpu else job
+
+    return tuple(map(given, jobs))
+
+
+def default_memory(partitions: Mapping[str, Partition], configuration: str) -> dict[str, int]:
+    """Return the memory that goes with each GPU, by partition.
+
+    In MB; 0: no default.
+    """
+    everywhere = _everywhere("DefMemPerGPU", configuration)
+    return {
+        name: (everywhere if partition.memory_per_gpu_mb is None else partition.memory_per_gpu_mb) or 0
+        for name, partition in partitions.items()
+    }
+
+
+def _everywhere(name: str, configuration: str) -> int | None:
+    found = _EVERYWHERE.search(configuration)
+    return gpu_default(name, found[1]) if found else None
+
+
+def shares_memory(configuration: str) -> bool:
+    """Tell from `scontrol show config` whether jobs share out memory."""
+    return _CONSUMED.search(configuration) is not None
+
+
+def without_memory(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Return nodes whose memory bounds no job."""
+    return tuple(replace(node, memory_mb=0, foreign_memory_mb=0) for node in nodes)
+
+
+def alone_on_nodes(
+    jobs: Iterable[SlurmJob],
+    nodes: Iterable[Node],
+    partitions: Mapping[str, Partition],
+    default_memory: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[SlurmJob, ...]:
+    """Have each job of ours that shares its nodes with nobody take whole ones.
+
+    A job with all memory of its nodes, and a max-gpus below a whole node, counts with all memory at its max-gpus.
+
+    Args:
+        default_memory: memory that the site gives with each GPU [MB], by partition.
+    """
+    gpus = {node.name: node.gpus for node in nodes}
+    memory = {node.name: (node.memory_mb, node.gpus) for node in nodes if node.memory_mb and node.gpus}
+    sizes = frozenset(memory.values())
+    exclusive = {name for name, partition in partitions.items() if partition.exclusive}
+
+    def alone(job: SlurmJob) -> SlurmJob:
+        if job.spec is None:
+            return job
+        if not exclusive.isdisjoint(job.partition.split(",")):
+            demands = replace(job.demands, exclusive=True)
+            spec = replace(job.spec, gpu_counts=_WHOLE)
+            return with_all_gpus(replace(job, spec=spec, demands=demands), gpus)
+        default = max((default_memory.get(name, 0) for name in job.partition.split(",")), default=0)
+        if sizes and default and not job.demands.memory_asked:
+            waits = job.state is JobState.PENDING
+            return replace(job, mem_per_gpu_mb=default) if waits else job
+        here = [memory[name] for name in job.nodes if name in memory] or sizes
+        return _with_all_memory(job, here) if sizes else job
+
+    return tuple(map(alone, jobs))
+
+
+def _with_all_memory(job: SlurmJob, sizes: Iterable[tuple[int, int]]) -> SlurmJob:
+    """Have a job with all memory of its nodes be alone there.
+
+    Args:
+        sizes: memory [MB] and GPUs of the nodes in question.
+    """
+    spec, gpus, each = job.spec, job.requested_gpus_per_node, job.mem_per_gpu_mb
+    if spec is None or spec.mem_per_gpu_mb or not gpus or not each:
+        return job
+    # Slurm divided: less than a megabyte per GPU is lost.
+    whole = [(mb, count) for mb, count in sizes if 0 <= mb - each * gpus < gpus < count]
+    if not whole:
+        return job
+    mb, count = min(whole)
+    if spec.max_gpus is not None and spec.max_gpus < count:
+        return replace(job, mem_per_gpu_mb=mb // spec.max_gpus)
+    return replace(job, mem_per_gpu_mb=mb // count, spec=replace(spec, gpu_counts=_WHOLE))
+
+
+def with_least_sizes(
+    jobs: Iterable[SlurmJob], nodes: Iterable[Node], partitions: Mapping[str, Partition], limits: Limits
+) -> tuple[SlurmJob, ...]:
+    """Raise `min_gpus` of our jobs to what Slurm starts.
+
+    A job that holds less stays as it is, and so does a job whose `max_gpus` is below: Slurm refuses to start it.
+    """
+    with_gpus = {node.name: node for node in nodes if node.gpus > 0}
+    known: dict[tuple[str, str, int], int] = {}
+
+    def least(job: SlurmJob) -> int:
+        assert job.spec is not None
+        key = job.partition, job.qos, job.spec.cpus_per_gpu
+        if key not in known:
+            known[key] = _least(*key, with_gpus, partitions, limits)
+        return known[key]
+
+    def raised(job: SlurmJob) -> SlurmJob:
+        spec, held = job.spec, sum(job.gpus_per_node_held.values())
+        if spec is None or job.companion is not None or (most := least(job)) <= spec.min_gpus:
+            return job
+        if (spec.max_gpus is not None and spec.max_gpus < most) or 0 < held < most:
+            return job
+        return replace(job, spec=replace(spec, min_gpus=most))
+
+    return tuple(map(raised, jobs))
+
+
+def _least(
+    partition: str,
+    qos: str,
+    cpus_per_gpu: int,
+    nodes: Mapping[str, Node],
+    partitions: Mapping[str, Partition],
+    limits: Limits,
+) -> int:
+    """GPUs that a job needs at least to start in one of its partitions."""
+    ruled = [partitions[name] for name in partition.split(",") if name in partitions]
+    if not ruled:
+        return 1
+    found = []
+    for rule in ruled:
+        reach = [nodes[name] for name in rule.nodes if name in nodes]
+        largest = max((node.gpus for node in reach), default=0)
+        sizes = [_beyond(rule.min_nodes, largest)]
+        for name in dict.fromkeys(filter(None, (rule.qos, qos))):
+            demanded = limits.qos[name].job.least if name in limits.qos else {}
+            kinds = {node.gpu_type for node in reach}
+            sizes += [_in_gpus(*one, cpus_per_gpu, kinds, largest) for one in demanded.items()]
+        found.append(max(sizes))
+    return min(found)
+
+
+def _in_gpus(tres: str, least: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int:
+    """Return a demand on TRES as a number of GPUs.
+
+    1: it is on other TRES, and left to Slurm's refusal.
+    """
+    if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
+        return least
+    if tres == "cpu":
+        return ceil(least / max(cpus_per_gpu, 1))
+    return _beyond(least, largest) if tres == "node" else 1
+
+
+def _beyond(nodes: int, largest: int) -> int:
+    """The fewest GPUs that no smaller number of nodes has."""
+    return (nodes - 1) * largest + 1
