@@ -147,8 +147,9 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 #: What is generated and committed
 
 .PHONY: reference
-reference: setup ## what is generated from polluxd/config/settings.py: example configuration, polluxd.toml(5), docs/reference
+reference: setup ## what is generated from settings and commands: example configuration, manual pages, docs/reference
 	@$(PYTHON) -m polluxd.config.settings_reference
+	@$(PYTHON) -m contrib.man.generate
 
 schema: ## after a new migration, which sql/schema.sql must equal: write its checksum
 	cd sql/migrations && sha256sum *.sql > SHA256SUMS

@@ -1,7 +1,7 @@
 """Make the pictures of the documentation: `make docs-images`.
 
 It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and
-takes a picture of the report in Chromium.
+takes pictures of the report and of a job's history in Chromium.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def main() -> None:
             [sys.executable, "-m", "contrib.demo", "--compare", "--out", str(demo)], cwd=ROOT, check=True
         )
     IMAGES.mkdir(exist_ok=True)
-    for name in ("compare.png", "timeline.png", "history.png"):
+    for name in ("compare.png", "timeline.png"):
         shutil.copy(demo / name, IMAGES / name)
     runs = json.loads((demo / "compare.json").read_text())
     figures = {name: {key: run[key] for key in run if key != "jobs"} for name, run in runs.items()}
     COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
     screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
+    screenshot(demo / "history.html", IMAGES / "history.png", height=800)
     fairness(IMAGES / "fairness.png")
 
 

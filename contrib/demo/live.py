@@ -15,8 +15,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from polluxd.cli.columns import JOB_COLUMNS
 from polluxd.cli.output import table
+from polluxd.cli.table_rows import JOB_COLUMNS
 
 from .measure import Track
 from .run import Run

@@ -58,7 +58,7 @@ class Polluxd(devcluster.Polluxd):
                 browser.screenshot(url, picture, height=900)
 
     def write_report(self, out: Path, job_id: int, since: float, until: float) -> None:
-        """Have polluxctl write report.html, and history.png of one job.
+        """Have polluxctl write report.html, and history.html of one job.
 
         `since`, `until`: the run (POSIX times).
 
@@ -68,7 +68,7 @@ class Polluxd(devcluster.Polluxd):
         begin, end = (datetime.fromtimestamp(at).isoformat(timespec="seconds") for at in (since, until))
         for words in (
             ("report", "--html", str(out / "report.html"), "--since", begin, "--until", end),
-            ("history", str(job_id), "--plot", str(out / "history.png")),
+            ("history", str(job_id), "--plot", str(out / "history.html")),
         ):
             done = self.command("polluxctl", *words)
             if done.returncode:

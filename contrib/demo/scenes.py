@@ -210,7 +210,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
         highlight=False,
     )
     console.print(
-        f"Written: {stage.out}/summary.json, timeline.png, report.html, history.png, logs/",
+        f"Written: {stage.out}/summary.json, timeline.png, report.html, history.html, logs/",
         soft_wrap=True,
         highlight=False,
     )

@@ -41,7 +41,7 @@ class Environment:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=300,
+            timeout=900,  # a minute on a quiet machine
         )
 
 

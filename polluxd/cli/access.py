@@ -1,11 +1,13 @@
-"""The start of every polluxctl command: store, terminal, user, options."""
+"""The start of every polluxctl command: options and arguments, terminal, store, user."""
 
 from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +28,38 @@ UserOption = Annotated[
     typer.Option("--user", "-u", help="of this user; all: of everybody [you; administrators: all]"),
 ]
 WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="redraw until Ctrl-C")]
+SinceOption = Annotated[
+    str, typer.Option("--since", metavar="TIME", help="begin: 24h, 7d, 2026-11-20, 2026-11-20T08:00")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON, unrounded")]
+
+_UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def job_id(text: str) -> int:
+    """Read a job id. Raises typer.BadParameter."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise typer.BadParameter(f"expected a job id such as 1234, got {text!r}")
+    return int(text)
+
+
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id")]
+
+
+def point(text: str, now: float, option: str) -> float:
+    """Return a POSIX time: so long before now (`24h`, `7d`), or a local date (`2026-11-20`, `2026-11-20T08:00`).
+
+    Raises typer.BadParameter, which names `option`.
+    """
+    if (found := re.fullmatch(r"(\d{1,6})([mhd])", text)) is not None:
+        return now - int(found[1]) * _UNIT_S[found[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"expected a time such as 24h, 7d, 2026-11-20 or 2026-11-20T08:00, got {text!r}",
+            param_hint=option,
+        ) from None
 
 
 def console() -> PrintableConsole:
@@ -36,9 +69,21 @@ def console() -> PrintableConsole:
     return PrintableConsole(highlight=False, width=240 if piped else None)
 
 
+def may_read_database(config: Path | None) -> bool:
+    """Say whether this user may read polluxd's configuration."""
+    return config is not None or os.access(DEFAULT_PATH, os.R_OK)
+
+
+def whose(user: str | None, config: Path | None) -> str | None:
+    """Return whose jobs to list; None: everybody's. Ordinary users see their own, unless they name another or `all`."""
+    if user is None and not may_read_database(config):
+        return getpass.getuser()
+    return None if user == "all" else user
+
+
 def configuration(config: Path | None) -> Config:
     """Read the configuration file. Raises ConfigError."""
-    if config is None and os.geteuid() != 0 and not os.access(DEFAULT_PATH, os.R_OK):
+    if os.geteuid() != 0 and not may_read_database(config):
         raise ConfigError(
             f"this command is for administrators: {getpass.getuser()} may not read {DEFAULT_PATH}. "
             "Every user may run `polluxctl jobs`, `top`, `web`, `explain`, `history` and `usage`"

@@ -1,95 +1,98 @@
-"""`polluxd gateway`: what ordinary users may know.
+"""What `polluxctl` may know of the database: who asks decides.
 
 A user sees the own jobs in full, and of other users' jobs what squeue shows: nothing, where PrivateData of slurm.conf
-names jobs.
+names jobs. User 0 sees all. `polluxd gateway` answers ordinary users; `polluxctl` of administrators asks as user 0.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmError
+from polluxd.gateway.client import user_client
+from polluxd.site.slurm_checks import Slurm
 from polluxd.store import JobView, Store
 
-from .answers import history_document
+from . import access
 from .explained import MOST_JOBS, explained, unknown
 from .output import jsonable
-from .table_rows import job_row, status_row
-from .web.overview import Overview
+from .table_rows import job_order, job_row, lost_seconds, status_row
+from .web.overview import Overview, RestingReader
 
 log = logging.getLogger(__name__)
 
-SHOWN_OF_OTHERS = frozenset(
-    [
-        "job_id",
-        "name",
-        "user",
-        "account",
-        "partition",
-        "state",
-        "gpus",
-        "nodes",
-        "submitted_at",
-        "started_at",
-        "ended_at",
-        "age_s",
-        "attempt",
-    ]
-)
+SHOWN_OF_OTHERS = (
+    "job_id", "name", "user", "account", "partition", "state", "gpus", "nodes", "submitted_at", "started_at",
+    "ended_at", "age_s", "attempt",
+)  # fmt: skip
 """Keys of a job's row that squeue shows of everybody's jobs."""
-_FRESH_S = 2.0
-"""Age up to which one reading of the jobs serves several requests."""
 _PRIVACY_S = 60.0
 """Time between two looks at PrivateData."""
 _STATUS = ("cluster", "mode", "paused", "decided_at")
 
 
 class Answering:
-    """Answers questions of users from the database.
+    """Answers questions from the database, as JSON has it.
 
     Args:
         show_config: text of `scontrol show config`; raises SlurmError.
+        most_jobs: see `explained`.
     """
 
-    def __init__(self, store: Store, defaults: PolicySettings, show_config: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        defaults: PolicySettings,
+        show_config: Callable[[], str] = str,
+        most_jobs: int | None = MOST_JOBS,
+    ) -> None:
         self._store = store
         self._defaults = defaults
         self._show_config = show_config
+        self._most_jobs = most_jobs
         self._overview = Overview(store)
-        self._lock = threading.Lock()
-        self._views: tuple[float, list[JobView], Mapping[int, float]] = (float("-inf"), [], {})
+        self._reader = RestingReader()
         self._private, self._private_at = {"all"}, float("-inf")
 
     def jobs(self, uid: int, *, ended: bool) -> Any:
         return jsonable(self._jobs(uid, ended=ended))
 
     def top(self, uid: int) -> Any:
-        whole = status_row(self._store)
-        status = {key: whole[key] for key in _STATUS}
+        """Return the status, and the jobs that have not ended."""
+        status = status_row(self._store)
+        if uid != 0:
+            status = {key: status[key] for key in _STATUS}
         return jsonable({"status": status, "jobs": self._jobs(uid, ended=False)})
 
     def cluster(self, uid: int) -> Any:
         """What `top` tells, and the cluster over time; to administrators also accounts and users."""
-        overview = self._overview.read(whole=uid == 0) | {"hidden": uid != 0 and self._hidden()}
-        if uid != 0 and self._hidden("nodes"):
+        overview = self._overview.read(whole=uid == 0) | {"hidden": self._hidden(uid)}
+        if self._hidden(uid, "nodes"):
             overview["nodes"] = []
         return jsonable({**self.top(uid), "overview": overview})
 
     def explain(self, uid: int, job: int) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""
         self._own(job, uid)
-        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=MOST_JOBS))
+        most = self._most_jobs
+        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=most))
 
     def history(self, uid: int, job: int, since: float) -> Any:
-        """Raises PolluxError: the job is another user's, or unknown."""
+        """Return the name of a job and its reports since a POSIX time.
+
+        Raises PolluxError: the job is another user's, or unknown.
+        """
         name = self._own(job, uid).name
-        return jsonable(history_document(name, self._store.report_history(job, since=since)))
+        points = self._store.report_history(job, since=since)
+        return jsonable({"name": name, "points": [asdict(point) for point in points]})
 
     def _own(self, job: int, uid: int) -> JobView:
         """Return the asking user's job. Raises PolluxError."""
@@ -97,43 +100,29 @@ class Answering:
         if found is None:
             raise unknown(job)
         if uid not in (0, found.job.uid):
-            if self._hidden():
+            if self._hidden(uid):
                 raise unknown(job)  # a different message would tell which numbers are jobs
             raise PolluxError(f"job {job} is another user's: ask about your own jobs (`polluxctl jobs`)")
         return found.job
 
     def _jobs(self, uid: int, *, ended: bool) -> list[dict[str, Any]]:
-        now = time.time()
-        hidden = self._hidden()
-        views, lost = self._read()
+        now, hidden = time.time(), self._hidden(uid)
+        views, lost = self._reader.read("jobs", lambda: (self._store.jobs_view(), lost_seconds(self._store)))
         rows = []
         for view in views:
-            if view.ended_at is not None and not (ended and uid in (0, view.uid)):
+            own = uid in (0, view.uid)
+            if view.ended_at is not None and not (ended and own):
                 continue
-            if uid in (0, view.uid):
+            if own:
                 rows.append(job_row(view, lost.get(view.job_id, 0.0), now))
             elif not hidden:
                 rows.append(_as_squeue_shows(view, now))
-        return sorted(rows, key=lambda row: (row["ended_at"] is not None, row["job_id"]))
+        return sorted(rows, key=job_order)
 
-    def _read(self) -> tuple[list[JobView], Mapping[int, float]]:
-        with self._lock:
-            return self._reread()
-
-    def _reread(self) -> tuple[list[JobView], Mapping[int, float]]:
-        at, views, lost = self._views
-        if time.monotonic() - at > _FRESH_S:
-            views, lost = self._store.jobs_view(), {}
-            for cost in self._store.move_costs():
-                lost[cost["job_id"]] = lost.get(cost["job_id"], 0.0) + cost["total_s"]
-            self._views = (time.monotonic(), views, lost)
-        return views, lost
-
-    def _hidden(self, what: str = "jobs") -> bool:
-        """Say whether users' jobs are hidden from each other, or nodes from users.
-
-        Until Slurm has said so, they are.
-        """
+    def _hidden(self, uid: int, what: str = "jobs") -> bool:
+        """Say whether others' jobs, or the nodes, are hidden from a user. Until Slurm has said so, they are."""
+        if uid == 0:
+            return False
         if time.monotonic() - self._private_at > _PRIVACY_S:
             try:
                 found = re.search(r"^PrivateData\s+= (.*)$", self._show_config(), re.MULTILINE)
@@ -150,3 +139,27 @@ def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:
     return {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()} | {
         "reason": f"Slurm: {view.slurm_reason}" if waits else ""
     }
+
+
+Ask = Callable[..., Any]
+"""Asks a question, the name of a method of `Answering`, about what follows: `ask("explain", 1234)`."""
+
+
+def source(config: Path | None, most_jobs: int | None = None) -> Ask:
+    """Return where to ask: who may read polluxd.toml the database, everybody else the gateway, by a munge credential.
+
+    Raises ConfigError, SlurmError.
+    """
+    if access.may_read_database(config):
+        return as_root(Answering(*access.open_store(config), most_jobs=most_jobs))
+    conf = os.environ.get("SLURM_CONF")
+    client = user_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config"))
+
+    def ask(question: str, job: int | None = None, **words: Any) -> Any:
+        return client.ask(f"/v1/{question}" if job is None else f"/v1/jobs/{job}/{question}", **words)
+
+    return ask
+
+
+def as_root(answering: Answering) -> Ask:
+    return lambda question, *about, **words: getattr(answering, question)(0, *about, **words)

@@ -35,17 +35,17 @@ class Command(NamedTuple):
 
 SECTIONS: Mapping[str, Mapping[str, Command]] = {
     "My jobs": {
-        "jobs": Command("lists:jobs", "List Pollux jobs: GPUs, batch size, goodput, reason.", "jobs --all"),
+        "jobs": Command("show:jobs", "List Pollux jobs: GPUs, batch size, goodput, reason.", "jobs --all"),
         "explain": Command(
-            "explain:explain", "Say why a job has what it has, and what more would do.", "explain 1234"
+            "show:explain", "Say why a job has what it has, and what more would do.", "explain 1234"
         ),
         "history": Command(
-            "history:history",
+            "show:history",
             "Show how a job's GPUs, batch size, goodput and noise scale changed.",
-            "history 1234 --plot history.png",
+            "history 1234 --plot history.html",
         ),
         "usage": Command(
-            "usage:usage", "Add up what a job used over its moves and companions, from sacct.", "usage 1234"
+            "show:usage", "Add up what a job used over its moves and companions, from sacct.", "usage 1234"
         ),
         "tune": Command(
             "tune:app",
@@ -54,25 +54,25 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Cluster": {
-        "top": Command("top:top", "Watch the jobs live.", "top"),
+        "top": Command("show:top", "Watch the jobs live.", "top"),
         "web": Command(
-            "web.command:web", "Serve a live page of the jobs and the cluster on this machine.", "web"
+            "web.live_page:web", "Serve a live page of the jobs and the cluster on this machine.", "web"
         ),
         "status": Command("status:status", "Show who leads and when polluxd last decided.", "status"),
         "cost": Command(
-            "lists:cost",
+            "show:cost",
             "Show what rented nodes cost, and the hours that jobs save by them.",
             "cost --by user",
         ),
-        "moves": Command("lists:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
+        "moves": Command("show:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
     },
     "Administration": {
         "settings": Command(
-            "setting_commands:app",
+            "settings:app",
             "How the cluster is shared: objective, weights, limits.",
             "settings preview --per user",
         ),
-        "audit": Command("lists:audit", "List changes of settings: when, who, from what, to what.", "audit"),
+        "audit": Command("show:audit", "List changes of settings: when, who, from what, to what.", "audit"),
         "pause": Command("pinning:pause", "Start, move and stop nothing more until `resume`.", "pause"),
         "resume": Command("pinning:resume", "Let polluxd act again.", "resume"),
         "pin": Command("pinning:pin", "Keep a job's GPUs until `unpin`.", "pin 1234"),
@@ -93,7 +93,7 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
     },
     "Analysis": {
         "report": Command(
-            "report:report",
+            "report.page:report",
             "Write one HTML page on a period: jobs, waiting, shares, moves.",
             "report --html day.html --since 24h",
         ),

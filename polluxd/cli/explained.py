@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from statistics import mode
 from typing import Any
 
+from pollux.goodput import Goodput
 from polluxd.config.setting_info import policy_document
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, StoreRejected
-from polluxd.model import Allocation
+from polluxd.model import Allocation, Report
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.what_if import one_node_more
-from polluxd.store import Store
+from polluxd.store import JobExplanation, Store
 
-from . import job_story
+from .output import Column, count, number
+from .story import story
 from .table_rows import job_row, move_rows
+
+SIZE_COLUMNS = (
+    Column("gpus", "GPUS", right=True),
+    Column("nodes", "NODES", right=True),
+    Column("goodput", "GOODPUT", number(3), right=True),
+    Column("relative", "AGAINST NOW", lambda v: "-" if v is None else f"{v:.2f}x", right=True),
+    Column("batch_size", "BATCH", right=True),
+    Column("note", "NOTE", flexible=True, rank=1),
+)
 
 MOST_JOBS = 500
 """Jobs of a cluster in which an answer that many may ask for decides again with one more node: a second of CPU."""
@@ -28,7 +43,7 @@ def unknown(job: int) -> PolluxError:
 
 
 def explained(
-    store: Store, job: int, defaults: PolicySettings, *, to_owner: bool = False, most_jobs: int | None = None
+    store: Store, job: int, defaults: PolicySettings, *, to_owner: bool, most_jobs: int | None
 ) -> dict[str, Any]:
     """Return what `explain` prints. Raises PolluxError for an unknown job.
 
@@ -42,29 +57,122 @@ def explained(
     moves = move_rows(store, job)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
     settings = policy_document(store.settings(defaults))
-    snapshot = store.cycle_snapshot(found.cycle.id) if found.cycle else None
-    again = most_jobs is None or len((snapshot or {}).get("jobs", ())) <= most_jobs
-    more = _with_node_more(snapshot, job) if again and found.job.ended_at is None else None
-    decision = job_story.decision(found)
-    if decision is not None and more is not None:
-        ends = more.explanation.seconds_left if more.explanation is not None else None
-        decision["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
+    snapshot: Mapping[str, Any] = (found.cycle and store.cycle_snapshot(found.cycle.id)) or {}
+    more = None
+    if found.job.ended_at is None and (most_jobs is None or len(snapshot.get("jobs", ())) <= most_jobs):
+        with suppress(StoreRejected):  # the snapshot is kept by another version of polluxd, or not at all
+            more = one_node_more(decode_snapshot(snapshot), job)
     others = store.allocations(found.cycle.id) if found.cycle and not to_owner else []
+    fit_type, nodes = _nodes_of_fit(snapshot, found.report)
     return {
         "job": row,
-        "decision": decision,
-        "sizes": job_story.sizes(found, *job_story.node_size(snapshot, found.report)),
-        "sizes_of": job_story.fit_type(snapshot, found.report),
+        "decision": _decision(found, more),
+        "sizes": _sizes(found, nodes),
+        "sizes_of": fit_type,
         "moves": moves,
         "settings": {"paused": settings["paused"]} if to_owner else settings,
-        "story": job_story.story(row, found, settings, others, more),
+        "story": list(story(row, found, settings, others, more)),
     }
 
 
-def _with_node_more(snapshot: Any, job: int) -> Allocation | None:
-    """Decide again with one more node; None where no snapshot is stored."""
-    try:
-        return one_node_more(decode_snapshot(snapshot), job)
-    except StoreRejected:
-        # Kept by another version of polluxd, or not kept at all.
+def _nodes_of_fit(snapshot: Mapping[str, Any], report: Report | None) -> tuple[str, list[int]]:
+    """Return the GPU type of the job's fit, empty in a cluster of one type, and the GPUs of each node of that type."""
+    gpus_of = [
+        (node.get("gpu_type", ""), int(node["gpus"])) for node in snapshot.get("nodes", ()) if node["gpus"]
+    ]
+    types = {kind for kind, _ in gpus_of}
+    own = report.gpu_type if report is not None and len(types) > 1 and report.gpu_type in types else ""
+    return own, [gpus for kind, gpus in gpus_of if own in ("", kind)]
+
+
+_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[int, int]]:
+    """Return the sizes to show, as (nodes, GPUs).
+
+    Powers of two within a node, then whole nodes, and the size that the job has.
+    """
+    shapes = {held} if held[1] else set()
+    shapes |= {(1, gpus) for gpus in _COUNTS if gpus <= min(per_node, largest)}
+    shapes |= {(nodes, nodes * per_node) for nodes in _COUNTS if nodes * per_node <= largest}
+    return sorted(shapes, key=lambda shape: (shape[1], shape[0]))
+
+
+def _sizes(found: JobExplanation, node_sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Predict goodput at other sizes on nodes of so many GPUs, by the job's own fit.
+
+    Sizes go up to the job's limit, and to four times the size at which it was measured. The list is empty until the
+    job has reported a fit. Several nodes count as one rack. For a job measured over racks, `over_racks` has the
+    goodput there, and the present size counts as it is.
+    """
+    report, spec = found.report, found.job.spec
+    if report is None or report.params is None or found.job.ended_at is not None:
+        return []
+    present = max(report.nodes, 1)
+    node_sizes = node_sizes or [max(report.gpus // present, 1)] * present
+    per_node, cluster_gpus = mode(node_sizes), sum(node_sizes)
+    known = max(report.explored_gpus, report.prior_gpus)
+    largest = min(spec.max_gpus or cluster_gpus, cluster_gpus, 4 * max(known, report.gpus, 1))
+    shapes = _shapes((report.nodes, report.gpus), per_node, largest)
+    model = Goodput(report.params, report.noise, report.limits, adaptive=spec.adaptive)
+    nodes_of, gpus_of = [n for n, _ in shapes], [k for _, k in shapes]
+    best, apart = (model.optimize(nodes_of, gpus_of, racks) for racks in (1, 2))
+    racked = report.params.alpha_rack is not None
+    seen = apart.goodput if racked and _over_racks(found) else best.goodput
+    now = next((float(g) for s, g in zip(shapes, seen, strict=True) if s == (report.nodes, report.gpus)), 0.0)
+    rows = []
+    for (nodes, gpus), goodput, afar, batch in zip(
+        shapes, best.goodput, apart.goodput, best.batch_size, strict=True
+    ):
+        note = "" if goodput > 0 else "no batch size fits"
+        if (nodes, gpus) == (report.nodes, report.gpus):
+            note = "now"
+        elif report.explored_gpus < gpus <= report.prior_gpus:
+            note = note or "as earlier runs measured it"
+        elif gpus > report.explored_gpus:
+            note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
+        over = float(afar) if racked and nodes > 1 and afar > 0 else None
+        if over is not None:
+            note = f"{note}{'; ' if note else ''}{number(3)(over)} over several racks"
+        rows.append(
+            {
+                "gpus": gpus,
+                "nodes": nodes,
+                "goodput": float(goodput) or None,
+                "relative": float(goodput) / now if now > 0 and goodput > 0 else None,
+                "batch_size": int(batch) or None,
+                "over_racks": over,
+                "note": note,
+            }
+        )
+    return rows
+
+
+def _over_racks(found: JobExplanation) -> bool:
+    """Say whether the job's present nodes lie in several racks."""
+    placed, report = found.allocation, found.report
+    if placed is None or placed.explanation is None or report is None:
+        return False
+    here = (len(placed.placement.nodes), placed.placement.gpus) == (report.nodes, report.gpus)
+    return here and placed.explanation.racks > 1
+
+
+def _decision(found: JobExplanation, more: Allocation | None) -> dict[str, Any] | None:
+    """Return the newest decision on the job; None before the first. `more`: the decision with one more node."""
+    placed, cycle = found.allocation, found.cycle
+    if placed is None:
         return None
+    made = {
+        **{key: getattr(placed, key) for key in ("goodput", "speedup", "batch_size", "changed", "reason")},
+        "cycle": cycle.id if cycle else None,
+        "at": cycle.started_at if cycle else None,
+        "mode": cycle.mode if cycle else None,
+        "placement": str(placed.placement),
+        "gpus": placed.placement.gpus,
+        "explanation": asdict(placed.explanation) if placed.explanation else None,
+    }
+    if more is not None:
+        ends = more.explanation.seconds_left if more.explanation is not None else None
+        made["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
+    return made

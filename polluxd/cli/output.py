@@ -5,8 +5,10 @@ that no line wraps. JSON always carries every value, unrounded, under the column
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,11 +16,13 @@ from enum import Enum
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from polluxd.errors import PolluxError
 from polluxd.printable import printable
 
 Row = Mapping[str, Any]
@@ -99,59 +103,44 @@ class Column:
 def fit(rows: Sequence[Row], columns: Sequence[Column], width: int) -> list[Column]:
     """The columns that fit into `width` characters, in their order."""
     kept = list(columns)
-    while sum(_need(c, rows) + 2 for c in kept) - 2 > width:
-        spare = [c for c in kept if c.rank]
-        if not spare:
-            break
-        kept.remove(max(spare, key=lambda c: c.rank))
+    while sum(_need(c, rows) + 2 for c in kept) - 2 > width and any(c.rank for c in kept):
+        kept.remove(max(kept, key=lambda c: c.rank))
     return kept
-
-
-def _widest(column: Column, rows: Sequence[Row]) -> int:
-    return max([len(column.title), *(cell_len(column.show(row.get(column.key))) for row in rows)])
 
 
 def _need(column: Column, rows: Sequence[Row]) -> int:
     """Return a column's least width: of its widest value, unless cut."""
-    widest = _widest(column, rows)
+    widest = max([len(column.title), *(cell_len(column.show(row.get(column.key))) for row in rows)])
     return min(widest, max(column.least, len(column.title))) if column.flexible else widest
-
-
-def _widths(rows: Sequence[Row], columns: Sequence[Column], width: int) -> dict[str, int]:
-    """Return the width of each column; flexible columns share the spare."""
-    widths = {c.key: _need(c, rows) for c in columns}
-    spare = max(width - sum(w + 2 for w in widths.values()) + 2, 0)
-    wanting = sorted((_widest(c, rows) - widths[c.key], c.key) for c in columns if c.flexible)
-    for served, (wish, key) in enumerate(wanting):
-        more = min(wish, spare // (len(wanting) - served))
-        widths[key] += more
-        spare -= more
-    return widths
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str | None = None) -> Table:
     """A rich table of the columns that fit; cells never wrap."""
-    kept = fit(rows, columns, width)
-    # Left to itself, rich cuts all columns alike where one holds a long sentence, and so numbers too.
-    widths = _widths(rows, kept, width)
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
+    kept = fit(rows, columns, width)
     for column in kept:
+        # Where a table is too wide, rich narrows the columns that may wrap; no cell of theirs does.
         made.add_column(
             column.title,
             justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
+            no_wrap=not column.flexible,
             header_style="bold",
-            width=widths[column.key],
+            min_width=_need(column, rows),
         )
     for row in rows:
-        cells = []
-        for column in kept:
-            value = row.get(column.key)
-            cells.append(Text(column.show(value), style=column.style(value) if column.style else ""))
-        made.add_row(*cells)
+        made.add_row(
+            *(
+                Text(
+                    c.show(row.get(c.key)),
+                    style=c.style(row.get(c.key)) if c.style else "",
+                    no_wrap=True,
+                    overflow="ellipsis",
+                )
+                for c in kept
+            )
+        )
     return made
 
 
@@ -196,3 +185,28 @@ def emit(
         console.print(table(rows, columns, console.width, title))
     else:
         console.print(empty)
+
+
+def newest(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> RenderableType:
+    """The last rows that fit on the terminal."""
+    return table(rows[-max(console.height - 2, 1) :], columns, console.width) if rows else Text("none yet")
+
+
+def redraw(draw: Callable[[], RenderableType], console: Console, every_s: float = 2.0) -> None:
+    """Redraw until Ctrl-C, and seldom where drawing takes long.
+
+    Where the database or the server stops answering, the last view stays, and the last line says so.
+    """
+    shown: RenderableType = Text("reading ...", style="dim")
+    with (
+        contextlib.suppress(KeyboardInterrupt),  # how one leaves it
+        Live(shown, console=console, auto_refresh=False, screen=True) as live,
+    ):
+        while True:
+            began = time.monotonic()
+            try:
+                shown = draw()
+                live.update(shown, refresh=True)
+            except PolluxError as error:
+                live.update(Group(shown, Text(str(error), style="red")), refresh=True)
+            time.sleep(max(every_s, 10 * (time.monotonic() - began)))

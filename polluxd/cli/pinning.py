@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from polluxd.errors import PolluxError
 from polluxd.model import Move, Step
 
 from . import access
-from .access import ConfigOption
-
-
-def job_id(text: str) -> int:
-    """Read a job id. Raises typer.BadParameter."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise typer.BadParameter(f"expected a job id such as 1234, got {text!r}")
-    return int(text)
-
-
-JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id")]
+from .access import ConfigOption, JobArgument
 
 
 def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
@@ -32,7 +20,10 @@ def _set_pin(job: int, config: ConfigOption, *, pinned: bool) -> None:
 
 
 def pin(job: JobArgument, config: ConfigOption = None) -> None:
-    """Keep a job's GPUs until `unpin`. A waiting job starts first."""
+    """Keep a job's GPUs until `unpin`. A waiting job starts first.
+
+    Once the job runs, polluxd neither moves nor stops it, even if its node is drained.
+    """
     _set_pin(job, config, pinned=True)
     typer.echo(
         f"job {job} is pinned until `polluxctl unpin {job}`: once it runs, polluxd neither moves nor stops it; a move "
@@ -47,7 +38,10 @@ def unpin(job: JobArgument, config: ConfigOption = None) -> None:
 
 
 def cancel_move(job: JobArgument, config: ConfigOption = None) -> None:
-    """Take back a job's move while the job still runs where it was."""
+    """Take back a job's move while the job still runs where it was.
+
+    Exit status 1: the job has no move, has left its GPUs already, or was resized in place. Then nothing changes.
+    """
     store, _ = access.open_store(config)
     move = store.cancel_move(job, access.who())
     if move is None:

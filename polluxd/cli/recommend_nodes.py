@@ -30,6 +30,7 @@ def recommend_nodes(
 ) -> None:
     """Show how many nodes the jobs would use well.
 
+    UTILITY is the sum of the jobs' speedups against one GPU, over the number of GPUs.
     Where nodes have prices: which of them are worth their price. Nothing is started or stopped.
     """
     newest = access.open_store(config)[0].newest_snapshot()

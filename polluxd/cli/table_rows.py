@@ -1,13 +1,69 @@
-"""Rows of jobs, moves, status and audit, from the store."""
+"""Rows of jobs, moves, status and audit, from the store, and the columns of their tables."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from polluxd.model import Allocation, Move, Step
 from polluxd.store import JobView, Store
+
+from .output import Column, clock, duration, number, plain
+
+_STATE_STYLES = {
+    "RUNNING": "green",
+    "COMPLETED": "dim",
+    "FAILED": "red",
+    "CANCELLED": "red",
+    "PENDING": "yellow",
+}
+
+
+def _state_style(value: Any) -> str:
+    return _STATE_STYLES.get(str(value), "")
+
+
+JOB_COLUMNS = (
+    Column("job_id", "JOB", right=True),
+    Column("name", "NAME", flexible=True, least=8),
+    Column("user", "USER", rank=7),
+    Column("account", "ACCOUNT", rank=11),
+    Column("state", "STATE", style=_state_style),
+    Column("gpus", "GPUS", right=True),
+    Column("nodes", "NODES", rank=4, flexible=True, least=8),
+    Column("batch_size", "BATCH", right=True, rank=2),
+    Column("mode", "MODE", rank=10),
+    Column("goodput", "GOODPUT", number(3), right=True, rank=3),
+    Column("speedup", "SPEEDUP", number(3), right=True, rank=1),
+    Column("progress", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=5),
+    Column("moves", "MOVES", right=True, rank=6),
+    Column("age_s", "AGE", duration, right=True, rank=8),
+    Column("reason", "REASON", plain, flexible=True, least=14, rank=9),
+)
+"""`mode`: what the job's agent may change, as it last reported; `goodput` in examples of M0-equivalent
+progress per second; `speedup` against the job's fair share; `progress` a fraction of the declared training."""
+
+MOVE_COLUMNS = (
+    Column("id", "ID", right=True, rank=4),
+    Column("job_id", "JOB", right=True),
+    Column("at", "WHEN", clock, rank=2),
+    Column("path", "PATH", rank=3),
+    Column("from", "FROM", flexible=True, least=9),
+    Column("to", "TO", flexible=True, least=9),
+    Column("step", "STEP", style=lambda v: "red" if v == "failed" else ""),
+    Column("total_s", "TOOK", lambda v: "-" if v is None else f"{v:.1f}s", right=True),
+    Column(
+        "steps",
+        "STEPS",
+        lambda v: " ".join(f"{k} {s:.1f}" for k, s in (v or {}).items()),
+        flexible=True,
+        rank=5,
+    ),
+    Column("reason", "REASON", flexible=True, rank=6),
+    Column("detail", "DETAIL", flexible=True, rank=7),
+)
 
 SILENT_S = 300.0
 """A job that holds GPUs for so long without a training step reported is worth a look: imports, data and a first step
@@ -23,52 +79,49 @@ def job_rows(store: Store, *, ended: bool = True, now: float | None = None) -> l
 
     `ended=False` leaves finished jobs out.
     """
-    now = time.time() if now is None else now
-    lost: dict[int, float] = {}
-    for cost in store.move_costs():
-        lost[cost["job_id"]] = lost.get(cost["job_id"], 0.0) + cost["total_s"]
+    now, lost = time.time() if now is None else now, lost_seconds(store)
     rows = [job_row(view, lost.get(view.job_id, 0.0), now) for view in store.jobs_view(ended=ended)]
-    return sorted(rows, key=lambda row: (row["ended_at"] is not None, row["job_id"]))
+    return sorted(rows, key=job_order)
+
+
+def lost_seconds(store: Store) -> Mapping[int, float]:
+    """Return the training that moves have cost, by job [s]."""
+    lost: dict[int, float] = defaultdict(float)
+    for cost in store.move_costs():
+        lost[cost["job_id"]] += cost["total_s"]
+    return lost
+
+
+def job_order(row: Mapping[str, Any]) -> tuple[bool, int]:
+    """Put running and waiting jobs first."""
+    return row["ended_at"] is not None, row["job_id"]
 
 
 def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
     """Return the row of one job; measurements only while it runs."""
     over = view.ended_at is not None
     running = view.gpus > 0 and not over
-    done = 1.0 if view.state == "COMPLETED" else view.fraction_done
     moving = view.move_step if view.move_step not in _OVER else None
     return {
-        "job_id": view.job_id,
-        "name": view.name,
-        "user": view.user,
-        "account": view.account,
-        "partition": view.partition,
-        "state": view.state,
-        "gpus": view.gpus,
+        **{key: getattr(view, key) for key in _AS_STORED},
+        **{key: getattr(view, key) if running else None for key in _WHILE_RUNNING},
+        **{key: getattr(view.spec, key) for key in ("min_gpus", "max_gpus", "adaptive")},
         "nodes": ",".join(view.nodes),
-        "min_gpus": view.spec.min_gpus,
-        "max_gpus": view.spec.max_gpus,
-        "adaptive": view.spec.adaptive,
-        "batch_size": view.batch_size if running else None,
-        "goodput": view.goodput if running else None,
-        "throughput": view.throughput if running else None,
         "speedup": view.speedup if not over else None,
-        "mode": view.mode if running else None,
-        "advice": view.advice if running else None,
-        "progress": done,
-        "epoch": view.epoch,
-        "moves": view.moves,
+        "progress": 1.0 if view.state == "COMPLETED" else view.fraction_done,
         "lost_s": lost_s,
         "moving": moving,
-        "attempt": view.attempt,
-        "submitted_at": view.submitted_at,
-        "started_at": view.started_at,
-        "ended_at": view.ended_at,
-        "reported_at": view.reported_at,
         "silent_s": None if view.silent_since is None else max(now - view.silent_since, 0.0),
         "age_s": (view.ended_at or now) - view.submitted_at,
         "reason": _reason(view, moving, over),
     }
+
+
+_AS_STORED = (
+    "job_id", "name", "user", "account", "partition", "state", "gpus", "epoch", "moves", "attempt", "submitted_at",
+    "started_at", "ended_at", "reported_at",
+)  # fmt: skip
+_WHILE_RUNNING = ("batch_size", "goodput", "throughput", "mode", "advice")
 
 
 def _reason(view: JobView, moving: str | None, over: bool) -> str:
@@ -87,32 +140,20 @@ def move_rows(store: Store, job_id: int | None = None) -> list[dict[str, Any]]:
     costs = {cost["id"]: cost for cost in store.move_costs(job_id)}
     rows = []
     for move in store.moves(job_id):
-        cost = costs.get(move.id)
-        rows.append(
-            {
-                **move_row(move),
-                "total_s": cost["total_s"] if cost else None,
-                "drained_s": cost["drained_s"] if cost else None,
-                "steps": cost["steps"] if cost else {},
-            }
-        )
+        cost: Mapping[str, Any] = costs.get(move.id, {"total_s": None, "drained_s": None, "steps": {}})
+        rows.append(move_row(move) | {key: cost[key] for key in ("total_s", "drained_s", "steps")})
     return rows
 
 
 def move_row(move: Move) -> dict[str, Any]:
     """Return the row of a move, without its cost."""
     return {
-        "id": move.id,
-        "job_id": move.job_id,
-        "attempt": move.attempt,
-        "path": move.path,
+        **{key: getattr(move, key) for key in ("id", "job_id", "attempt", "path", "reason", "detail")},
         "from": str(move.source),
         "to": str(move.target),
         "step": move.step.value,
         "at": move.times.get(Step.PLANNED),
         "times": {step.value: at for step, at in move.times.items()},
-        "reason": move.reason,
-        "detail": move.detail,
     }
 
 
@@ -161,12 +202,6 @@ def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, 
         for job in store.jobs_view(ended=False)
         if job.job_id in doubts
     ]
-
-
-def silent_rows(store: Store) -> list[dict[str, Any]]:
-    """Return the jobs that hold GPUs and report no training step."""
-    names = ("job_id", "name", "user", "gpus", "silent_s")
-    return [{name: row[name] for name in names} for row in job_rows(store, ended=False) if is_silent(row)]
 
 
 def is_silent(row: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,11 +11,8 @@ from typing import Any
 
 from polluxd.config.config_file import mode
 from polluxd.config.setting_info import (
-    OPTIONS,
-    SHORT_OPTIONS,
     SettingInfo,
     infos,
-    option_name,
 )
 from polluxd.config.settings import SECTIONS
 
@@ -186,36 +182,9 @@ def _roff(text: str) -> str:
     return "\\&" + escaped if escaped[:1] in (".", "'") else escaped
 
 
-def option_entries() -> str:
-    """Return the entries of polluxctl(1) for the options of `settings set`."""
-    lines = []
-    for info in OPTIONS:
-        name, switch = option_name(info), info.is_switch
-        names = [*SHORT_OPTIONS.get(info.key, []), name]
-        names += [f"--no-{name.removeprefix('--')}"] if switch else []
-        value = "" if switch else f' " \\fI{_roff(info.metavar)}\\fR"'
-        lines += [".TP", ".BR " + ' ", " '.join(map(_roff, names)) + value, _roff(info.doc)]
-        if info.is_table:
-            lines.append("May be repeated.\n.IR NAME =\\fBnone\\fR\nremoves an entry.")
-        lines.append(_roff(f"Value: {info.expected}. Default: {default_in_words(info)}."))
-    return "\n".join(lines) + "\n"
-
-
-_OPTIONS_BLOCK = re.compile(
-    r'(?<=^\.\\" Generated from here by `make reference`\.\n).*?(?=^\.\\" Generated up to here\.$)',
-    re.M | re.S,
-)
-
-
-def control_page(present: str) -> str:
-    """Return polluxctl(1) with the declared options of `settings set`."""
-    return _OPTIONS_BLOCK.sub(lambda _: option_entries(), present)
-
-
 FILES: Mapping[str, Callable[[str], str]] = {
     "contrib/systemd/polluxd.toml": lambda _: example_file(),
     "contrib/man/polluxd.toml.5": lambda _: manual_page(),
-    "contrib/man/polluxctl.1": control_page,
     "docs/reference/configuration.md": lambda _: markdown(),
 }
 """The committed files that are rendered from the declaration: what each is to be, given what it is."""

@@ -1,5 +1,1 @@
-"""`polluxctl report`: one self-contained page on a period."""
-
-from .command import report
-
-__all__ = ["report"]
+"""One self-contained page on a period, and the drawings that it shares with the live page."""

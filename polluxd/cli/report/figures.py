@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
+from typing import Any
 
 from polluxd.model import Move, Step
 from polluxd.store import CycleView, JobView, MoveCost
 
 from .drawings import sums
-from .lanes import Stretch, stretches
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time in which a job held the same GPUs."""
+
+    begin: float
+    """POSIX time."""
+    end: float
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +50,6 @@ class JobFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What the jobs of one account or user got."""
-
-    name: str
-    jobs: int
-    gpu_seconds: float
-    share: float
-    """Of the GPU time of all Pollux jobs."""
-    waited_s: float
-    """Mean over its jobs."""
-    completion_s: float | None
-    """Mean over its jobs that ended."""
-    speedup: float | None
-    """Mean over its jobs."""
-
-
-@dataclass(frozen=True, slots=True)
-class PathFigures:
-    """The moves along one path."""
-
-    path: str
-    completed: int
-    failed: int
-    median_s: float | None
-    total_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionFigures:
-    """The decisions of the period."""
-
-    count: int
-    mean_s: float | None
-    """Mean duration of a whole cycle."""
-    slow_s: float | None
-    """95th percentile."""
-    mean_gap: float | None
-    notes: Sequence[tuple[str, int]]
-    """Notes with how often each came, the commonest first."""
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """All that the page shows."""
 
@@ -87,14 +57,17 @@ class Figures:
     since: float
     until: float
     jobs: Sequence[JobFigures]
-    accounts: Sequence[Share]
-    users: Sequence[Share]
-    paths: Sequence[PathFigures]
+    accounts: Sequence[Row]
+    """What the jobs of each account got, by the keys of `ACCOUNT_COLUMNS`; the largest share of GPU time first."""
+    users: Sequence[Row]
+    paths: Sequence[Row]
+    """The moves along each path, by the keys of `PATH_COLUMNS`."""
     moves: Sequence[Move]
     """Moves planned in the period, newest first."""
     costs: Mapping[int, float]
     """Seconds that each completed move cost, by its id."""
-    decisions: DecisionFigures
+    decisions: Row
+    """How many, the mean and the 95th percentile of a cycle's seconds, the mean gap, and each note with its count."""
 
     @property
     def ended(self) -> list[JobFigures]:
@@ -179,56 +152,100 @@ def _job(
     )
 
 
-def _shares(jobs: Sequence[JobFigures], name_of: Callable[[JobView], str]) -> list[Share]:
-    """Group jobs by a name, the largest share of GPU time first."""
+def _shares(jobs: Sequence[JobFigures], name_of: Callable[[JobView], str]) -> list[Row]:
+    """Group jobs by a name; waits, completions and speedups are means over a group's jobs where they are known."""
     groups: dict[str, list[JobFigures]] = {}
     for job in jobs:
         groups.setdefault(name_of(job.view), []).append(job)
     everything = sum(job.gpu_seconds for job in jobs)
     shares = [
-        Share(
-            name=name,
-            jobs=len(group),
-            gpu_seconds=(mine := sum(job.gpu_seconds for job in group)),
-            share=mine / everything if everything else 0.0,
-            waited_s=fmean(job.waited_s for job in group),
-            completion_s=_mean([job.completion_s for job in group]),
-            speedup=_mean([job.speedup for job in group]),
-        )
+        {
+            "name": name,
+            "jobs": len(group),
+            "gpu_seconds": (mine := sum(job.gpu_seconds for job in group)),
+            "share": mine / everything if everything else 0.0,
+            **{
+                key: _mean(getattr(job, key) for job in group)
+                for key in ("waited_s", "completion_s", "speedup")
+            },
+        }
         for name, group in groups.items()
     ]
-    return sorted(shares, key=lambda share: (-share.gpu_seconds, share.name))
+    return sorted(shares, key=lambda share: (-share["gpu_seconds"], share["name"]))
 
 
-def _paths(moves: Sequence[Move], cost_of: Mapping[int, float]) -> list[PathFigures]:
+def _paths(moves: Sequence[Move], cost_of: Mapping[int, float]) -> list[Row]:
     found = []
     for path in sorted({move.path for move in moves}):
         mine = [move for move in moves if move.path == path]
         costs = [cost_of[move.id] for move in mine if move.id in cost_of]
         steps = Counter(move.step for move in mine)
         found.append(
-            PathFigures(
-                path=path,
-                completed=steps[Step.TRAINING] + steps[Step.PARKED],
-                failed=steps[Step.FAILED],
-                median_s=median(costs) if costs else None,
-                total_s=sum(costs),
-            )
+            {
+                "path": path,
+                "completed": steps[Step.TRAINING] + steps[Step.PARKED],
+                "failed": steps[Step.FAILED],
+                "median_s": median(costs) if costs else None,
+                "total_s": sum(costs),
+            }
         )
     return found
 
 
-def _decisions(cycles: Sequence[CycleView]) -> DecisionFigures:
+def _decisions(cycles: Sequence[CycleView]) -> Row:
     took = [sum(cycle.durations.values()) for cycle in cycles if cycle.durations]
-    return DecisionFigures(
-        count=len(cycles),
-        mean_s=fmean(took) if took else None,
-        slow_s=quantiles(took, n=20)[-1] if len(took) > 1 else None,
-        mean_gap=_mean([cycle.gap for cycle in cycles]),
-        notes=Counter(cycle.note for cycle in cycles if cycle.note).most_common(20),
-    )
+    return {
+        "count": len(cycles),
+        "mean_s": _mean(took),
+        "slow_s": quantiles(took, n=20)[-1] if len(took) > 1 else None,
+        "mean_gap": _mean(cycle.gap for cycle in cycles),
+        "notes": Counter(cycle.note for cycle in cycles if cycle.note).most_common(20),
+    }
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def stretches(job: JobView, moves: Iterable[Move], since: float, until: float) -> list[Stretch]:
+    """Return the stretches of a job between two POSIX times, in order.
+
+    A stretch without GPUs is a wait. A job that polluxd never started (it started as a plain Slurm job) has held its
+    present GPUs since its start.
+
+    Args:
+        moves: the moves of the job.
+    """
+    changes = [(job.submitted_at, 0), *_changes(moves)]
+    if job.ended_at is not None:
+        changes.append((job.ended_at, 0))
+    if job.started_at is not None and not any(gpus for _, gpus in changes):
+        changes.append((job.started_at, job.gpus))
+    changes.sort(key=lambda change: change[0])
+    last = min(until, job.ended_at if job.ended_at is not None else until)
+    found: list[Stretch] = []
+    for number, (at, gpus) in enumerate(changes):
+        end = changes[number + 1][0] if number + 1 < len(changes) else last
+        begin, end = max(at, since), min(end, last)
+        if begin >= end:
+            continue
+        if found and found[-1].gpus == gpus and found[-1].end == begin:
+            begin = found.pop().begin
+        found.append(Stretch(begin, end, gpus))
+    return found
+
+
+def _changes(moves: Iterable[Move]) -> list[tuple[float, int]]:
+    changes = []
+    for move in moves:
+        if Step.REQUEUED in move.times:
+            changes.append((move.times[Step.REQUEUED], 0))
+        # As Slurm counts: a companion's GPUs from its start, those of a shrinking job until they are given back.
+        shrinks = move.in_allocation and not move.grows
+        reached = move.times.get(Step.CONFIGURED if shrinks else Step.STARTED, move.times.get(Step.TRAINING))
+        if reached is not None:
+            changes.append((reached, move.target.gpus))
+            if move.grows and Step.FAILED in move.times:
+                changes.append((move.times[Step.FAILED], move.source.gpus))
+    return changes

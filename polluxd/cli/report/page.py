@@ -1,4 +1,4 @@
-"""Render the figures of a period as one HTML page without scripts.
+"""`polluxctl report --html FILE`: one page on a period, without scripts; and charts as a page of their own.
 
 Names of jobs, users and accounts, and reasons of Slurm's, are hostile: Jinja escapes every value, `printable` takes the
 control characters out before, and the page's own policy forbids scripts and everything from elsewhere.
@@ -8,20 +8,65 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from polluxd.cli.output import clock, count, duration, number
-from polluxd.cli.table_rows import move_row
+from pollux.version import __version__
+from polluxd.errors import ConfigError
 from polluxd.printable import printable
 
-from . import columns
+from .. import access
+from ..access import ConfigOption, SinceOption, point
+from ..output import Column, clock, count, duration, number
+from ..table_rows import MOVE_COLUMNS, move_row
 from .drawings import COLOURS, Chart, Polyline, chart, clock_of, job_colours
-from .figures import Figures, JobFigures, held_and_waiting
+from .figures import Figures, JobFigures, figures, held_and_waiting
+
+
+def _hours(gpu_seconds: Any) -> str:
+    return number(3)((gpu_seconds or 0.0) / 3600)
+
+
+SHARE_COLUMNS = (
+    Column("gpu_seconds", "GPU HOURS", _hours, right=True),
+    Column("share", "SHARE OF GPU TIME", lambda v: f"{number(3)(100 * (v or 0.0))} %", right=True),
+    Column("waited_s", "MEAN WAIT", duration, right=True),
+    Column("completion_s", "MEAN COMPLETION", duration, right=True),
+    Column("speedup", "MEAN SPEEDUP", number(3), right=True),
+)
+PATH_COLUMNS = (
+    Column("path", "PATH"),
+    Column("completed", "COMPLETED", right=True),
+    Column("failed", "FAILED OR WITHDRAWN", right=True),
+    Column("median_s", "MEDIAN COST", duration, right=True),
+    Column("total_s", "TRAINING LOST", duration, right=True),
+)
+JOB_COLUMNS = (
+    Column("job_id", "JOB", right=True),
+    Column("name", "NAME", flexible=True),
+    Column("user", "USER"),
+    Column("account", "ACCOUNT"),
+    Column("state", "STATE"),
+    Column("submitted_at", "SUBMITTED", clock),
+    Column("completion_s", "COMPLETION", duration, right=True),
+    Column("waited_s", "WAITED", duration, right=True),
+    Column("gpu_seconds", "GPU HOURS", _hours, right=True),
+    Column("speedup", "SPEEDUP", number(3), right=True),
+    Column("moves", "MOVES", right=True),
+    Column("lost_s", "LOST", duration, right=True),
+)
+REASON_COLUMNS = tuple(column for column in MOVE_COLUMNS if column.key not in ("id", "steps"))
+"""Of a move: without the seconds of its steps."""
+ACCOUNT_COLUMNS, USER_COLUMNS = (
+    (Column("name", title, flexible=True), Column("jobs", "JOBS", right=True), *SHARE_COLUMNS)
+    for title in ("ACCOUNT", "USER")
+)
+NOTE_COLUMNS = (Column("note", "NOTE", flexible=True), Column("cycles", "CYCLES", right=True))
 
 LANES = 60
 """Most jobs in the timeline: those with the most GPU time."""
@@ -33,70 +78,108 @@ LANE = 30.0
 """Height of a lane."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A rectangle of the timeline."""
+def report(
+    html: Annotated[Path, typer.Option("--html", help="write the page to this file")],
+    since: SinceOption = "24h",
+    until: Annotated[
+        str | None, typer.Option("--until", help="end, in the same form; now by default")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Write one HTML page on a period: jobs, waiting, shares, moves.
 
-    x: float
-    y: float
-    width: float
-    height: float
-    colour: str
-    label: str
-    """What a pointer that rests on it sees."""
+    The page needs no network and runs no script. It holds names of jobs, users and accounts.
+    """
+    now = time.time()
+    begin = point(since, now, "--since")
+    end = now if until is None else min(point(until, now, "--until"), now)
+    if begin >= end:
+        raise typer.BadParameter("expected a time before the end of the period", param_hint="--since")
+    store, _ = access.open_store(config)
+    found = figures(
+        store.cluster,
+        begin,
+        end,
+        views=store.jobs_view(),
+        moves=store.moves(),
+        costs=store.move_costs(),
+        cycles=store.cycles_between(begin, end),
+        speedups=store.mean_speedups(begin, end),
+    )
+    _write("--html", html, render(found, __version__, now))
+    typer.echo(f"written: {html} ({len(found.jobs)} jobs, {len(found.moves)} moves)")
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One job of the timeline."""
+def write_charts(path: Path, title: str, charts: Sequence[Chart]) -> None:
+    """Write charts as a page that needs no network. Raises ConfigError: the file cannot be written."""
+    if path.suffix != ".html":
+        raise ConfigError(
+            f"--plot {path}: expected a name that ends in .html; a browser saves the page as a PDF"
+        )
+    _write("--plot", path, environment().get_template("charts.html.jinja").render(title=title, charts=charts))
+    typer.echo(f"written: {path}", err=True)
 
-    job_id: int
-    name: str
-    y: float
-    bars: Sequence[Bar]
+
+def _write(option: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror}") from None
 
 
 def render(figures: Figures, version: str, now: float) -> str:
     """Return the page. `now` is the POSIX time at which it is made."""
-    page = environment("polluxd.cli.report").get_template("page.html.jinja")
     by_time = sorted(figures.jobs, key=lambda job: -job.gpu_seconds)
     drawn = sorted(by_time[:LANES], key=attrgetter("view.submitted_at"))
     # Where all jobs have one account, colours tell the jobs apart.
-    of_account = {share.name: f"c{place % COLOURS}" for place, share in enumerate(figures.accounts)}
+    of_account = {share["name"]: f"c{place % COLOURS}" for place, share in enumerate(figures.accounts)}
     by_account = len(of_account) > 1
     colours = job_colours(job.view.job_id for job in by_time)
     if by_account:
         colours = {job.view.job_id: of_account[job.view.account] for job in by_time}
-    return page.render(
-        figures=figures,
-        version=version,
-        now=now,
-        zone=time.strftime("%Z", time.localtime(now)),
-        lanes=_lanes(drawn, figures, colours),
-        ticks=_ticks(figures.since, figures.until),
-        colour_of_account=of_account,
-        by_account=by_account,
-        width=WIDTH,
-        lane_height=LANE,
-        rows=ROWS,
-        held=sum(job.gpu_seconds for job in figures.jobs) / max(figures.until - figures.since, 1.0),
-        use=_use(figures),
-        jobs=[_row(job) for job in sorted(figures.jobs, key=attrgetter("view.submitted_at"))[:ROWS]],
-        moves=[{**move_row(move), "total_s": figures.costs.get(move.id)} for move in figures.moves[:ROWS]],
-        notes=[{"note": note, "cycles": cycles} for note, cycles in figures.decisions.notes],
-        columns=columns,
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            figures=figures,
+            version=version,
+            now=now,
+            zone=time.strftime("%Z", time.localtime(now)),
+            lanes=_lanes(drawn, figures, colours),
+            ticks=_ticks(figures.since, figures.until),
+            colour_of_account=of_account,
+            by_account=by_account,
+            width=WIDTH,
+            lane_height=LANE,
+            rows=ROWS,
+            held=sum(job.gpu_seconds for job in figures.jobs) / max(figures.until - figures.since, 1.0),
+            use=_use(figures),
+            jobs=[_row(job) for job in sorted(figures.jobs, key=attrgetter("view.submitted_at"))[:ROWS]],
+            moves=[
+                {**move_row(move), "total_s": figures.costs.get(move.id)} for move in figures.moves[:ROWS]
+            ],
+            notes=[{"note": note, "cycles": cycles} for note, cycles in figures.decisions["notes"]],
+            columns={
+                "jobs": JOB_COLUMNS,
+                "accounts": ACCOUNT_COLUMNS,
+                "users": USER_COLUMNS,
+                "paths": PATH_COLUMNS,
+                "moves": REASON_COLUMNS,
+                "notes": NOTE_COLUMNS,
+            },
+        )
     )
 
 
 def _row(job: JobFigures) -> dict[str, Any]:
-    return {c.key: getattr(job if hasattr(job, c.key) else job.view, c.key) for c in columns.JOB_COLUMNS}
+    return {c.key: getattr(job if hasattr(job, c.key) else job.view, c.key) for c in JOB_COLUMNS}
 
 
-def environment(package: str) -> Environment:
-    """Return the environment of a package's pages, with the report's drawings."""
-    drawings = PackageLoader("polluxd.cli.report", ".")
+def environment() -> Environment:
+    """Return the environment of the report's and the live page's templates."""
+    packages = ("polluxd.cli.report", "polluxd.cli.web")
     made = Environment(
-        loader=ChoiceLoader([PackageLoader(package, "."), drawings]),
+        loader=ChoiceLoader([PackageLoader(package, ".") for package in packages]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,
@@ -120,28 +203,27 @@ def _x(at: float, figures: Figures) -> float:
     return WIDTH * (at - figures.since) / max(figures.until - figures.since, 1.0)
 
 
-def _lanes(jobs: Sequence[JobFigures], figures: Figures, of_job: dict[int, str]) -> list[Lane]:
+def _lanes(jobs: Sequence[JobFigures], figures: Figures, of_job: dict[int, str]) -> list[dict[str, Any]]:
+    """Return the timeline: for each job where its lane lies, and its bars with what a pointer on them sees."""
     most = max((stretch.gpus for job in jobs for stretch in job.lane), default=1) or 1
     lanes = []
     for place, job in enumerate(jobs):
         bars = []
         for stretch in job.lane:
             x = _x(stretch.begin, figures)
-            width = max(_x(stretch.end, figures) - x, 0.5)
-            share = stretch.gpus / most
-            height = max(LANE * 0.85 * share, 2.0)
+            height = max(LANE * 0.85 * stretch.gpus / most, 2.0)
             held = count(stretch.gpus, "GPU") if stretch.gpus else "waits"
             bars.append(
-                Bar(
-                    x,
-                    place * LANE + LANE * 0.9 - height,
-                    width,
-                    height,
-                    of_job[job.view.job_id] if stretch.gpus else "plain",
-                    f"{held}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
-                )
+                {
+                    "x": x,
+                    "y": place * LANE + LANE * 0.9 - height,
+                    "width": max(_x(stretch.end, figures) - x, 0.5),
+                    "height": height,
+                    "colour": of_job[job.view.job_id] if stretch.gpus else "plain",
+                    "label": f"{held}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
+                }
             )
-        lanes.append(Lane(job.view.job_id, job.view.name, place * LANE, bars))
+        lanes.append({"job_id": job.view.job_id, "name": job.view.name, "y": place * LANE, "bars": bars})
     return lanes
 
 

@@ -1,4 +1,4 @@
-"""The pages that `polluxctl web` serves: the cluster, a job, and what other settings would do.
+"""`polluxctl web`, and its pages: the cluster, a job, a search, and what other settings would do.
 
 Texts of users are hostile: Jinja escapes every value, `printable` takes the control characters out before, and the
 pages' own policy forbids every script but theirs.
@@ -6,11 +6,16 @@ pages' own policy forbids every script but theirs.
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+import uvicorn
 from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,18 +25,19 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from polluxd.errors import PolluxError
+from polluxd.config.settings import PolicySettings
+from polluxd.errors import ConfigError, PolluxError
+from polluxd.store import Store
 
-from .. import answers
-from ..answers import Source
-from ..columns import JOB_COLUMNS, MOVE_COLUMNS
-from ..job_story import SIZE_COLUMNS
+from .. import access, tune
+from ..access import ConfigOption
+from ..answering import Ask, source
+from ..explained import MOST_JOBS, SIZE_COLUMNS
 from ..output import Column
-from ..preview import PREVIEW_COLUMNS, sentences
-from ..report.columns import PATH_COLUMNS, SHARE_COLUMNS
-from ..report.page import environment
-from ..tune import searches
-from . import job_charts, machine_map, search_charts, sliders
+from ..report.page import PATH_COLUMNS, SHARE_COLUMNS, environment
+from ..settings import PREVIEW_COLUMNS, previewed, sentences
+from ..table_rows import JOB_COLUMNS, MOVE_COLUMNS
+from . import charts, machine_map, sliders
 from .browser_session import BrowserSession
 from .overview import RestingReader
 
@@ -55,9 +61,9 @@ class Viewer:
     """Who looks, and what they may read."""
 
     user: str
-    source: Source
-    database: answers.Database | None = None
-    """Of administrators."""
+    ask: Ask
+    database: tuple[Store, PolicySettings] | None = None
+    """Of administrators, with the default settings."""
 
 
 def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> ASGIApp:
@@ -84,11 +90,11 @@ class _Pages:
         self._folder = folder
         self._interval_s = interval_s
         self._reader = RestingReader()
-        self._templates: Environment = environment("polluxd.cli.web")
+        self._templates: Environment = environment()
 
     def cluster(self, request: Request) -> Response:
         """The GPUs by node, the queue, and the cluster over time."""
-        found = self._reader.read("cluster", self._viewer.source.cluster)
+        found = self._read("cluster")
         overview, jobs = found["overview"], machine_map.coloured(found["jobs"])
         rows = sorted(jobs, key=lambda row: row["user"] != self._viewer.user)
         shown = rows if "all" in request.query_params else rows[:ROWS]
@@ -101,7 +107,7 @@ class _Pages:
             columns=_filled(_QUEUE, shown),
             overview=overview,
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
-            charts=job_charts.of_cluster(overview),
+            charts=charts.of_cluster(overview),
             owners=[
                 (rows, [Column("name", title.upper(), flexible=True), *_filled(_OWNER_COLUMNS, rows)])
                 for title, rows in machine_map.owners(jobs, overview)
@@ -112,8 +118,7 @@ class _Pages:
     def job(self, request: Request) -> Response:
         """One job: why it has what it has, and how it got there."""
         number = request.path_params["job"]
-        found = self._reader.read(number, lambda: self._viewer.source.explain(number))
-        _, points = self._reader.read(("history", number), lambda: self._viewer.source.history(number, 0.0))
+        found, past = self._read("explain", number), self._read("history", number, since=0.0)
         return self._page(
             request,
             "job.html.jinja",
@@ -123,23 +128,23 @@ class _Pages:
             move_columns=_filled([c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")], found["moves"]),
             sizes=found["sizes"],
             size_columns=_filled(SIZE_COLUMNS, found["sizes"]),
-            goodput=job_charts.goodput(found),
-            charts=job_charts.of_job(points),
+            goodput=charts.goodput(found),
+            charts=charts.of_job(past["points"]),
         )
 
     def settings(self, request: Request) -> Response:
         """What other settings would bring each job; sets nothing."""
-        database = self._viewer.database
-        if database is None:
+        if self._viewer.database is None:
             raise HTTPException(404)
-        present = self._reader.read("settings", database.settings)
-        cluster = self._reader.read("cluster", database.cluster)
-        controls = sliders.controls(present, sorted({row["account"] for row in cluster["jobs"]}))
+        store, defaults = self._viewer.database
+        present = self._reader.read("settings", lambda: store.settings(defaults))
+        accounts = sorted({row["account"] for row in self._read("cluster")["jobs"]})
+        controls = sliders.controls(present, accounts)
         given = dict(request.query_params)
         options = sliders.options(controls, given)
         found: Mapping[str, Any] | None = None
         if options:
-            found = self._reader.read(("preview", repr(options)), lambda: database.preview(options))
+            found = self._reader.read(("preview", repr(options)), lambda: previewed(store, defaults, options))
         changed = [row for row in found["jobs"] if row["gpus_before"] != row["gpus_after"]] if found else []
         return self._page(
             request,
@@ -155,17 +160,21 @@ class _Pages:
     def search(self, request: Request) -> Response:
         """The trials of a search in the folder where the page is served."""
         name = request.path_params["name"]
-        search = self._reader.read(("search", name), lambda: searches.open_search(name))
-        rows = self._reader.read(("trials", name), lambda: searches.trial_rows(search))
+        search = self._reader.read(("search", name), lambda: tune.open_search(name))
+        rows = self._reader.read(("trials", name), lambda: tune.trial_rows(search))
         return self._page(
             request,
             "search.html.jinja",
             name=name,
-            summary="; ".join(searches.summary(search)),
+            summary="; ".join(tune.summary(search)),
             rows=rows[::-1],
-            columns=_filled(searches.TRIAL_COLUMNS, rows),
-            charts=search_charts.of_search(search),
+            columns=_filled(tune.TRIAL_COLUMNS, rows),
+            charts=charts.of_search(search),
         )
+
+    def _read(self, *question: Any, **words: Any) -> Any:
+        """Return an answer, which may be as old as `RestingReader` says."""
+        return self._reader.read(question, lambda: self._viewer.ask(*question, **words))
 
     def asset(self, request: Request) -> Response:
         name = request.url.path.rpartition("/")[2]
@@ -188,7 +197,7 @@ class _Pages:
             root=self._folder,
             user=self._viewer.user,
             administrator=self._viewer.database is not None,
-            searches=searches.here(),
+            searches=tune.here(),
             interval=self._interval_s,
             now=time.time(),
         )
@@ -198,3 +207,39 @@ class _Pages:
 def _filled(columns: Any, rows: Any) -> list[Any]:
     """Return the columns that have a value in some row."""
     return [c for c in columns if any(row.get(c.key) not in (None, "", {}) for row in rows)]
+
+
+def web(
+    config: ConfigOption = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="port on the loopback address; 0: a free one")
+    ] = 0,
+    interval: Annotated[
+        float, typer.Option("--interval", "-n", min=1.0, help="seconds between two looks of the page")
+    ] = 5.0,
+) -> None:
+    """Serve a live page of the jobs and the cluster on this machine.
+
+    The page shows what you may read, and changes nothing. Ctrl-C ends it.
+    """
+    ask = source(config, MOST_JOBS)
+    ask("top")  # what cannot be read is said here, and not in the browser
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port}: {error.strerror}; another program may listen there: leave --port out"
+        ) from None
+    session, number = BrowserSession(), listener.getsockname()[1]
+    database = access.open_store(config) if access.may_read_database(config) else None
+    app = application(Viewer(getpass.getuser(), ask, database), session, interval)
+    typer.echo(f"http://127.0.0.1:{number}{session.folder}/?token={session.token}")
+    typer.echo(
+        "Open this URL in a browser on this machine; it works once. From elsewhere, forward the port first: "
+        f"ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}. Ctrl-C ends the page."
+    )
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False
+    )
+    with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+        uvicorn.Server(settings).run(sockets=[listener])

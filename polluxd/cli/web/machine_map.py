@@ -4,58 +4,47 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ..report.columns import SHARE_COLUMNS
 from ..report.drawings import job_colours
+from ..report.page import SHARE_COLUMNS
 
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """GPUs of one node that one job holds, or that are free."""
-
-    gpus: int
-    colour: str
-    label: str
-    job_id: int | None = None
-    """None: no Pollux job that the viewer may see."""
-    full: bool = False
-    """The viewer may open the job's page."""
-    moving: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOfMap:
-    """One node of the map."""
-
-    name: str
-    type: str
-    runs: Sequence[Run]
-    up: bool
-
-
-def nodes(found: Iterable[Row], jobs: Iterable[Row], *, hidden: bool) -> list[NodeOfMap]:
-    """Return the nodes with the runs of their GPUs.
+def nodes(found: Iterable[Row], jobs: Iterable[Row], *, hidden: bool) -> list[Row]:
+    """Return the nodes with the runs of their GPUs: what one job holds, plain jobs, and what is free.
 
     Args:
         hidden: there may be jobs of others that the viewer may not see.
     """
-    held = defaultdict[str, list[Run]](list)
+    held = defaultdict[str, list[Row]](list)
     for row in jobs:
         names = [name for name in (row["nodes"] or "").split(",") if name]
+        moving = ", moving" if row["moving"] else ""
+        label = f"job {row['job_id']} {row['name']} of {row['user']}: {row['gpus']} GPUs{moving}"
         for place, name in enumerate(names):
             gpus = row["gpus"] // len(names) + (place < row["gpus"] % len(names))
-            held[name].append(_run(row, gpus))
-    return [_node(node, held[node["name"]], hidden) for node in found if node["gpus"]]
+            run = {"gpus": gpus, "label": label, "open": may_open(row)}
+            held[name].append(run | {key: row[key] for key in ("colour", "job_id", "moving")})
+    return [{**node, "runs": _runs(node, held[node["name"]], hidden)} for node in found if node["gpus"]]
 
 
-def _run(row: Row, gpus: int) -> Run:
-    moving = bool(row["moving"])
-    label = f"job {row['job_id']} {row['name']} of {row['user']}: {row['gpus']} GPUs" + ", moving" * moving
-    return Run(gpus, row["colour"], label, row["job_id"], may_open(row), moving)
+def _runs(node: Row, held: Sequence[Row], hidden: bool) -> list[Row]:
+    plain = min(node["plain"], node["gpus"])
+    free = max(node["gpus"] - plain - sum(run["gpus"] for run in held), 0)
+    rest = (
+        (plain, "plain", "plain Slurm jobs"),
+        (free, "free", "no job that you may see" if hidden else "idle"),
+    )
+    return [
+        *held,
+        *(
+            {"gpus": gpus, "colour": colour, "label": label, "open": False, "moving": None}
+            for gpus, colour, label in rest
+            if gpus
+        ),
+    ]
 
 
 def coloured(jobs: Iterable[Row]) -> list[Row]:
@@ -68,15 +57,6 @@ def coloured(jobs: Iterable[Row]) -> list[Row]:
 def may_open(row: Row) -> bool:
     """Whether the row tells all of the job, and not what squeue shows of others' alone."""
     return row["moves"] is not None
-
-
-def _node(node: Row, runs: Sequence[Run], hidden: bool) -> NodeOfMap:
-    plain = min(node["plain"], node["gpus"])
-    free = max(node["gpus"] - plain - sum(run.gpus for run in runs), 0)
-    rest = [Run(plain, "plain", "plain Slurm jobs")] if plain else []
-    if free:
-        rest.append(Run(free, "free", "no job that you may see" if hidden else "idle"))
-    return NodeOfMap(node["name"], node["type"], [*runs, *rest], node["up"])
 
 
 def owners(jobs: Sequence[Row], overview: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

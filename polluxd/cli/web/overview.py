@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
@@ -92,9 +91,9 @@ class Overview:
             "use": _use(found, self._samples),
             "speedup": [(s["at"], s["speedup"]) for s in self._samples if s["speedup"] is not None],
             "lost": [(at, total) for (at, _), total in zip(lost, totals, strict=True)],
-            "paths": [asdict(path) for path in found.paths],
-            "accounts": [asdict(share) for share in found.accounts],
-            "users": [asdict(share) for share in found.users],
+            "paths": found.paths,
+            "accounts": found.accounts,
+            "users": found.users,
         }
 
 

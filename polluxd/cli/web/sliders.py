@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from polluxd.config.setting_info import option_name, policy_info
 from polluxd.config.settings import PolicySettings
 
-from ..setting_words import Given, in_words
+from ..settings import Given, in_words
 
 _ACCOUNTS = 12
 """Accounts that have a slider; more would fill the page."""

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.cli.preview import preview
-from polluxd.cli.replay import differences
+from polluxd.cli.decisions import differences
+from polluxd.cli.settings import preview
 from polluxd.config.settings import PolicySettings
 from polluxd.model import DaemonMode, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import decode_snapshot, encode

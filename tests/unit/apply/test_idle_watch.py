@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
-from polluxd.cli.health import health
+from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import (
     KEPT_BACK,

@@ -14,7 +14,7 @@ from polluxd.apply.machine import next_action
 from polluxd.apply.refusal_reasons import refused
 from polluxd.apply.refusals import FIRST_S, Refusals
 from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
-from polluxd.cli.health import health
+from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.demands import Demands

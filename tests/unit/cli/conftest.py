@@ -11,7 +11,7 @@ import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
-from polluxd.cli import access, answers, ctl
+from polluxd.cli import access, ctl
 from polluxd.config.config_file import parse_config
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
@@ -192,7 +192,7 @@ class MemoryStore:
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
     monkeypatch.setattr(access, "open_store", lambda _config: (made, PolicySettings()))
-    monkeypatch.setattr(answers, "may_read_database", lambda _config: True)
+    monkeypatch.setattr(access, "may_read_database", lambda _config: True)
     document = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/pollux"}}
     monkeypatch.setattr(access, "configuration", lambda _config: parse_config(document, "test"))
     return made

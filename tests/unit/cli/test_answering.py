@@ -30,8 +30,8 @@ def test_own_jobs_are_shown_in_full_and_others_as_squeue_shows_them(answering):
     mine, theirs = answering().jobs(ADA, ended=False)
     assert (mine["job_id"], mine["goodput"], mine["progress"]) == (7, 1234.5678, 0.25)
     assert (theirs["job_id"], theirs["user"], theirs["reason"]) == (9, "bob", "Slurm: Priority")
-    assert {key for key, value in theirs.items() if value is not None} <= SHOWN_OF_OTHERS | {"reason"}
-    assert not SHOWN_OF_OTHERS & {
+    assert {key for key, value in theirs.items() if value is not None} <= {*SHOWN_OF_OTHERS, "reason"}
+    assert not set(SHOWN_OF_OTHERS) & {
         "goodput",
         "progress",
         "batch_size",
@@ -67,7 +67,7 @@ def test_the_status_for_users_names_no_job_of_others(answering):
 
 
 @pytest.mark.parametrize(
-    "question", [lambda a, uid: a.explain(uid, 7), lambda a, uid: a.history(uid, 7, 0.0)]
+    "question", [lambda a, uid: a.explain(uid, 7), lambda a, uid: a.history(uid, 7, since=0.0)]
 )
 def test_the_story_of_a_job_is_its_users_alone(answering, question):
     with pytest.raises(PolluxError, match="another user's"):

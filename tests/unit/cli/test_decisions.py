@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import NoiseScale
-from polluxd.cli.replay import differences
+from polluxd.cli.decisions import differences
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
@@ -201,7 +201,7 @@ def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl)
 def test_weights_are_compared_with_slurms_shares_and_set(recorded, polluxctl, monkeypatch):
     recorded.current = PolicySettings(account_weights={"vision": 2.0, "gone": 3.0})
     shares = ShareWeights({"vision": 1.5, "nlp": 0.5}, {"bob": 1.0}, frozenset({"ada"}))
-    monkeypatch.setattr("polluxd.cli.setting_commands.read_shares", lambda _ask, _cluster: shares)
+    monkeypatch.setattr("polluxd.cli.settings.read_shares", lambda _ask, _cluster: shares)
     loaded = SimpleNamespace(slurm=SimpleNamespace(conf="", cluster="dev"))
     monkeypatch.setattr("polluxd.cli.access.configuration", lambda _config: loaded)
     monkeypatch.setattr("polluxd.cli.access.who", lambda: "root")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polluxd.cli import why
+from polluxd.cli import story
 from polluxd.model import Allocation, Explanation, Placement, plans
 
 
@@ -91,9 +91,9 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "Fair share: 3 GPUs on 1 node.",
         "Limit: other jobs, to which every GPU is worth more.",
         "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
-        "Each further GPU would add 0.0200 to the objective. Each GPU in use adds at least 0.0500",
+        "One more GPU is worth 0.0200 to this job (growth of the objective). Each GPU in use is worth at least 0.0500",
         "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving up GPUs, but more than this job",
-        "A move would cost about 12s of training. A placement that needs a move counts with 0.970 times its speedup.",
+        "A move would cost about 12s of training. To pay for it, other GPUs must bring at least 3.1 % more.",
     ):
         assert part in said
     explained = json.loads(polluxctl("explain", "7", "--json").out)["decision"]["explanation"]
@@ -136,7 +136,7 @@ def test_every_limit_of_the_model_has_words():
     text = Path(plans.__file__).read_text()
     listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
     assert listed is not None
-    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*why.LIMITS, "max-gpus"}
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*story.LIMITS, "max-gpus"}
 
 
 def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):

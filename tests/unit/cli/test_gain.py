@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import NoiseScale
-from polluxd.cli.replay import BLOCKS, gain, speedups
+from polluxd.cli.decisions import BLOCKS, gain, speedups
 from polluxd.model import JobSpec, Placement, Snapshot
 from polluxd.policy import decide
 from tests.build import job, nodes, report

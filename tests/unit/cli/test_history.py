@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polluxd.cli.history import stretches
+from polluxd.cli.show import stretches
 from polluxd.store import HistoryPoint
 
 from .conftest import NOW, VIEW, MemoryStore
+from .hostile import HOSTILE
 
 
 def reported(at: float, gpus: int = 1, batch: int = 64, goodput: float = 100.0, **words: Any) -> HistoryPoint:
@@ -39,7 +41,7 @@ def reports(store: MemoryStore) -> MemoryStore:
 
 
 def test_reports_with_the_same_gpus_and_batch_size_are_one_stretch() -> None:
-    first, second = stretches(POINTS)
+    first, second = stretches([asdict(point) for point in POINTS])
     assert (first["at"], first["lasted_s"], first["gpus"], first["batch_size"]) == (NOW, 90, 1, 64)
     assert (first["goodput"], first["noise_scale"], first["done"]) == (150.0, 80.0, 0.6)
     assert (second["lasted_s"], second["goodput"], second["done"]) == (30, 700.0, None)
@@ -61,21 +63,22 @@ def test_a_period_without_reports_says_so(reports: MemoryStore, polluxctl: Any) 
     assert "job 7 has no reports in this time" in said.err
 
 
-def test_a_name_with_a_formula_is_drawn_as_it_is(
+def test_the_page_of_a_job_draws_its_reports_and_runs_nothing(
     reports: MemoryStore, polluxctl: Any, tmp_path: Path
 ) -> None:
-    from dataclasses import replace
+    reports.views = [replace(VIEW, name=HOSTILE)]
+    said = polluxctl("history", "7", "--plot", str(tmp_path / "job.html"))
+    assert (said.status, "written" in said.err) == (0, True)
+    page = (tmp_path / "job.html").read_text()
+    assert page.count('class="line') == 5
+    assert "Batch size: 256" in page
+    assert "Gradient noise scale [examples]: 50.0" in page
+    assert "<script" not in page
 
-    reports.views = [replace(VIEW, name=r"$\frac{\x1b[2J$ \x1b[2J")]
-    said = polluxctl("history", "7", "--plot", str(tmp_path / "picture.png"))
-    assert (said.status, (tmp_path / "picture.png").read_bytes()[:4]) == (0, b"\x89PNG")
-    assert "written" in said.err
 
-
-def test_a_picture_that_cannot_be_written_is_an_error(
-    reports: MemoryStore, polluxctl: Any, tmp_path: Path
+@pytest.mark.parametrize("name", ["missing/picture.html", "picture.png"])
+def test_a_page_that_cannot_be_written_is_an_error(
+    reports: MemoryStore, polluxctl: Any, tmp_path: Path, name: str
 ) -> None:
-    for name in ("missing/picture.png", "picture.doc"):
-        said = polluxctl("history", "7", "--plot", str(tmp_path / name))
-        assert said.status == 2
-        assert "--plot" in said.err
+    said = polluxctl("history", "7", "--plot", str(tmp_path / name))
+    assert (said.status, "--plot" in said.err) == (2, True)

@@ -12,10 +12,10 @@ from datetime import datetime
 
 import pytest
 
-from polluxd.cli import access, answers
-from polluxd.cli.columns import JOB_COLUMNS
+from polluxd.cli import access, answering
 from polluxd.cli.output import PrintableConsole
-from polluxd.cli.top import SortKey
+from polluxd.cli.show import SortKey
+from polluxd.cli.table_rows import JOB_COLUMNS
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
@@ -343,7 +343,7 @@ def test_a_job_id_is_asked_for_in_words(store, polluxctl, words):
 
 @pytest.mark.parametrize("words", [("jobs",), ("explain", "7"), ("usage", "7")])
 def test_where_there_is_no_slurm_a_short_sentence_says_so(polluxctl, monkeypatch, words):
-    monkeypatch.setattr(answers, "may_read_database", lambda _config: False)
+    monkeypatch.setattr(access, "may_read_database", lambda _config: False)
     monkeypatch.setenv("PATH", "/nowhere")
     said = polluxctl(*words)
     assert re.fullmatch(
@@ -352,12 +352,11 @@ def test_where_there_is_no_slurm_a_short_sentence_says_so(polluxctl, monkeypatch
 
 
 def test_ordinary_users_list_their_own_jobs_unless_they_say_all(store, polluxctl, monkeypatch):
-    class Gateway:
-        def jobs(self, *, ended):
-            return [{"job_id": n, "user": user} for n, user in enumerate(("ada", "bob"))]
+    def ask(question, *, ended):
+        return [{"job_id": n, "user": user} for n, user in enumerate(("ada", "bob"))]
 
-    monkeypatch.setattr(answers, "may_read_database", lambda _config: False)
-    monkeypatch.setattr(answers, "source", lambda _config: Gateway())
+    monkeypatch.setattr(access, "may_read_database", lambda _config: False)
+    monkeypatch.setattr(answering, "source", lambda _config: ask)
     monkeypatch.setattr("getpass.getuser", lambda: "bob")
 
     def shown(*words):
@@ -366,7 +365,7 @@ def test_ordinary_users_list_their_own_jobs_unless_they_say_all(store, polluxctl
     assert shown() == ["bob"]
     assert shown("-u", "ada") == ["ada"]
     assert shown("-u", "all") == ["ada", "bob"]
-    monkeypatch.setattr(answers, "may_read_database", lambda _config: True)
+    monkeypatch.setattr(access, "may_read_database", lambda _config: True)
     assert shown() == ["ada", "bob"]
 
 
@@ -388,7 +387,7 @@ def test_watching_redraws_and_survives_a_failure(store, polluxctl, monkeypatch, 
         if len(waits) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("polluxd.cli.top.time.sleep", next_look)
+    monkeypatch.setattr("polluxd.cli.output.time.sleep", next_look)
     assert polluxctl(*words).status == 0
     assert waits[0] < waits[1] < waits[2]
     assert "the database has gone" in screen.getvalue()[waits[1] :]

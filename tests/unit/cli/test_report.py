@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from polluxd.cli.report.figures import figures
-from polluxd.cli.report.lanes import Stretch, stretches
+from polluxd.cli.report.figures import Stretch, figures, stretches
 from polluxd.cli.report.page import LANES, ROWS, render
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 from polluxd.store import CycleView, JobView
@@ -91,11 +90,12 @@ def test_figures_of_one_job_add_up() -> None:
     assert one.waited_s + one.held_s == one.completion_s
     assert (one.moves, one.lost_s) == (2, 42.0)
     (account,) = found.accounts
-    assert (account.name, account.share, account.speedup) == ("vision", 1.0, 1.5)
-    paths = {path.path: path for path in found.paths}
-    assert (paths["resize"].completed, paths["resize"].failed, paths["resize"].total_s) == (1, 1, 2.0)
-    assert paths["requeue"].median_s == 40.0
-    assert (found.decisions.count, found.decisions.mean_s) == (1, 2.0)
+    assert (account["name"], account["share"], account["speedup"]) == ("vision", 1.0, 1.5)
+    paths = {path["path"]: path for path in found.paths}
+    resize = paths["resize"]
+    assert (resize["completed"], resize["failed"], resize["total_s"]) == (1, 1, 2.0)
+    assert paths["requeue"]["median_s"] == 40.0
+    assert (found.decisions["count"], found.decisions["mean_s"]) == (1, 2.0)
 
 
 def test_jobs_and_moves_outside_of_the_period_are_left_out() -> None:

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 from pollux.search.journal import journal_path
 from pollux.search.study import Search, SearchSettings
 from polluxd import model
-from polluxd.cli.answering import Answering
-from polluxd.cli.answers import Answers, Database
+from polluxd.cli.answering import Answering, Ask, as_root
 from polluxd.cli.report.drawings import COLOURS, MOST_POINTS, Polyline, chart, job_colours, sums
 from polluxd.cli.web.browser_session import BrowserSession
 from polluxd.cli.web.live_page import ROWS, Viewer, application
@@ -33,16 +32,9 @@ SECRETS = ("goodput", "1,234", "1235", "256", "grows from 2 to 4", "1.25", "25%"
 """What only the page of a job's own user may show of the store's job 7."""
 
 
-class Gateway:
-    """The gateway's answers to one user, without the network."""
-
-    def __init__(self, answering: Answering, uid: int) -> None:
-        self._answering, self._uid = answering, uid
-
-    def ask(self, path: str, **words: Any) -> Any:
-        if (found := re.fullmatch(r"/v1/jobs/(\d+)/(explain|history)", path)) is not None:
-            return getattr(self._answering, found[2])(self._uid, int(found[1]), **words)
-        return getattr(self._answering, path.removeprefix("/v1/"))(self._uid)
+def as_user_of(answering: Answering, uid: int) -> Ask:
+    """Return the gateway's answers to one user, without the network."""
+    return lambda question, *about, **words: getattr(answering, question)(uid, *about, **words)
 
 
 @pytest.fixture
@@ -68,31 +60,33 @@ def store(store):
     return store
 
 
-def opened(source: Any, *, user: str, database: Database | None = None) -> TestClient:
+def opened(ask: Ask, *, user: str, database: Any = None) -> TestClient:
     """Return a browser that has opened the printed URL."""
     session = BrowserSession()
-    app = application(Viewer(user, source, database), session, 5.0)
+    app = application(Viewer(user, ask, database), session, 5.0)
     browser = TestClient(app, base_url=f"http://127.0.0.1:8000{session.folder}/")
     assert browser.get("", params={"token": session.token}).status_code == 200
     return browser
 
 
+def answering(store: Any, private: str = "none") -> Answering:
+    return Answering(store, PolicySettings(), lambda: f"PrivateData  = {private}\n")
+
+
 @pytest.fixture
 def admin(store) -> TestClient:
-    database = Database(store, PolicySettings())
-    return opened(database, user="root", database=database)
+    return opened(as_root(answering(store)), user="root", database=(store, PolicySettings()))
 
 
 @pytest.fixture
 def as_user(store):
-    answering = Answering(store, PolicySettings(), lambda: "PrivateData             = none\n")
-    return lambda name, uid: opened(Answers(Gateway(answering, uid)), user=name)
+    asked = answering(store)
+    return lambda name, uid: opened(as_user_of(asked, uid), user=name)
 
 
 def test_the_token_works_once_and_its_cookie_is_strict(store) -> None:
-    database = Database(store, PolicySettings())
     session = BrowserSession()
-    app = application(Viewer("root", database), session, 5.0)
+    app = application(Viewer("root", as_root(answering(store))), session, 5.0)
     stranger = TestClient(app, base_url="http://127.0.0.1:8000")
     assert stranger.get(f"{session.folder}/").status_code == 403
     assert stranger.get(f"{session.folder}/?token=guess").status_code == 403
@@ -163,17 +157,16 @@ def test_a_user_sees_others_as_squeue_does(as_user) -> None:
 
 
 def test_hidden_jobs_are_not_called_idle(store) -> None:
-    answering = Answering(store, PolicySettings(), lambda: "PrivateData  = jobs\n")
-    page = opened(Answers(Gateway(answering, ADA)), user="ada").get("").text
+    page = opened(as_user_of(answering(store, "jobs"), ADA), user="ada").get("").text
     assert "bert" not in page
     assert "no job that you may see" in page
 
 
 @pytest.mark.parametrize(("private", "shown"), [("nodes", False), ("all", False), ("usage", True)])
 def test_nodes_that_slurm_keeps_private_are_left_out(store, private, shown) -> None:
-    answering = Answering(store, PolicySettings(), lambda: f"PrivateData  = {private}\n")
-    assert ("out of service" in opened(Answers(Gateway(answering, ADA)), user="ada").get("").text) is shown
-    assert answering.cluster(0)["overview"]["nodes"]
+    asked = answering(store, private)
+    assert ("out of service" in opened(as_user_of(asked, ADA), user="ada").get("").text) is shown
+    assert asked.cluster(0)["overview"]["nodes"]
 
 
 def test_hostile_texts_run_nothing(store, admin) -> None:
@@ -236,12 +229,12 @@ def test_a_long_queue_is_cut_and_own_jobs_come_first(store, as_user) -> None:
 
 def test_the_cluster_over_time_adds_up(store, admin) -> None:
     store.samples = [{"at": NOW - 90, "gpus": 16, "plain": 2, "speedup": 1.5}]
-    overview = Database(store, PolicySettings()).cluster()["overview"]
+    overview = answering(store).cluster(0)["overview"]
     assert overview["speedup"] == []  # older than the period
     store.samples[0]["at"] = at = overview["at"] - 100
-    use = Database(store, PolicySettings()).cluster()["overview"]["use"]
+    use = answering(store).cluster(0)["overview"]["use"]
     assert use["held"][-1][1] == 8
-    assert use["plain"] == [(at, 2)]
+    assert use["plain"] == [[at, 2]]
     assert use["idle"][-1][1] == 16 - 2 - 8
 
 
@@ -249,9 +242,9 @@ def test_a_young_cluster_is_drawn_from_its_first_job_on(store) -> None:
     begin = time.time() - 120
     store.views = [replace(VIEW, submitted_at=begin, started_at=begin + 10)]
     store.samples = [{"at": begin + 100, "gpus": 16, "plain": 0, "speedup": 1.5}]
-    overview = Database(store, PolicySettings()).cluster()["overview"]
+    overview = answering(store).cluster(0)["overview"]
     assert overview["since"] == begin
-    assert overview["use"]["waiting"][0] == (begin, 1)
+    assert overview["use"]["waiting"][0] == [begin, 1]
 
 
 def test_jobs_have_colours_of_their_own_while_there_are_enough() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from polluxd.cli.setting_words import changes, rows
+from polluxd.cli.settings import changes, rows
 from polluxd.config.setting_info import OPTIONS, infos, option_name, policy_document
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError

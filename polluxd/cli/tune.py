@@ -1,10 +1,9 @@
-"""`polluxctl tune`: a search over hyper-parameters as one array of jobs."""
+"""`polluxctl tune`: a search over hyper-parameters as one array of jobs, from the searches of this folder."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -17,16 +16,18 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 from typer.core import TyperGroup
 
-from pollux.search.tasks import tasks_in_queue
-from polluxd.cli import access
-from polluxd.cli.access import JsonOption, WatchOption
-from polluxd.cli.output import emit_json, table
-from polluxd.cli.top import redraw
-from polluxd.cli.tune.searches import TRIAL_COLUMNS, open_search, path_of, summary, trial_row, trial_rows
+from pollux.errors import SearchError
+from pollux.search.tasks import FOLDER, tasks_in_queue
 from polluxd.errors import ConfigError, PolluxError, SlurmRefused
 
+from . import access
+from .access import JsonOption, WatchOption
+from .output import Column, emit_json, number, plain, redraw, table
+
 if TYPE_CHECKING:
-    from pollux.search.study import Search
+    from optuna.trial import FrozenTrial
+
+    from pollux.search.study import Search, SearchSettings
 
 
 class Sampler(StrEnum):
@@ -88,7 +89,10 @@ def start(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="the search's name [the script's]")] = None,
 ) -> None:
-    """Submit a search: `polluxctl tune BATCH_SCRIPT --trials 64 --metric accuracy --max`."""
+    """Submit a search: `polluxctl tune BATCH_SCRIPT --trials 64 --metric accuracy --max`.
+
+    Its journal is pollux-searches/NAME.journal in this folder, where the other commands read it. Needs Optuna.
+    """
     chosen = name or batch.stem
     if path_of(chosen).exists():
         raise ConfigError(
@@ -153,34 +157,12 @@ def status_parts(search: Search, console: Console) -> Iterator[RenderableType]:
 
 @app.command()
 def plot(name: NameArgument) -> None:
-    """Draw the curves of all trials, and their values as parallel coordinates, beside the journal."""
-    search = open_search(name)
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - the extra `sim`
-    except ImportError:
-        raise ConfigError("`tune plot` needs matplotlib: pip install matplotlib beside polluxd") from None
-    mpl.use("Agg")
-    from optuna import create_study  # noqa: PLC0415
-    from optuna.trial import create_trial  # noqa: PLC0415
-    from optuna.visualization import matplotlib as drawings  # noqa: PLC0415
+    """Draw the curves of all trials, and their values as parallel coordinates: a page beside the journal."""
+    from .report.page import write_charts  # noqa: PLC0415 - Jinja takes a moment to import
+    from .web.charts import of_search  # noqa: PLC0415
 
-    # Optuna draws complete trials alone, and most trials of a search are stopped.
-    shown = create_study(direction=search.study.direction)
-    for trial in search.trials():
-        curve = trial.intermediate_values
-        if trial.last_step is not None:
-            like = {"params": trial.params, "distributions": trial.distributions}
-            shown.add_trial(create_trial(**like, value=curve[trial.last_step], intermediate_values=curve))
-    for what, draw in (
-        ("curves", drawings.plot_intermediate_values),
-        ("parameters", drawings.plot_parallel_coordinate),
-    ):
-        path = search.path.with_name(f"{name}-{what}.png")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Optuna, that these functions are new
-            drawn = draw(shown)
-        drawn.figure.savefig(path, dpi=130, bbox_inches="tight")
-        print(path)
+    search = open_search(name)
+    write_charts(search.path.with_suffix(".html"), f"Search {name}", of_search(search))
 
 
 @app.command()
@@ -266,3 +248,97 @@ def _next(clock: str) -> float:
     now = datetime.now()
     end = now.replace(hour=at.hour, minute=at.minute, second=0, microsecond=0)
     return (end if end > now else end + timedelta(days=1)).timestamp()
+
+
+def _parameters(values: dict[str, Any]) -> str:
+    return (
+        " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={plain(v)}" for k, v in values.items())
+        or "-"
+    )
+
+
+TRIAL_COLUMNS = (
+    Column("number", "TRIAL", right=True),
+    Column("task", "TASK", rank=4),
+    Column("state", "STATE"),
+    Column("value", "VALUE", number(4), right=True),
+    Column("done", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=1),
+    Column("gpus", "GPUS", right=True, rank=3),
+    Column("gpu_hours", "GPU HOURS", number(3), right=True, rank=3),
+    Column("params", "PARAMETERS", _parameters, flexible=True),
+    Column("why", "WHY", plain, flexible=True, rank=2),
+)
+
+
+def trial_row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
+    """Return what is shown of a trial."""
+    from pollux.search.study import STEPS  # noqa: PLC0415 - brings Optuna in
+
+    last, attributes = trial.last_step, trial.user_attrs
+    return {
+        "number": trial.number,
+        "task": attributes.get("task"),
+        "state": {"PRUNED": "stopped", "FAIL": "failed"}.get(trial.state.name, trial.state.name.lower()),
+        "value": trial.values[0] if trial.values else trial.intermediate_values.get(last),
+        "done": (last or 0) / STEPS,
+        "gpus": None if trial.state.is_finished() else attributes.get("gpus"),
+        "gpu_hours": attributes.get("gpu_seconds", 0.0) / 3600,
+        "params": trial.params,
+        "parent": attributes.get("parent"),
+        "why": attributes.get("why"),
+    }
+
+
+def trial_rows(search: Search) -> list[dict[str, Any]]:
+    """Return what is shown of all trials. Slurm says which ones are lost; the next task fails them in the journal."""
+    from pollux.search.study import LOST, lost  # noqa: PLC0415 - brings Optuna in
+
+    trials = search.trials()
+    rows = [trial_row(search, trial) for trial in trials]
+    if any(row["state"] == "running" for row in rows):
+        gone = {trial.number for trial in lost(trials, tasks_in_queue(search.path.stat().st_uid))}
+        rows = [row | {"state": "lost", "why": LOST} if row["number"] in gone else row for row in rows]
+    return rows
+
+
+def summary(search: Search) -> Iterator[str]:
+    """Yield how far a search is, its best trial, and what it gave up."""
+    planned = search.settings.trials
+    of = f" of {planned}" if planned else ""
+    yield f"{search.ended()}{of} trials have ended, in {search.gpu_hours():.3g} GPU hours"
+    if (best := search.best()) is not None:
+        yield f"best: trial {best.number}, {search.settings.metric} {best.value:.6g}"
+    for why, count in search.given_up().items():
+        yield f"given up: {count} trials: {why}"
+
+
+def here() -> list[str]:
+    """Return the names of the searches of this folder."""
+    return sorted(path.stem for path in (Path.cwd() / FOLDER).glob("*.journal"))
+
+
+def open_search(name: str, settings: SearchSettings | None = None) -> Search:
+    """Open a search of this folder. Raises ConfigError."""
+    path = path_of(name)
+    if settings is None and not path.exists():
+        raise ConfigError(f"there is no search {name} in this folder: {path} does not exist")
+    from pollux.search.study import Search  # noqa: PLC0415 - brings Optuna in
+
+    try:
+        return Search(path, name, settings)
+    except KeyError:
+        raise ConfigError(f"{path} holds no search {name}") from None
+    except SearchError as error:
+        raise ConfigError(str(error)) from error
+
+
+def path_of(name: str) -> Path:
+    """Return the journal of a search of this folder. Raises ConfigError."""
+    try:
+        from pollux.search.journal import journal_path  # noqa: PLC0415 - brings Optuna in
+
+        return journal_path(name, Path.cwd())
+    except ImportError:
+        raise ConfigError("`polluxctl tune` needs Optuna: pip install 'polluxd[tune]'") from None
+    except SearchError as error:
+        raise ConfigError(str(error)) from error

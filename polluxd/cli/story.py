@@ -1,0 +1,218 @@
+"""What `polluxctl explain` tells of a job, in sentences. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polluxd.model import Allocation, DaemonMode, Explanation, Report
+from polluxd.policy.exploration import GROWTH
+from polluxd.store import JobExplanation
+
+from .output import count, duration, number
+from .table_rows import is_silent
+
+DATA_BOUND = 0.1
+"""Share of the time spent waiting for data from which a sentence speaks of it."""
+
+LIMITS = {
+    "contention": "other jobs, to which every GPU is worth more",
+    "move-cost": "the cost of a move, for which more GPUs would not make up",
+    "goodput": "the job's own scaling: more GPUs would not raise its goodput",
+    "exploration": f"exploration: a job may take {'twice' if GROWTH == 2 else f'{GROWTH} times'} the GPUs on which it "
+    "was measured, and more after it was measured there",
+    "progress": "its progress, which polluxd has yet to see on the GPUs that the job holds: it gets none beyond its "
+    "user's equal share until then",
+    "batch": "the job's batch limits: the largest batch does not divide over more GPUs",
+    "counts": "the numbers of GPUs that the job may be given (gpu-counts)",
+    "nodes": "the nodes in service: no larger placement fits on them",
+    "ceiling": "the GPU ceiling of its account or user",
+    "fragmentation": "fragmentation: GPUs are free, but not in a placement that the job can use",
+    "pinned": "the pin: the job keeps its GPUs in this decision",
+}
+"""What keeps a job from more GPUs, by `Explanation.limit`."""
+
+
+def story(
+    row: Mapping[str, Any],
+    found: JobExplanation,
+    settings: Mapping[str, Any],
+    others: Sequence[Allocation],
+    more: Allocation | None,
+) -> Iterator[str]:
+    """Yield the answers to what a person asks first, in sentences.
+
+    `others`: the decisions of the same cycle, on this and other jobs; `more`: what the job would get of one node more.
+    """
+    who, placed = f"Job {row['job_id']} ({row['name']}) of {row['user']}", found.allocation
+    if row["ended_at"] is not None:
+        yield f"{who} has ended: {row['state']}."
+    else:
+        held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
+        yield f"{who}: {str(row['state']).lower()}, holds {held}."
+        if placed is not None and found.cycle is not None:
+            ago = duration(time.time() - found.cycle.started_at)
+            idle = _not_acting(found.cycle.mode, paused=settings["paused"])
+            yield f"Decided {ago} ago (cycle {found.cycle.id}{idle}): {placed.reason}"
+            if placed.speedup:
+                yield f"Predicted speedup against the fair share: {number(3)(placed.speedup)}."
+            yield from sentences(placed, others, found.job.spec.max_gpus)
+            if more is not None:
+                yield with_node_more(placed, more)
+        else:
+            yield "polluxd has not decided on this job yet. The next cycle will."
+        yield from _measured(row, found.report, found.rejected)
+    if is_silent(row):
+        job, held = row["job_id"], count(row["gpus"], "GPU")
+        yield (
+            f"It has held {held} for {duration(row['silent_s'])} without a training step reported. It keeps the GPUs, "
+            "since it may train unseen. Look at the job's output and at `polluxctl doctor` on its node. "
+            f"`scontrol requeue {job}` starts the job again on min-gpus, `scancel {job}` ends it."
+        )
+    yield from _advice(row)
+    if row["moving"]:
+        yield f"Moving now, step {row['moving']}: {found.job.move_reason or 'no reason recorded'}"
+    elif found.job.move_step == "failed":
+        yield f"The last move failed: {found.job.move_detail or 'no detail recorded'}"
+    if row["moves"]:
+        yield f"Moved {count(row['moves'], 'time')}; the moves cost {duration(row['lost_s'])}."
+    if settings["paused"]:
+        yield "polluxd is paused: it moves nothing until `polluxctl resume`."
+
+
+def _advice(row: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the agent leaves alone in modes observe and advise."""
+    advice = row["advice"]
+    if row["mode"] == "observe":
+        yield "The agent only measures (mode observe): batch size and learning rate stay the user's."
+    elif row["mode"] == "advise" and advice is None:
+        yield "The agent changes nothing (mode advise). It knows no better batch size so far."
+    elif row["mode"] == "advise":
+        yield (
+            f"The agent changes nothing (mode advise). Batches of {advice['batch_size']:.0f} "
+            f"({advice['local_batch']:.0f} per GPU and pass) would bring {100 * (advice['goodput_ratio'] - 1):.0f} % "
+            "more goodput."
+        )
+
+
+def _not_acting(mode: str, *, paused: bool) -> str:
+    """Say that the decision is not carried out, where that is so."""
+    if mode == DaemonMode.OBSERVE:
+        return "; not carried out, since polluxd runs in mode observe"
+    return "; not carried out, since polluxd is paused" if paused else ""
+
+
+def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> Iterator[str]:
+    if rejected:
+        yield f"polluxd ignores the job's latest report: {rejected}."
+        return
+    if report is None:
+        yield "The job has not reported yet: it has not reached `pollux.attach`, or not finished its first steps."
+        return
+    if row["goodput"]:
+        yield (
+            f"Measured: goodput {number(3)(report.goodput)} examples/s, batch size {report.batch_size} "
+            f"(submitted with {report.limits.initial}), learning rate x{number(3)(report.lr_factor)}."
+        )
+    if report.prior_gpus:
+        yield (
+            f"Earlier runs of the same training, on up to {count(report.prior_gpus, 'GPU')}, stand in for what the job "
+            "has not measured yet."
+        )
+    if report.data_wait is not None and report.data_wait >= DATA_BOUND:
+        yield (
+            f"The job waits for its data loader {100 * report.data_wait:.0f} % of the time. More GPUs do not help; "
+            "more loader workers or faster storage may."
+        )
+    if report.noise is not None:
+        yield f"Gradient noise scale: {number(3)(report.noise.phi(report.limits.initial))} examples."
+
+
+def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | None) -> Iterator[str]:
+    """Yield why a decision gives a job its GPUs; nothing for a job outside the decision."""
+    facts = placed.explanation
+    if facts is None:
+        return
+    share = f"{count(facts.fair_gpus, 'GPU')} on {count(facts.fair_nodes, 'node')}"
+    weight = f" Weight: {facts.weight:.3g} times the average job's." if facts.weight != 1.0 else ""
+    yield f"Fair share: {share}.{weight}"
+    limit = f"max-gpus={max_gpus}" if facts.limit == "max-gpus" and max_gpus is not None else facts.limit
+    yield f"Limit: {LIMITS.get(limit, limit)}."
+    if facts.next_gpus is not None and facts.limit != "pinned":
+        gain = ""
+        if placed.goodput > 0:
+            gain = f" ({100 * (facts.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"
+        size = count(facts.next_gpus, "GPU")
+        yield f"Next larger size: {size}, goodput {number(3)(facts.next_goodput)} examples/s{gain}."
+        yield _marginal(facts, others)
+    if facts.racks:
+        yield _racks(placed, facts)
+    yield _move(facts)
+    if facts.gpu_price is not None:
+        yield (
+            f"A GPU now costs {number(3)(facts.gpu_price)}: in each second it takes so many seconds off all jobs' "
+            "completion times, added up."
+        )
+    if facts.seconds_left is not None:
+        ends = duration(facts.seconds_left)
+        yield (
+            f"At the planned goodput the job ends in {ends}."
+            if placed.placement
+            else f"If the jobs before it end as predicted, the job gets GPUs and ends in {ends}."
+        )
+    if facts.doubted_reports:
+        reports = count(facts.doubted_reports, "report")
+        now = "the newest among them" if facts.doubts else "the newest is believed"
+        yield f"polluxd did not believe claims of {reports} of the job since polluxd started; {now}."
+
+
+def _marginal(facts: Explanation, others: Sequence[Allocation]) -> str:
+    """Compare what more GPUs would add here with what the GPUs in use add."""
+    unit = " (growth of the objective)" if facts.gpu_price is None else ""
+    worth = f"One more GPU is worth {number(3)(facts.marginal)} to this job{unit}."
+    if facts.taken_by is None:
+        return worth
+    taker = next((a for a in others if a.job_id == facts.taken_by), None)
+    has = ""
+    if taker is not None and taker.placement:
+        has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times its fair share)"
+    # Near the margin the next size here and the last one there need not fit into each other.
+    outcome = (
+        "but more than this job would gain"
+        if facts.price > facts.marginal
+        else "but polluxd found no exchange of whole sizes that pays"
+    )
+    return (
+        f"{worth} Each GPU in use is worth at least {number(3)(facts.price)} to the job that holds it. "
+        f"Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
+    )
+
+
+def _racks(placed: Allocation, facts: Explanation) -> str:
+    if facts.racks == 1:
+        return "The nodes are in one rack."
+    here = f"The nodes are in {facts.racks} racks."
+    if not (facts.one_rack > 0 and placed.goodput > 0):
+        return f"{here} The job was not measured across racks yet."
+    gain = 100 * (facts.one_rack / placed.goodput - 1)
+    return f"{here} As many nodes in one rack would bring {number(3)(facts.one_rack)} examples/s ({gain:+.0f} %)."
+
+
+def _move(facts: Explanation) -> str:
+    if facts.move_seconds <= 0:
+        return "The job has not run yet: starting it costs nothing."
+    cost = f"A move would cost about {duration(facts.move_seconds)} of training."
+    if not 0 < facts.move_factor < 1:
+        return cost
+    return f"{cost} To pay for it, other GPUs must bring at least {100 / facts.move_factor - 100:.2g} % more."
+
+
+def with_node_more(placed: Allocation, more: Allocation) -> str:
+    """Say what one more node in the cluster would change for the job."""
+    now, then = placed.placement.gpus, more.placement.gpus
+    if now == then:
+        return f"With one more node in the cluster the job would still get {count(now, 'GPU')}."
+    ends = more.explanation.seconds_left if more.explanation is not None else None
+    end = "" if ends is None else f" and end in {duration(ends)}"
+    return f"With one more node in the cluster the job would get {count(then, 'GPU')} instead of {now}{end}."
