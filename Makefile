@@ -41,21 +41,30 @@ env --default-signal=INT -u MAKEFLAGS $(1) </dev/null & \
 status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status"; exit $$status
 endef
 
-# The longest first. The integration tests mostly wait, so one part more runs at a time than CI has cores. make shows the
-# output of a part when the part has ended.
-PARTS := test-loop test-slurm test-agent test-gateway test-polluxd test-rest test-static
-# These tests of the loop run in a part of their own, so that the longest part is not longer than need be.
-APART := $(addprefix tests/integration/loop/,test_gateway.py test_search.py)
+# The longest first. The integration tests mostly wait, so one part more runs at a time than CI has cores, and no part is
+# so long that the others wait for it. make shows the output of a part when the part has ended.
+PARTS := test-loop test-resizes test-frameworks test-agent test-slurm test-gateway test-polluxd test-rest test-store test-static
+LOOP := tests/integration/loop
+GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py)
+RESIZES := $(addprefix $(LOOP)/test_,resize.py slurm_limits.py slurm_options.py slurm_rules.py spot.py unprivileged.py)
+FRAMEWORKS := tests/integration/integrations
+STORE := $(addprefix tests/integration/,store gateway cli)
 test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target --keep-going $(PARTS)
 
 .PHONY: $(PARTS)
 test-loop:
-	$(call part,$(PYTHON) -m pytest tests/integration/loop $(addprefix --ignore ,$(APART)))
+	$(call part,$(PYTHON) -m pytest $(LOOP) $(addprefix --ignore ,$(GATEWAY) $(RESIZES)))
 test-gateway:
-	$(call part,$(PYTHON) -m pytest $(APART))
+	$(call part,$(PYTHON) -m pytest $(GATEWAY))
+test-resizes:
+	$(call part,$(PYTHON) -m pytest $(RESIZES))
+test-frameworks:
+	$(call part,$(PYTHON) -m pytest $(FRAMEWORKS))
+test-store:
+	$(call part,$(PYTHON) -m pytest $(STORE))
 test-slurm:
-	$(call part,$(PYTHON) -m pytest tests/integration --ignore tests/integration/loop)
+	$(call part,$(PYTHON) -m pytest tests/integration $(addprefix --ignore ,$(LOOP) $(FRAMEWORKS) $(STORE)))
 test-agent:
 	$(call part,$(PYTHON) -m pytest tests/unit/agent)
 test-polluxd:
