@@ -151,7 +151,7 @@ class GatewayService:
 
         A router alone suffices, since `answer` handles every error.
         """
-        routes = [Route(each.path, _App(self, each), methods=[each.method]) for each in ENDPOINTS]
+        routes = [Route(each.path, partial(self.answer, each), methods=[each.method]) for each in ENDPOINTS]
         return Router(routes, redirect_slashes=False, default=_no_path)
 
     async def answer(self, endpoint: MessagePath, request: Request) -> Response:
@@ -211,18 +211,6 @@ class GatewayService:
             return await asyncio.get_running_loop().run_in_executor(
                 threads, lambda: json.dumps(ask(), allow_nan=False).encode()
             )
-
-
-class _App:
-    """One endpoint as an ASGI application."""
-
-    def __init__(self, gateway: GatewayService, endpoint: MessagePath) -> None:
-        self._gateway = gateway
-        self._endpoint = endpoint
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await self._gateway.answer(self._endpoint, Request(scope, receive))
-        await response(scope, receive, send)
 
 
 async def _message(endpoint: MessagePath, request: Request) -> Any:
@@ -295,34 +283,38 @@ async def _training(gateway: GatewayService, call: Call) -> PriorAnswer:
     return PriorAnswer(prior=None)
 
 
-async def _jobs(gateway: GatewayService, call: Call) -> bytes:
-    """List the user's jobs in full, and others' as squeue shows them."""
-    return await gateway.question(
-        call, partial(gateway.questions.jobs, call.holder.uid, ended=call.message.ended)
-    )
+def _question(
+    summary: str, ask: Callable[[Questions, Call], Any], *, long: bool = False
+) -> Callable[[GatewayService, Call], Awaitable[bytes]]:
+    """Return what serves a question of a user."""
+
+    async def serve(gateway: GatewayService, call: Call) -> bytes:
+        return await gateway.question(call, partial(ask, gateway.questions, call), long=long)
+
+    serve.__doc__ = summary
+    return serve
 
 
-async def _top(gateway: GatewayService, call: Call) -> bytes:
-    """Return the status, and the jobs that have not ended."""
-    return await gateway.question(call, partial(gateway.questions.top, call.holder.uid))
-
-
-async def _cluster(gateway: GatewayService, call: Call) -> bytes:
-    """Return the status, the jobs that have not ended, the nodes, and the cluster's use over time."""
-    return await gateway.question(call, partial(gateway.questions.cluster, call.holder.uid))
-
-
-async def _explain(gateway: GatewayService, call: Call) -> bytes:
-    """Explain the last decision on a job of the user."""
-    return await gateway.question(
-        call, partial(gateway.questions.explain, call.holder.uid, call.job), long=True
-    )
-
-
-async def _history(gateway: GatewayService, call: Call) -> bytes:
-    """Return the reports of a job of the user."""
-    since: float = call.message.since
-    return await gateway.question(call, partial(gateway.questions.history, call.holder.uid, call.job, since))
+_jobs = _question(
+    "List the user's jobs in full, and others' as squeue shows them.",
+    lambda answers, call: answers.jobs(call.holder.uid, ended=call.message.ended),
+)
+_top = _question(
+    "Return the status, and the jobs that have not ended.", lambda answers, call: answers.top(call.holder.uid)
+)
+_cluster = _question(
+    "Return the status, the jobs that have not ended, the nodes, and the cluster's use over time.",
+    lambda answers, call: answers.cluster(call.holder.uid),
+)
+_explain = _question(
+    "Explain the last decision on a job of the user.",
+    lambda answers, call: answers.explain(call.holder.uid, call.job),
+    long=True,
+)
+_history = _question(
+    "Return the reports of a job of the user.",
+    lambda answers, call: answers.history(call.holder.uid, call.job, call.message.since),
+)
 
 
 async def _health(gateway: GatewayService, call: Call) -> HealthAnswer:

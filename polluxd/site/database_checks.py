@@ -18,8 +18,7 @@ from polluxd.store.connection import Connector, translated
 from polluxd.store.migrations import ROLES
 from polluxd.store.transport import libpq_parameters
 
-from .findings import Finding, fault, ok, warning
-from .slurm_checks import SKEW_S
+from .findings import Finding, clock, fault, ok, warning
 
 _FULL = re.compile("too many clients|connection slots|too many connections")
 """What PostgreSQL says when max_connections, or a limit of the role, is reached."""
@@ -36,7 +35,7 @@ def as_daemon(config: Config) -> Iterator[Finding]:
     try:
         with contextlib.closing(connector.open()) as connection:
             yield from _tls(connection, connector)
-            yield from _clock(connection)
+            yield _clock(connection)
             yield from _roles(connection)
             yield from _schema(config)
             yield from _leader(connection, config)
@@ -73,16 +72,10 @@ def _tls(connection: Any, connector: Connector) -> Iterator[Finding]:
         yield fault("tls", f"{connector.place} answers without TLS", "sslmode=verify-full in [database] url")
 
 
-def _clock(connection: Any) -> Iterator[Finding]:
+def _clock(connection: Any) -> Finding:
     before = time.time()
     theirs = float(_ask(connection, "SELECT extract(epoch FROM clock_timestamp())")[0][0])
-    skew = theirs - (before + time.time()) / 2
-    if abs(skew) > SKEW_S:
-        yield fault(
-            "clock",
-            f"the database's clock is {skew:+.0f} s from this machine's",
-            "run an NTP client on both machines",
-        )
+    return clock(theirs - (before + time.time()) / 2, "the database's clock", "this machine's")
 
 
 def _roles(connection: Any) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from polluxd.config.config_file import Config, load_config
 from polluxd.errors import ConfigError, SlurmError
 
-from . import database_checks, file_checks, pace_checks, slurm_checks, trials
+from . import database_checks, file_checks, slurm_checks, trials
 from .findings import Finding, fault, ok
 from .hooks import Role, Site
 from .slurm_checks import Slurm
@@ -32,7 +32,7 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Fi
     else:
         yield from slurm_checks.munge(slurm, settings)
         if Role.CONTROLLER in roles:
-            yield from pace_checks.pace(settings, config)
+            yield from slurm_checks.pace(settings, config)
             yield from trials.heartbeat(settings.get("SlurmUser", "").partition("(")[0], config)
             yield from trials.canary(slurm, site, config)
     yield from slurm_checks.cluster(slurm, site, config, roles)

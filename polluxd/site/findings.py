@@ -39,3 +39,14 @@ def warning(check: str, result: str, remedy: str) -> Finding:
 
 def fault(check: str, result: str, remedy: str) -> Finding:
     return Finding(check, Level.FAULT, result, remedy)
+
+
+SKEW_S = 5.0
+"""Clocks that differ by more make munge and leases unreliable (munge(7) allows 300 s)."""
+
+
+def clock(skew_s: float, one: str, other: str) -> Finding:
+    """Compare two clocks."""
+    if abs(skew_s) > SKEW_S:
+        return fault("clock", f"{one} is {skew_s:+.0f} s from {other}", "run an NTP client on both machines")
+    return ok("clock", f"{one} is {other}")

@@ -11,21 +11,24 @@ from pathlib import Path
 
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config.config_file import Config
+from polluxd.config.settings import MoveSettings
 from polluxd.errors import PolluxError, SlurmError, SlurmGarbled
 from polluxd.gateway.client import user_client
 from polluxd.slurm.commands import Commands
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 
-from .findings import Finding, fault, ok, warning
+from .findings import Finding, clock, fault, ok, warning
 from .hooks import FORMER_CALLS, Role, Site, calls
 
 OLDEST = (22, 5)
 NEWEST = (26, 5)
 """Releases that the hooks and the reader of Slurm were run with."""
-SKEW_S = 5.0
-"""Clocks of Slurm's machines that differ by more make munge and leases unreliable (munge(7) allows 300 s)."""
 AHEAD_S = 86400.0
+SHORTEST_MEMORY_S = 60
+"""slurmctld forgets ended jobs after MinJobAge (slurm.conf(5): 300 s). polluxd may miss some looks in a row."""
+SHORTEST_DELAY_S = 30
+"""A requeued job that starts by itself sooner comes before polluxd's placement."""
 
 
 class Slurm(Commands):
@@ -146,16 +149,8 @@ def _clock(settings: Mapping[str, str]) -> Iterator[Finding]:
         then = float(at) if at.isdigit() else datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return
-    skew = time.time() - then
     # The answer has whole seconds, and takes a moment.
-    if abs(skew) > SKEW_S:
-        yield fault(
-            "clock",
-            f"this machine's clock is {skew:+.0f} s from slurmctld's",
-            "run an NTP client on both machines",
-        )
-    else:
-        yield ok("clock", "this machine's clock is slurmctld's")
+    yield clock(time.time() - then, "this machine's clock", "slurmctld's")
 
 
 def _cluster_name(settings: Mapping[str, str], config: Config) -> Finding:
@@ -329,3 +324,83 @@ def _reservations(slurm: Slurm) -> Iterator[Finding]:
                 f"reservation {each.name} keeps {nodes} within a day: polluxd places no job there that would meet it",
                 f"nothing, if that is wanted; else scontrol delete reservation={each.name}",
             )
+
+
+def pace(settings: Mapping[str, str], config: Config | None) -> Iterator[Finding]:
+    """Check intervals, delays and what slurmdbd counts."""
+    moves = config.moves if config is not None else MoveSettings()
+    yield from _memory(settings)
+    yield from _scheduler(settings, moves)
+    yield from _script_times(settings, moves)
+    yield from _requeue_delay(settings)
+    dbd = settings.get("AccountingStorageType") == "accounting_storage/slurmdbd"
+    if dbd and "gres/gpu" not in settings.get("AccountingStorageTRES", "").split(","):
+        yield warning(
+            "accounting",
+            f"AccountingStorageTRES is {settings.get('AccountingStorageTRES') or 'not set'}: Slurm counts no GPUs, and "
+            "limits on gres/gpu hold nobody back",
+            "AccountingStorageTRES=gres/gpu in slurm.conf, and restart slurmctld",
+        )
+
+
+def _memory(settings: Mapping[str, str]) -> Iterator[Finding]:
+    age = _seconds(settings.get("MinJobAge", ""))
+    if age is not None and age < SHORTEST_MEMORY_S:
+        yield warning(
+            "memory",
+            f"MinJobAge is {age:g} s: slurmctld forgets a job before polluxd has seen its end, and the job counts as "
+            "GONE",
+            "MinJobAge=300 in slurm.conf, and scontrol reconfigure",
+        )
+
+
+def _scheduler(settings: Mapping[str, str], moves: MoveSettings) -> Iterator[Finding]:
+    found = dict(re.findall(r"(\w+)=(\d+)", settings.get("SchedulerParameters", "")))
+    # In microseconds (slurm.conf(5)).
+    least = int(found.get("sched_min_interval", 2)) / 1e6
+    slowest = max(least, float(found.get("batch_sched_delay", 3)))
+    if slowest > moves.start_timeout_s / 3:
+        yield warning(
+            "scheduler",
+            f"slurmctld may wait {slowest:g} s before it starts a job (SchedulerParameters), and polluxd gives a start "
+            f"up after moves.start_timeout_s = {moves.start_timeout_s:g} s",
+            f"lower sched_min_interval and batch_sched_delay, or set start_timeout_s = {3 * slowest:g} in [moves]",
+        )
+
+
+def _script_times(settings: Mapping[str, str], moves: MoveSettings) -> Iterator[Finding]:
+    """Compare the time of the site's own scripts with polluxd's; without a limit they may take any time."""
+    if not any(settings.get(key) for key in ("Prolog", "Epilog", "PrologSlurmctld", "TaskProlog")):
+        return
+    limit = _seconds(settings.get("PrologEpilogTimeout", ""))
+    if limit is not None and 0 < limit < 65534 and limit > moves.training_timeout_s:
+        yield warning(
+            "scripts",
+            f"PrologEpilogTimeout is {limit:g} s, and a start without a training step counts as failed after "
+            f"moves.training_timeout_s = {moves.training_timeout_s:g} s",
+            f"lower PrologEpilogTimeout, or set training_timeout_s = {limit + 60:g} in [moves]",
+        )
+    elif limit is not None and 0 < limit < 10:
+        yield warning(
+            "scripts",
+            f"PrologEpilogTimeout is {limit:g} s: a prolog that a busy node delays drains the node",
+            "PrologEpilogTimeout=60 or more in slurm.conf, and scontrol reconfigure",
+        )
+
+
+def _requeue_delay(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Slurm 25.11 and newer: how soon a requeued job starts again by itself."""
+    words = ",".join(settings.get(key, "") for key in ("SchedulerParameters", "SlurmctldParameters"))
+    found = re.search(r"\brequeue_delay=(\d+)", words)
+    if found and int(found[1]) < SHORTEST_DELAY_S:
+        yield warning(
+            "requeue",
+            f"requeue_delay is {found[1]} s: a requeued job starts again by itself, before polluxd has placed it",
+            f"requeue_delay={SHORTEST_DELAY_S} or more in slurm.conf, or leave it out",
+        )
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of `300 sec` or `300`; None: not set, or unlimited."""
+    found = re.match(r"(\d+)\b", text)
+    return float(found[1]) if found else None

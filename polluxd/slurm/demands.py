@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from polluxd.errors import DirectiveError
 from polluxd.model import Node
-from polluxd.slurm.gres import parse_gpus
+from polluxd.slurm.notation import parse_gpus
 
 MIXED = " (polluxd places no job on one of several GPU types of a node)"
 _SHOWN = 80

@@ -27,7 +27,7 @@ from polluxd.config.gpu_counts import RULES, is_rule
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobSpec
 from polluxd.slurm.demands import Demands, matches, shortened
-from polluxd.slurm.node_lists import node_names
+from polluxd.slurm.notation import node_names
 from polluxd.slurm.protocol import Companion
 
 MARK = "pollux:"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from polluxd.errors import SlurmGarbled
 from polluxd.model import JobState, Node
-from polluxd.slurm.gres import gpus_in_use, parse_gpus
+from polluxd.slurm.notation import gpus_in_use, parse_gpus
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.queue import Queue
 from polluxd.slurm.states import power, schedulable

@@ -30,9 +30,7 @@ from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobState
 from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.directives import Directives, parse_admin_comment
-from polluxd.slurm.durations import duration
-from polluxd.slurm.gres import parse_gpus
-from polluxd.slurm.node_lists import node_names
+from polluxd.slurm.notation import duration, node_names, parse_gpus
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.states import job_state
 
@@ -216,10 +214,10 @@ def _record(line: str, query: Query) -> Record:
         number = record["ArrayTaskID"]
         if _is_number(number) and _is_number(row[0]) and record["State"] == "PENDING":
             task = int(row[0]), int(number)
-        job, complaint, held = _job(record)
+        job, complaint, held, most = _job(record)
         holds = job.state in _MAY_HOLD and held is None and bool(job.nodes)
         ending = job.state is JobState.COMPLETING and (job.spec is None or held is None)
-        return Record(job, complaint, task, holds, _bound(record) if ending else None)
+        return Record(job, complaint, task, holds, most if ending else None)
     except SlurmGarbled as error:
         return Record(None, str(error), task, lost=lost)
 
@@ -228,17 +226,18 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _DIGITS
 
 
-def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
+def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None, int]:
     """Read a job.
 
-    Also return a complaint about its AdminComment, and its GPUs per node (None: not known).
+    Also return a complaint about its AdminComment, its GPUs per node (None: not known), and the most GPUs that it can
+    hold on one of its nodes.
     """
     state = job_state(record["State"])
     pending = state is JobState.PENDING
     directives, complaint = _directives(_text(record, "admin_comment"))
     nodes = () if pending else node_names(record["NodeList"])
-    asked = _per_node(record)
-    held = asked if asked is not None or len(nodes) != 1 else _in_all(record)
+    asked = _asked(record)
+    held = asked.per_node if asked.per_node is not None or len(nodes) != 1 else asked.in_all
     holding = nodes if state in _MAY_HOLD else ()
     submitted, array = _time(record, "SubmitTime") or 0.0, _array(record)
     cpus = ceil(_number(record, "NumCPUs") / max(len(nodes), 1))
@@ -264,7 +263,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             nodes=nodes,
             gpus_per_node_held=dict.fromkeys(holding, held) if held else {},
             cpus_per_node_held=dict.fromkeys(holding, cpus) if state is not JobState.COMPLETING else {},
-            requested_gpus_per_node=asked,
+            requested_gpus_per_node=asked.per_node,
             # Slurm itself takes the priority of a job that it could start nowhere; `release` gives it back.
             held_by_user=state in (JobState.PENDING, JobState.RUNNING)
             and _number(record, "PriorityLong") == 0
@@ -282,10 +281,11 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None]:
             priority=_number(record, "PriorityLong"),
             planned_nodes=node_names(record["SchedNodes"]) if pending else (),
             licenses=parse_requested_licenses(_text(record, "Licenses")),
-            demands=directives.demands if directives else of_plain_job(_requests(record)),
+            demands=directives.demands if directives else of_plain_job(asked.text),
         ),
         complaint,
         held,
+        next((count for count in (asked.per_node, asked.in_all) if count is not None), 1 << 20),
     )
 
 
@@ -305,50 +305,43 @@ def _directives(comment: str) -> tuple[Directives | None, str]:
         return None, str(error)
 
 
-def _per_node(record: Mapping[str, str]) -> int | None:
-    """GPUs per node; None where the job asked in another way."""
-    if any(_asks_gpus(record[key]) for key in ("tres-per-job", "tres-per-task", "tres-per-socket")):
-        return None
-    return parse_gpus(record["tres-per-node"]).count
+class _Asked(NamedTuple):
+    """GPUs that a job asked for."""
 
-
-def _requests(record: Mapping[str, str]) -> str:
+    per_node: int | None
+    """None: it asked in another way."""
+    in_all: int | None
+    """None: it asked per node, or Slurm does not tell."""
+    text: str
     """All requests for GPUs, in whatever way."""
-    keys = ("tres-per-node", "tres-per-job", "tres-per-task", "tres-per-socket")
-    return ",".join(record[key] for key in keys if _asks_gpus(record[key]))
 
 
-def _in_all(record: Mapping[str, str]) -> int | None:
-    """GPUs of a job on one node; None where Slurm does not tell."""
-    if _asks_gpus(record["tres-per-job"]):
-        return parse_gpus(record["tres-per-job"]).count
-    if _asks_gpus(record["tres-per-task"]):
-        return parse_gpus(record["tres-per-task"]).count * max(1, _number(record, "NumTasks"))
-    return None
+def _asked(record: Mapping[str, str]) -> _Asked:
+    texts = [record[f"tres-per-{what}"] for what in ("node", "job", "task", "socket")]
+    per_node, per_job, per_task, per_socket = ("gpu" in text for text in texts)
+    in_all = None
+    if per_job:
+        in_all = parse_gpus(texts[1]).count
+    elif per_task:
+        in_all = parse_gpus(texts[2]).count * max(1, _number(record, "NumTasks"))
+    other = per_job or per_task or per_socket
+    return _Asked(
+        None if other else parse_gpus(texts[0]).count if per_node else 0,
+        in_all,
+        ",".join(text for text in texts if "gpu" in text),
+    )
 
 
-def _memory_per_gpu(record: Mapping[str, str], per_node: int | None) -> int:
+def _memory_per_gpu(record: Mapping[str, str], asked: _Asked) -> int:
     """Memory that goes with each GPU [MB]; 0 where Slurm does not tell."""
     memory = _MEMORY.search(record["tres-alloc"])
     if memory is None:
         return 0
-    if per_node is not None:
-        gpus = per_node * max(1, _number(record, "NumNodes"))
-    elif _asks_gpus(record["tres-per-job"]):
-        gpus = parse_gpus(record["tres-per-job"]).count
-    else:
-        gpus = parse_gpus(record["tres-per-task"]).count * max(1, _number(record, "NumTasks"))
+    gpus = asked.in_all or 0
+    if asked.per_node is not None:
+        gpus = asked.per_node * max(1, _number(record, "NumNodes"))
     # Rounded down: jobs that share a node's memory to the last megabyte fit there.
     return int(float(memory[1]) * _MEGABYTES[memory[2]] / gpus) if gpus else 0
-
-
-def _bound(record: Mapping[str, str]) -> int:
-    """The most GPUs that a job can hold on one of its nodes."""
-    asked = _per_node(record)
-    if asked is not None:
-        return asked
-    total = _in_all(record)
-    return total if total is not None else 1 << 20
 
 
 @lru_cache(maxsize=16384)
@@ -363,10 +356,6 @@ def parse_requested_licenses(text: str) -> Mapping[str, int]:
     """Licenses of `matlab:2,ansys`; a remote one is `name@server:count`."""
     items = (item.rpartition(":") for item in filter(None, re.split("[,;|]", text)))
     return {name or count: int(count) if name and _is_number(count) else 1 for name, _, count in items}
-
-
-def _asks_gpus(text: str) -> bool:
-    return "gpu" in text
 
 
 def _text(record: Mapping[str, str], key: str) -> str:

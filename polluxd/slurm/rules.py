@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from math import floor, inf
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.durations import duration
-from polluxd.slurm.node_lists import node_names
+from polluxd.slurm.notation import duration, node_names
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
 _PERIODS = {"DAILY": 86400.0, "WEEKDAY": 86400.0, "WEEKEND": 86400.0, "WEEKLY": 604800.0, "HOURLY": 3600.0}

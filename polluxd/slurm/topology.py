@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 from polluxd.errors import SlurmGarbled
-from polluxd.slurm.node_lists import node_names
+from polluxd.slurm.notation import node_names
 
 _NONE = "No topology information available"
 _SWITCH = re.compile(

@@ -12,7 +12,7 @@ import pytest
 
 from polluxd.config.config_file import parse_config
 from polluxd.errors import SlurmRefused
-from polluxd.site import file_checks, pace_checks, slurm_checks, trials
+from polluxd.site import file_checks, slurm_checks, trials
 from polluxd.site.findings import Level
 from polluxd.site.hooks import Role, Site
 
@@ -204,8 +204,8 @@ def test_a_pace_that_polluxd_cannot_keep(settings, check, remedy):
         "SchedulerParameters": "defer,sched_min_interval=2000000",
         "PrologEpilogTimeout": "65534",
     }
-    assert list(pace_checks.pace(sound, None)) == []
-    (found,) = pace_checks.pace(sound | settings, None)
+    assert list(slurm_checks.pace(sound, None)) == []
+    (found,) = slurm_checks.pace(sound | settings, None)
     assert (found.check, remedy in found.remedy) == (check, True)
 
 

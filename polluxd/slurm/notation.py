@@ -1,7 +1,4 @@
-"""GPUs in Slurm's gres expressions.
-
-`Gres=` and `GresUsed=` of scontrol(1), `tres-per-node` of squeue(1).
-"""
+"""What Slurm writes in a notation of its own: node lists, GPUs in gres expressions, durations."""
 
 from __future__ import annotations
 
@@ -9,8 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
 from polluxd.errors import SlurmGarbled
 
+_NO_NAME = re.compile(r"[\s!&^/]|\d{19}")
+"""No node name has these: the library reads them as set operators or steps, or fails on the number."""
+_MOST_NODES = 1 << 17
+"""Twice the number of nodes that Slurm supports."""
 _PARENTHESES = re.compile(r"\([^)]*\)")
 _PREFIX = re.compile(r"^gres[:/]")
 _COUNT = re.compile(r"(\d{1,9})([KMG]?)")
@@ -18,6 +21,37 @@ _TYPE = re.compile(r"\w[\w.+-]*")
 _SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST = 1 << 20
 """GPUs of a job or node; Slurm itself stops far below."""
+
+
+@lru_cache(maxsize=8192)
+def node_names(text: str) -> tuple[str, ...]:
+    """Expand a node list into its names, sorted; `(null)` has none.
+
+    Raises:
+        SlurmGarbled: the text is no node list.
+    """
+    if text in ("", "(null)", "None", "N/A"):
+        return ()
+    if _NO_NAME.search(text) or _size(text) > _MOST_NODES:
+        raise SlurmGarbled(f"expected a node list of at most {_MOST_NODES} names, got {text[:80]!r}")
+    try:
+        # Without a group resolver a name with "@" cannot make the library run commands of the machine's configuration.
+        return tuple(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except (NodeSetException, AssertionError, ValueError, OverflowError) as error:
+        # The library asserts that a number fits, with the digits after the brackets.
+        raise SlurmGarbled(f"expected a node list, got {text[:80]!r}: {error}") from error
+
+
+def _size(text: str) -> int:
+    """Estimate the number of names without expanding the list."""
+    names = 0
+    for part in re.split(r",(?![^\[]*\])", text):
+        product = 1
+        for brackets in re.findall(r"\[([^\]]*)\]", part):
+            ranges = re.findall(r"(\d{1,18})-(\d{1,18})", brackets)
+            product *= max(1, brackets.count(",") + 1 + sum(int(last) - int(first) for first, last in ranges))
+        names += product
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +110,18 @@ def _items(text: str, wanted: str) -> list[tuple[str, int]]:
             raise SlurmGarbled(f"expected {wanted}[:type][:count], got {item[:80]!r}")
         found.append((kinds[0] if kinds else "", int(count[1]) * _SCALE[count[2]] if count else 1))
     return found
+
+
+@lru_cache(maxsize=4096)
+def duration(text: str) -> float | None:
+    """Seconds of `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; None: no limit."""
+    if text in ("UNLIMITED", "NOT_SET", "Partition_Limit", "PARTITION_LIMIT", "N/A", "INVALID"):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,2}", clock) or (dash and not re.fullmatch(r"\d{1,9}", days)):
+        raise SlurmGarbled(f"expected a duration D-HH:MM:SS, got {text[:40]!r}")
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + int(part)
+    return float(seconds + 86400 * int(days or 0))
