@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
@@ -145,23 +145,8 @@ def table(rows: Sequence[Row], columns: Sequence[Column], width: int, title: str
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value that JSON can carry.
-
-    NaN and infinity become null, enumerations their value, times POSIX seconds.
-    """
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, datetime):
-        return value.timestamp()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(k): jsonable(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [jsonable(v) for v in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
+    """Return a value that JSON can carry: NaN and infinity become null, times POSIX seconds."""
+    return to_jsonable_python(value, inf_nan_mode="null", temporal_mode="seconds", serialize_unknown=True)
 
 
 def emit_json(value: Any) -> None:
@@ -175,14 +160,13 @@ def emit(
     *,
     as_json: bool,
     console: Console,
-    title: str | None = None,
     empty: str = "nothing to show",
 ) -> None:
     """Print rows as a JSON list, or as a table that fits the terminal."""
     if as_json:
         emit_json([{c.key: row.get(c.key) for c in columns} for row in rows])
     elif rows:
-        console.print(table(rows, columns, console.width, title))
+        console.print(table(rows, columns, console.width))
     else:
         console.print(empty)
 

@@ -26,7 +26,7 @@ from . import access, answering
 from .access import ConfigOption, JobArgument, JsonOption, SinceOption, UserOption, WatchOption, job_id, point
 from .explained import SIZE_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, newest, number, plain, redraw, table
-from .table_rows import JOB_COLUMNS, MOVE_COLUMNS, audit_rows, move_rows
+from .table_rows import JOB_COLUMNS, MOVE_COLUMNS, move_rows
 
 CostBy = Literal["account", "user", "job", "type", "day"]
 _COST_KEYS = {"account": "account", "user": "user_name", "job": "job_id", "type": "type", "day": "day"}
@@ -110,7 +110,10 @@ def cost(
 
 def audit(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List changes of settings: when, who, from what, to what."""
-    rows = audit_rows(access.open_store(config)[0])
+    changes = access.open_store(config)[0].setting_audit()
+    rows = [
+        {"at": c.at, "who": c.who, "name": c.name, "from": c.from_value, "to": c.to_value} for c in changes
+    ]
     emit(rows, AUDIT_COLUMNS, as_json=as_json, console=access.console(), empty="no changes yet")
 
 

@@ -72,14 +72,9 @@ take minutes."""
 _OVER = {step.value for step in Step if step.terminal}
 
 
-def job_rows(store: Store, *, ended: bool = True, now: float | None = None) -> list[dict[str, Any]]:
-    """Return one row per job, running and waiting jobs first.
-
-    The keys are those of `JOB_COLUMNS` and some more.
-
-    `ended=False` leaves finished jobs out.
-    """
-    now, lost = time.time() if now is None else now, lost_seconds(store)
+def job_rows(store: Store, *, ended: bool = True) -> list[dict[str, Any]]:
+    """Return one row per job, running and waiting jobs first. `ended=False` leaves finished jobs out."""
+    now, lost = time.time(), lost_seconds(store)
     rows = [job_row(view, lost.get(view.job_id, 0.0), now) for view in store.jobs_view(ended=ended)]
     return sorted(rows, key=job_order)
 
@@ -159,22 +154,18 @@ def move_row(move: Move) -> dict[str, Any]:
 
 def status_row(store: Store) -> dict[str, Any]:
     """Who leads, what the newest decision was, whether anything moves."""
-    leader, cycle, settings = store.leader(), store.latest_cycle(), store.settings()
+    leader, cycle = store.leader(), store.latest_cycle()
     allocations = store.allocations(cycle.id) if cycle else []
     return {
+        **{key: getattr(cycle, key, None) for key in ("mode", "objective", "gap", "solver", "note")},
         "cluster": store.cluster,
         "leader": leader.holder if leader else None,
         "leading": bool(leader and leader.leased),
-        "mode": cycle.mode if cycle else None,
-        "paused": settings.paused,
+        "paused": store.settings().paused,
         "cycle": cycle.id if cycle else None,
         "decided_at": cycle.started_at if cycle else None,
-        "objective": cycle.objective if cycle else None,
-        "gap": cycle.gap if cycle else None,
         "gpu_price": _price(allocations),
         "doubted": _doubted(store, allocations),
-        "solver": cycle.solver if cycle else None,
-        "note": cycle.note if cycle else None,
         "durations": dict(cycle.durations) if cycle else {},
         "open_moves": len(store.open_moves()),
     }
@@ -191,27 +182,15 @@ def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, 
     doubts = {a.job_id: a.explanation for a in allocations if a.explanation and a.explanation.doubts}
     if not doubts:
         return []
+    named = ("job_id", "name", "user")
     return [
-        {
-            "job_id": job.job_id,
-            "name": job.name,
-            "user": job.user,
-            "claims": list(doubts[job.job_id].doubts),
-            "reports": doubts[job.job_id].doubted_reports,
-        }
+        {key: getattr(job, key) for key in named}
+        | {"claims": list(facts.doubts), "reports": facts.doubted_reports}
         for job in store.jobs_view(ended=False)
-        if job.job_id in doubts
+        if (facts := doubts.get(job.job_id)) is not None
     ]
 
 
 def is_silent(row: Mapping[str, Any]) -> bool:
     """Whether a job has held GPUs for long without a training step."""
     return (row["silent_s"] or 0.0) > SILENT_S
-
-
-def audit_rows(store: Store) -> list[dict[str, Any]]:
-    """Changes of settings, newest first."""
-    return [
-        {"at": c.at, "who": c.who, "name": c.name, "from": c.from_value, "to": c.to_value}
-        for c in store.setting_audit()
-    ]

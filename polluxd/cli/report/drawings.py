@@ -52,15 +52,6 @@ class Polyline:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A named point."""
-
-    x: float
-    y: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
 class Drawn:
     """A line or a mark in the chart's own coordinates."""
 
@@ -90,17 +81,18 @@ def chart(
     lines: Sequence[Polyline],
     *,
     times: bool = False,
-    marks: Sequence[Mark] = (),
+    marks: Sequence[tuple[float, float, str]] = (),
     ticks: Sequence[float] = (),
 ) -> Chart:
     """Return a chart from 0 to the largest value.
 
     Args:
         times: x is POSIX time.
+        marks: x, y and name of points.
         ticks: values of x to name; by default some in equal distances.
     """
     known = [point for line in lines if not line.clipped for point in line.points]
-    known += [(mark.x, mark.y) for mark in marks]
+    known += [(x, y) for x, y, _ in marks]
     left, right = (f((x for x, _ in known), default=0.0) for f in (min, max))
     right = max(right, left + 1.0)
     step = _round_step(max((y for _, y in known), default=0.0))
@@ -115,7 +107,7 @@ def chart(
     return Chart(
         title,
         [_line(line, place, right) for line in lines if line.points],
-        [Drawn(mark.label, x=x, y=y) for mark in marks for x, y in [place(mark.x, mark.y)]],
+        [Drawn(label, x=x, y=y) for at, value, label in marks for x, y in [place(at, value)]],
         [(place(x, 0.0)[0], name(x)) for x in named],
         [(place(left, step * row)[1], f"{step * row:g}") for row in range(rows + 1)],
         "; ".join(f"{line.label}: {show(line.points[-1][1])}" for line in lines if line.points),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 from typing import Any
@@ -27,36 +27,15 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class JobFigures:
-    """One job in the period."""
-
-    view: JobView
-    lane: Sequence[Stretch]
-    gpu_seconds: float
-    waited_s: float
-    """Time without GPUs in the period, before the first start and later."""
-    completion_s: float | None
-    """Submission to end, also where the submission was before the period; None: it has not ended."""
-    moves: int
-    lost_s: float
-    """What its moves of the period cost."""
-    speedup: float | None
-    """Mean predicted speedup against its fair share while it had GPUs."""
-
-    @property
-    def held_s(self) -> float:
-        """Time with GPUs in the period."""
-        return sum(stretch.end - stretch.begin for stretch in self.lane if stretch.gpus)
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
     """All that the page shows."""
 
     cluster: str
     since: float
     until: float
-    jobs: Sequence[JobFigures]
+    jobs: Sequence[Row]
+    """What each job had in the period, by the keys of `JOB_COLUMNS`; `lane`: its stretches. A wait is time without
+    GPUs, before the first start and later. A completion counts from the submission, also one before the period."""
     accounts: Sequence[Row]
     """What the jobs of each account got, by the keys of `ACCOUNT_COLUMNS`; the largest share of GPU time first."""
     users: Sequence[Row]
@@ -70,8 +49,8 @@ class Figures:
     """How many, the mean and the 95th percentile of a cycle's seconds, the mean gap, and each note with its count."""
 
     @property
-    def ended(self) -> list[JobFigures]:
-        return [job for job in self.jobs if job.completion_s is not None]
+    def ended(self) -> list[Row]:
+        return [job for job in self.jobs if job["completion_s"] is not None]
 
 
 def figures(
@@ -110,8 +89,8 @@ def figures(
         since=since,
         until=until,
         jobs=jobs,
-        accounts=_shares(jobs, lambda view: view.account),
-        users=_shares(jobs, lambda view: view.user),
+        accounts=_shares(jobs, "account"),
+        users=_shares(jobs, "user"),
         paths=_paths(in_period, cost_of),
         moves=in_period[::-1],
         costs=cost_of,
@@ -121,7 +100,7 @@ def figures(
 
 def held_and_waiting(found: Figures) -> dict[str, list[tuple[float, float]]]:
     """Return the GPUs that Pollux jobs held, and the least that waiting jobs needed, over time."""
-    lanes = [(job.view.spec.min_gpus, stretch) for job in found.jobs for stretch in job.lane]
+    lanes = [(job["min_gpus"], stretch) for job in found.jobs for stretch in job["lane"]]
     return {
         "held": sums(((s.begin, s.end, s.gpus) for _, s in lanes), found.until),
         "waiting": sums(((s.begin, s.end, least) for least, s in lanes if not s.gpus), found.until),
@@ -135,39 +114,37 @@ def _job(
     planned: set[int],
     speedup: float | None,
     period: tuple[float, float],
-) -> JobFigures:
+) -> Row:
     since, until = period
     lane = stretches(view, moves, since, until)
     own = [move.id for move in moves if move.id in planned and move.id in cost_of]
     ended = view.ended_at if view.ended_at is not None and view.ended_at <= until else None
-    return JobFigures(
-        view=view,
-        lane=lane,
-        gpu_seconds=sum(s.gpus * (s.end - s.begin) for s in lane),
-        waited_s=sum(s.end - s.begin for s in lane if not s.gpus),
-        completion_s=None if ended is None else ended - view.submitted_at,
-        moves=len(own),
-        lost_s=sum(cost_of[number] for number in own),
-        speedup=speedup,
-    )
+    return {
+        **{key: getattr(view, key) for key in ("job_id", "name", "user", "account", "state", "submitted_at")},
+        "min_gpus": view.spec.min_gpus,
+        "lane": lane,
+        "gpu_seconds": sum(s.gpus * (s.end - s.begin) for s in lane),
+        "waited_s": sum(s.end - s.begin for s in lane if not s.gpus),
+        "completion_s": None if ended is None else ended - view.submitted_at,
+        "moves": len(own),
+        "lost_s": sum(cost_of[number] for number in own),
+        "speedup": speedup,
+    }
 
 
-def _shares(jobs: Sequence[JobFigures], name_of: Callable[[JobView], str]) -> list[Row]:
-    """Group jobs by a name; waits, completions and speedups are means over a group's jobs where they are known."""
-    groups: dict[str, list[JobFigures]] = {}
+def _shares(jobs: Sequence[Row], owner: str) -> list[Row]:
+    """Group jobs by account or user; waits, completions and speedups are means over a group's known ones."""
+    groups: dict[str, list[Row]] = {}
     for job in jobs:
-        groups.setdefault(name_of(job.view), []).append(job)
-    everything = sum(job.gpu_seconds for job in jobs)
+        groups.setdefault(job[owner], []).append(job)
+    everything = sum(job["gpu_seconds"] for job in jobs)
     shares = [
         {
             "name": name,
             "jobs": len(group),
-            "gpu_seconds": (mine := sum(job.gpu_seconds for job in group)),
+            "gpu_seconds": (mine := sum(job["gpu_seconds"] for job in group)),
             "share": mine / everything if everything else 0.0,
-            **{
-                key: _mean(getattr(job, key) for job in group)
-                for key in ("waited_s", "completion_s", "speedup")
-            },
+            **{key: _mean(job[key] for job in group) for key in ("waited_s", "completion_s", "speedup")},
         }
         for name, group in groups.items()
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from ..access import ConfigOption, SinceOption, point
 from ..output import Column, clock, count, duration, number
 from ..table_rows import MOVE_COLUMNS, move_row
 from .drawings import COLOURS, Chart, Polyline, chart, clock_of, job_colours
-from .figures import Figures, JobFigures, figures, held_and_waiting
+from .figures import Figures, Row, figures, held_and_waiting
 
 
 def _hours(gpu_seconds: Any) -> str:
@@ -129,14 +129,14 @@ def _write(option: str, path: Path, text: str) -> None:
 
 def render(figures: Figures, version: str, now: float) -> str:
     """Return the page. `now` is the POSIX time at which it is made."""
-    by_time = sorted(figures.jobs, key=lambda job: -job.gpu_seconds)
-    drawn = sorted(by_time[:LANES], key=attrgetter("view.submitted_at"))
+    by_time = sorted(figures.jobs, key=lambda job: -job["gpu_seconds"])
+    drawn = sorted(by_time[:LANES], key=itemgetter("submitted_at"))
     # Where all jobs have one account, colours tell the jobs apart.
     of_account = {share["name"]: f"c{place % COLOURS}" for place, share in enumerate(figures.accounts)}
     by_account = len(of_account) > 1
-    colours = job_colours(job.view.job_id for job in by_time)
+    colours = job_colours(job["job_id"] for job in by_time)
     if by_account:
-        colours = {job.view.job_id: of_account[job.view.account] for job in by_time}
+        colours = {job["job_id"]: of_account[job["account"]] for job in by_time}
     return (
         environment()
         .get_template("page.html.jinja")
@@ -152,9 +152,9 @@ def render(figures: Figures, version: str, now: float) -> str:
             width=WIDTH,
             lane_height=LANE,
             rows=ROWS,
-            held=sum(job.gpu_seconds for job in figures.jobs) / max(figures.until - figures.since, 1.0),
+            held=sum(job["gpu_seconds"] for job in figures.jobs) / max(figures.until - figures.since, 1.0),
             use=_use(figures),
-            jobs=[_row(job) for job in sorted(figures.jobs, key=attrgetter("view.submitted_at"))[:ROWS]],
+            jobs=sorted(figures.jobs, key=itemgetter("submitted_at"))[:ROWS],
             moves=[
                 {**move_row(move), "total_s": figures.costs.get(move.id)} for move in figures.moves[:ROWS]
             ],
@@ -169,10 +169,6 @@ def render(figures: Figures, version: str, now: float) -> str:
             },
         )
     )
-
-
-def _row(job: JobFigures) -> dict[str, Any]:
-    return {c.key: getattr(job if hasattr(job, c.key) else job.view, c.key) for c in JOB_COLUMNS}
 
 
 def environment() -> Environment:
@@ -203,13 +199,13 @@ def _x(at: float, figures: Figures) -> float:
     return WIDTH * (at - figures.since) / max(figures.until - figures.since, 1.0)
 
 
-def _lanes(jobs: Sequence[JobFigures], figures: Figures, of_job: dict[int, str]) -> list[dict[str, Any]]:
+def _lanes(jobs: Sequence[Row], figures: Figures, of_job: dict[int, str]) -> list[dict[str, Any]]:
     """Return the timeline: for each job where its lane lies, and its bars with what a pointer on them sees."""
-    most = max((stretch.gpus for job in jobs for stretch in job.lane), default=1) or 1
+    most = max((stretch.gpus for job in jobs for stretch in job["lane"]), default=1) or 1
     lanes = []
     for place, job in enumerate(jobs):
         bars = []
-        for stretch in job.lane:
+        for stretch in job["lane"]:
             x = _x(stretch.begin, figures)
             height = max(LANE * 0.85 * stretch.gpus / most, 2.0)
             held = count(stretch.gpus, "GPU") if stretch.gpus else "waits"
@@ -219,11 +215,11 @@ def _lanes(jobs: Sequence[JobFigures], figures: Figures, of_job: dict[int, str])
                     "y": place * LANE + LANE * 0.9 - height,
                     "width": max(_x(stretch.end, figures) - x, 0.5),
                     "height": height,
-                    "colour": of_job[job.view.job_id] if stretch.gpus else "plain",
+                    "colour": of_job[job["job_id"]] if stretch.gpus else "plain",
                     "label": f"{held}, {clock(stretch.begin)}, for {duration(stretch.end - stretch.begin)}",
                 }
             )
-        lanes.append({"job_id": job.view.job_id, "name": job.view.name, "y": place * LANE, "bars": bars})
+        lanes.append({"job_id": job["job_id"], "name": job["name"], "y": place * LANE, "bars": bars})
     return lanes
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..output import count
-from ..report.drawings import Chart, Mark, Polyline, chart
+from ..report.drawings import Chart, Polyline, chart
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -71,16 +71,16 @@ def goodput(explained: Mapping[str, Any]) -> Chart:
     best: dict[int, float] = {}
     for row in explained["sizes"]:
         best[row["gpus"]] = max(best.get(row["gpus"], 0.0), row["goodput"] or 0.0)
-    here = next((row for row in explained["sizes"] if row["note"] == "now" and row["goodput"]), None)
+    here = next((row for row in explained["sizes"] if row["note"].startswith("now") and row["goodput"]), None)
     why = (explained["decision"] or {}).get("explanation") or {}
     lines = [Polyline("predicted goodput", "c0", sorted(best.items()))]
     marks = []
     if here is not None:
         gpus, now = here["gpus"], here["goodput"]
-        marks.append(Mark(gpus, now, f"you are here: {count(gpus, 'GPU')}"))
+        marks.append((gpus, now, f"you are here: {count(gpus, 'GPU')}"))
         more = why.get("next_gpus")
         if more is not None and more > gpus:
-            marks.append(Mark(more, why["next_goodput"], f"next size: {more}"))
+            marks.append((more, why["next_goodput"], f"next size: {more}"))
             lines += _price(why, (gpus, now), max(best))
     return chart("Goodput over GPUs [examples/s]", lines, marks=marks, ticks=sorted(best))
 

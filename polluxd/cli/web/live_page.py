@@ -139,9 +139,8 @@ class _Pages:
         store, defaults = self._viewer.database
         present = self._reader.read("settings", lambda: store.settings(defaults))
         accounts = sorted({row["account"] for row in self._read("cluster")["jobs"]})
-        controls = sliders.controls(present, accounts)
-        given = dict(request.query_params)
-        options = sliders.options(controls, given)
+        controls = sliders.controls(present, accounts, request.query_params)
+        options = sliders.options(controls)
         found: Mapping[str, Any] | None = None
         if options:
             found = self._reader.read(("preview", repr(options)), lambda: previewed(store, defaults, options))
@@ -149,7 +148,7 @@ class _Pages:
         return self._page(
             request,
             "settings.html.jinja",
-            controls=sliders.moved(controls, given),
+            controls=controls,
             command=sliders.command(options),
             found=found,
             sentences=sentences(found["before"], found["after"]) if found else [],

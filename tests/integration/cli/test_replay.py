@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import random
 import subprocess
 import sys
 import time
@@ -14,69 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.cli.decisions import differences
 from polluxd.cli.settings import preview
 from polluxd.config.settings import PolicySettings
-from polluxd.model import DaemonMode, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
+from polluxd.model import DaemonMode, Snapshot
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, decide
 from polluxd.store import Store
+from tests.unit.policy.scenarios import random_snapshot
 
 pytestmark = pytest.mark.slurm
 
 CLUSTER = "replay"
 POLLUXCTL = Path(sys.executable).with_name("polluxctl")
-
-
-def lived_through(seed: int) -> Snapshot:
-    """Return a busy cluster whose numbers use all digits."""
-    draw = random.Random(seed)
-    nodes = tuple(
-        Node(f"n{i}", 4, "", draw.choice([0, 0, 1]), draw.random() < 0.95, frozenset({"main"}), 64)
-        for i in range(8)
-    )
-    free = {n.name: n.capacity for n in nodes}
-    jobs = []
-    for number in range(1, draw.randint(6, 24)):
-        place = Placement()
-        node = draw.choice(nodes).name
-        if draw.random() < 0.5 and free[node]:
-            place = Placement((node,), draw.randint(1, free[node]))
-            free[node] -= place.gpus
-        theta = ThroughputParams(*(draw.lognormvariate(-4, 1.5) for _ in range(6)), draw.uniform(1, 5))
-        noise = NoiseScale(draw.lognormvariate(0, 1), draw.lognormvariate(2, 2))
-        report = Report(
-            *(0, 1e9, BatchLimits(64, 64 * 256, 8, 512), theta, draw.choice([None, noise])),
-            explored_gpus=draw.choice([1, 2, 4, 16]),
-            explored_nodes=1,
-            progress=draw.uniform(0, 900),
-            target=1000.0,
-        )
-        jobs.append(
-            SnapshotJob(
-                *(number, f"job{number}", draw.choice("ab"), draw.choice(["vision", "nlp"]), "main"),
-                JobSpec(
-                    max_gpus=draw.choice([None, 8]), gpu_counts=draw.choice(["any", "powers-of-two", "1,3"])
-                ),
-                1e9 - 5000 * draw.random(),
-                5000 * draw.random(),
-                place,
-                report if draw.random() < 0.9 else None,
-                started=bool(place),
-                lost_seconds=100 * draw.random(),
-                move_cost=30 * draw.random(),
-            )
-        )
-    settings = PolicySettings(
-        power=draw.choice([-1.0, 1.0, 0.0, -3.3, -math.inf]),
-        account_weights={"vision": 0.1 + 0.2},
-        account_ceilings=draw.choice([{}, {"nlp": 7}]),
-        user_guarantees=draw.choice([{}, {"a": 3}]),
-        starvation_bound=draw.choice([None, 1234.5]),
-        remaining_work_power=draw.choice([0.0, -0.25]),
-    )
-    return Snapshot(CLUSTER, 1e9 + draw.random(), nodes, tuple(jobs), settings)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +66,10 @@ def test_every_recorded_decision_can_be_made_again(store):
     """The replay begins without the tables that polluxd keeps."""
     kept = Cache()
     for seed in range(30):
-        cycle = record(store, lived_through(seed), kept)
+        snapshot = random_snapshot(seed, jobs=12, count=8)
+        objective = ("completion-time", "fair-share")[seed % 2]
+        settings = replace(snapshot.settings, objective=objective, account_weights={"big": 0.1 + 0.2})
+        cycle = record(store, replace(snapshot, settings=settings), kept)
         view = store.cycle(cycle)
         assert view is not None
         again = decide(decode_snapshot(store.cycle_snapshot(cycle)))
@@ -127,7 +78,7 @@ def test_every_recorded_decision_can_be_made_again(store):
 
 
 def test_another_process_makes_the_same_decision(store, polluxctl):
-    cycle = record(store, lived_through(99))
+    cycle = record(store, random_snapshot(99, jobs=12, count=8))
     done = polluxctl("decisions", "replay", str(cycle), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["identical"] is True
@@ -136,7 +87,7 @@ def test_another_process_makes_the_same_decision(store, polluxctl):
 
 
 def test_a_snapshot_that_is_not_the_one_is_found_out(store):
-    cycle = record(store, lived_through(7))
+    cycle = record(store, random_snapshot(7, jobs=12, count=8))
     view = store.cycle(cycle)
     data = store.cycle_snapshot(cycle)
     running = next(
@@ -151,8 +102,8 @@ def test_a_snapshot_that_is_not_the_one_is_found_out(store):
 
 
 def test_a_pruned_snapshot_is_said_in_one_line(store, polluxctl):
-    cycle = record(store, lived_through(3))
-    record(store, lived_through(4))
+    cycle = record(store, random_snapshot(3, jobs=12, count=8))
+    record(store, random_snapshot(4, jobs=12, count=8))
     store.prune(time.time() + 10, history_s=1e6, snapshots_s=0.0, jobs_s=1e6)
     done = polluxctl("decisions", "replay", str(cycle))
     assert (done.returncode, done.stdout) == (1, "")
@@ -161,7 +112,7 @@ def test_a_pruned_snapshot_is_said_in_one_line(store, polluxctl):
 
 
 def test_a_preview_changes_nothing(store, polluxctl):
-    snapshot = lived_through(11)
+    snapshot = random_snapshot(11, jobs=12, count=8)
     cycle = record(store, snapshot)
     done = polluxctl("settings", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
     assert done.returncode == 0, done.stderr

@@ -12,8 +12,7 @@ import pytest
 from polluxd.cli.show import stretches
 from polluxd.store import HistoryPoint
 
-from .conftest import NOW, VIEW, MemoryStore
-from .hostile import HOSTILE
+from .conftest import HOSTILE, NOW, VIEW, MemoryStore
 
 
 def reported(at: float, gpus: int = 1, batch: int = 64, goodput: float = 100.0, **words: Any) -> HistoryPoint:

@@ -6,47 +6,10 @@ import math
 
 import pytest
 
-from polluxd.cli.settings import changes, rows
+from polluxd.cli.settings import changes, in_words, rows
 from polluxd.config.setting_info import OPTIONS, infos, option_name, policy_document
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
-
-EVERY_OPTION = {
-    "objective": "fair-share",
-    "kappa": "2",
-    "power": "max-min",
-    "fairness_per": "user",
-    "account_weights": ["a=2"],
-    "user_weights": ["u=3"],
-    "qos_weights": ["high=4"],
-    "job_weights": ["17=2"],
-    "account_ceilings": ["a=8"],
-    "user_ceilings": ["u=0"],
-    "account_guarantees": ["a=8"],
-    "user_guarantees": ["v=1"],
-    "gpu_counts": "1,2,4",
-    "starvation_bound": "3600",
-    "waiting_power": "1",
-    "remaining_work_power": "-0.25",
-    "start_gpus": "2",
-    "hysteresis": "0.1",
-    "partial_nodes": True,
-    "slurm_priority": "0.5",
-    "cloud_prices": ["p4d=32.8"],
-    "cloud_interruptions": ["p4d-spot=2"],
-    "cloud_hour_value": "20",
-    "cloud_account_hour_values": ["physics=40"],
-    "cloud_day_budget": "500",
-    "cloud_month_budget": "9000",
-    "cloud_account_day_budgets": ["physics=200"],
-    "cloud_account_month_budgets": ["physics=4000"],
-    "cloud_boot_s": "120",
-    "cloud_return_s": "360",
-    "cloud_paid_interval_s": "3600",
-    "cloud_least": "1",
-    "cloud_most": "16",
-    "cloud_hours": "8-18",
-}
 
 
 @pytest.mark.parametrize(
@@ -81,13 +44,29 @@ def test_an_unusable_weight_is_refused(word):
         changes({"user_weights": [word]}, PolicySettings())
 
 
-def test_every_option_sets_its_setting():
-    assert set(EVERY_OPTION) == {info.key for info in OPTIONS}, "add new settings to EVERY_OPTION"
-    assert {info.key for info in infos("policy")} - set(EVERY_OPTION) == {"paused"}
-    set_to = changes(EVERY_OPTION, PolicySettings(account_ceilings={"b": 4}))
-    assert set(set_to) == set(EVERY_OPTION)
-    assert set_to["account_ceilings"] == {"a": 8, "b": 4}
-    assert (set_to["starvation_bound"], set_to["power"]) == (3600.0, -math.inf)
+OTHERS = PolicySettings(
+    objective="fair-share", kappa=3.5, power=-math.inf, fairness_per="user", gpu_counts="1,2,4",
+    starvation_bound=3600.0, remaining_work_power=-0.5, start_gpus=2, partial_nodes=True, cloud_day_budget=500.0,
+    cloud_most=16, cloud_hours="8-18",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("info", OPTIONS, ids=lambda info: info.key)
+def test_every_option_takes_what_is_shown_of_its_setting(info):
+    """Of a table, an entry; of a switch, itself."""
+    for settings in (PolicySettings(), OTHERS):
+        value = getattr(settings, info.key)
+        given = ["1=4"] if info.is_table else value if info.is_switch else in_words(value)
+        entry = int if info.entry_type == "integer" else float
+        assert changes({info.key: given}, PolicySettings()) == {
+            info.key: {"1": entry(4)} if info.is_table else value
+        }
+
+
+def test_entries_go_beside_the_present_ones():
+    assert {info.key for info in infos("policy")} - {info.key for info in OPTIONS} == {"paused"}
+    set_to = changes({"account_ceilings": ["a=8"]}, PolicySettings(account_ceilings={"b": 4}))
+    assert set_to == {"account_ceilings": {"a": 8, "b": 4}}
 
 
 def test_an_optional_setting_can_be_turned_off():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -24,8 +25,7 @@ from polluxd.store import HistoryPoint
 from tests.build import job as build_job
 from tests.build import node, snapshot
 
-from .conftest import NOW, VIEW
-from .hostile import HOSTILE, Elements
+from .conftest import HOSTILE, NOW, VIEW, Elements
 
 ADA, BOB = 1001, 1002
 SECRETS = ("goodput", "1,234", "1235", "256", "grows from 2 to 4", "1.25", "25%")
@@ -197,6 +197,11 @@ def test_sliders_show_a_preview_and_set_nothing(store, admin) -> None:
     assert "polluxctl settings set --objective fair-share --power -2 --account-weight nlp=4" in page
     assert (store.current, store.changes) == (before, [])
     assert admin.get("settings", params={"power": "7"}).status_code == 404  # a number up to 1
+    store.current = PolicySettings(power=-math.inf)
+    later = opened(as_root(answering(store)), user="root", database=(store, PolicySettings()))
+    page = later.get("settings?kappa=2").text
+    assert "<small>now -inf</small>" in page
+    assert 'name="power" min="-10.0" max="1.0" step="0.25" value="-10"' in page
 
 
 def test_a_search_of_this_folder_is_shown(admin, tmp_path, monkeypatch) -> None:
