@@ -226,18 +226,11 @@ class ReportMessage(Message):
 
     def row(self) -> dict[str, Any]:
         """Return the columns of report_history that the report fills."""
-        flat = self.model_dump(exclude={"v", "at", "params", "noise", "limits", "times"})
-        params = self.params.model_dump() if self.params else {}
-        noise = (
-            {f"noise_{name}": value for name, value in self.noise.model_dump().items()} if self.noise else {}
-        )
-        limits = self.limits
-        sizes = {
-            "batch_initial": limits.initial,
-            "batch_maximum": limits.maximum,
-            "local_min": limits.local_min,
-            "local_max": limits.local_max,
-        }
+        flat: dict[str, Any] = self.model_dump(exclude={"v", "at", "times"})
+        params: dict[str, Any] = flat.pop("params") or {}
+        noise = {f"noise_{name}": value for name, value in (flat.pop("noise") or {}).items()}
+        limits: dict[str, Any] = flat.pop("limits")
+        sizes = limits | {"batch_initial": limits.pop("initial"), "batch_maximum": limits.pop("maximum")}
         filled = {name: flat[name] or 0 for name in ("prior_gpus", "prior_nodes", "resized")} | {
             "prior_refuted": bool(flat["prior_refuted"]),
             "gpu_type": flat["gpu_type"] or "",

@@ -48,10 +48,8 @@ class ScontrolClient(Commands):
     ) -> None:
         super().__init__(conf, timeout=timeout)
         self._clock = clock
-        self._ours: set[int] = set()
-        self._companions: set[int] = set()
-        self._arrays: dict[int, str] = {}
-        """Addresses of jobs that are tasks of an array. The bare id of one of them stands for the whole array."""
+        self._mine: dict[int, SlurmJob] = {}
+        """Jobs that opted in, as they were read last."""
         self._seen: frozenset[int | str] = frozenset()
         self._memory: Mapping[str, int] = {}
         """Of each node [MB]."""
@@ -249,39 +247,35 @@ class ScontrolClient(Commands):
         return self.ask(*command, environment={"SQUEUE_FORMAT2": query.format})
 
     def _learn_all(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
-        self._ours.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten
-        self._companions.clear()
-        self._arrays.clear()
+        self._mine.clear()  # polluxd runs for months: drop jobs that Slurm has forgotten
         return self._learn(jobs)
-
-    def _address(self, job_id: int) -> str:
-        """The job as Slurm's commands name it."""
-        return self._arrays.get(job_id, str(job_id))
 
     def _learn(self, jobs: tuple[SlurmJob, ...]) -> tuple[SlurmJob, ...]:
         for job in jobs:
             if job.spec is not None:
-                self._ours.add(job.job_id)
+                self._mine[job.job_id] = job
             else:
-                self._ours.discard(job.job_id)
-            if job.spec is not None and job.array is not None:
-                self._arrays[job.job_id] = _tasks(job)
-            if job.spec is not None and job.companion is not None:
-                self._companions.add(job.job_id)
-            else:
-                self._companions.discard(job.job_id)
+                self._mine.pop(job.job_id, None)
         return jobs
+
+    def _address(self, job_id: int) -> str:
+        """The job as Slurm's commands name it. The bare id of a task of an array stands for the whole array."""
+        job = self._mine.get(job_id)
+        return str(job_id) if job is None or job.array is None else _tasks(job)
 
     def _must_be_ours(self, job_ids: Sequence[int], *, companions: bool = False) -> None:
         """Raise SlurmRefused for a job that is not Pollux' (or no companion)."""
-        known = self._companions if companions else self._ours
-        if not known.issuperset(job_ids):
+
+        def foreign() -> list[int]:
+            known = (self._mine.get(job_id) for job_id in job_ids)
+            wrong = (job is None or (companions and job.companion is None) for job in known)
+            return sorted(job_id for job_id, is_wrong in zip(job_ids, wrong, strict=True) if is_wrong)
+
+        if foreign():
             self._all_jobs()
-        foreign = sorted(set(job_ids) - known)
-        if foreign and companions:
-            raise SlurmRefused(f"jobs {foreign} are no companions (or are gone): polluxd does not end them")
-        if foreign:
-            raise SlurmRefused(f"jobs {foreign} did not opt in (or are gone): polluxd does not touch them")
+        if found := foreign():
+            what, does = ("are no companions", "end") if companions else ("did not opt in", "touch")
+            raise SlurmRefused(f"jobs {found} {what} (or are gone): polluxd does not {does} them")
 
 
 def _to_come_again(jobs: Sequence[SlurmJob], nodes: Sequence[Node]) -> frozenset[int | str]:

@@ -21,7 +21,7 @@ from polluxd.site import slurm_checks
 from polluxd.site.findings import Level
 from polluxd.site.slurm_checks import Slurm
 from polluxd.store import Store
-from tests.integration.store.slurm_job import Seen
+from tests.integration.store.slurm_job import seen
 
 pytestmark = pytest.mark.slurm
 
@@ -53,8 +53,8 @@ def address(dev_cluster, scratch):
     store.migrate()
     assert store.lead() is not None
     jobs = [
-        Seen(11, "resnet", "ada", uid=ADA.pw_uid, gpus_per_node_held={"n1": 2}),
-        Seen(12, "bert", "bob", uid=BOB.pw_uid, gpus_per_node_held={"n2": 1}),
+        seen(11, name="resnet", user="ada", uid=ADA.pw_uid, gpus_per_node_held={"n1": 2}),
+        seen(12, name="bert", user="bob", uid=BOB.pw_uid, gpus_per_node_held={"n2": 1}),
     ]
     store.sync_jobs(jobs)
     (port,) = free_ports(1)

@@ -13,7 +13,7 @@ import pytest
 
 from polluxd.model import Allocation, Placement, Plan, Step
 from polluxd.store import Store
-from tests.integration.store.slurm_job import Seen
+from tests.integration.store.slurm_job import seen
 
 pytestmark = pytest.mark.slurm
 
@@ -28,7 +28,9 @@ def store(dev_postgres):
     made.migrate()
     epoch = made.lead()
     assert epoch is not None
-    job = Seen(*(11, "resnet", "ada"), account="vision", partition="main", gpus_per_node_held={"n1": 2})
+    job = seen(
+        11, name="resnet", user="ada", account="vision", partition="main", gpus_per_node_held={"n1": 2}
+    )
     made.sync_jobs([job])
     placed = Allocation(11, Placement(("n1",), 2), 200.0, 1.5, 64, True, "grows from 1 to 2 GPUs")
     plan = Plan((placed,), 0.5, 0.5, "counts")

@@ -10,9 +10,9 @@ import pytest
 from polluxd.store import Store
 from polluxd.store.gateway_statements import GatewayStore
 from tests.integration.gateway.serving import Caller, serving, token_of
-from tests.integration.store.conftest import cluster, new_store, postgres, records, seen, store
+from tests.integration.store.conftest import cluster, new_store, postgres, records, seen_jobs, store
 
-__all__ = ["cluster", "new_store", "postgres", "records", "seen", "store"]
+__all__ = ["cluster", "new_store", "postgres", "records", "seen_jobs", "store"]
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.gateway.order_watch import answer_of
 from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TrainingMessage
 from polluxd.gateway.records import Holder, SentReport
+from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import Store
 from polluxd.store.gateway_statements import GatewayStore
 from tests.integration.gateway.serving import serving, token_of
 from tests.integration.store.reports import payload
-from tests.integration.store.slurm_job import Seen
+from tests.integration.store.slurm_job import seen
 
 _names = (f"cluster{n}" for n in itertools.count(1))
 
@@ -63,9 +64,9 @@ def records(postgres: DevPostgres, cluster: str) -> GatewayStore:
     return GatewayStore(postgres.gateway_url, cluster)
 
 
-@pytest.fixture
-def seen() -> type[Seen]:
-    return Seen
+@pytest.fixture(name="seen")
+def seen_jobs() -> Callable[..., SlurmJob]:
+    return seen
 
 
 def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> None:

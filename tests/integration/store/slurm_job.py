@@ -1,30 +1,23 @@
-"""A Slurm job, in as much as the store reads of one."""
+"""A Slurm job, as the store's tests show one to it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
-from polluxd.model import JobSpec, JobState
+from polluxd.model import JobState
+from polluxd.slurm.protocol import SlurmJob
+from tests.build import slurm_job
 
 
-@dataclass(frozen=True)
-class Seen:
+def seen(job_id: int, state: JobState = JobState.RUNNING, **more: Any) -> SlurmJob:
     """It runs on four GPUs unless said otherwise."""
-
-    job_id: int
-    name: str = "train"
-    user: str = "alice"
-    uid: int = 1000
-    account: str = "physics"
-    partition: str = "gpu"
-    state: JobState = JobState.RUNNING
-    raw_state: str = "RUNNING"
-    reason: str = "None"
-    restart_count: int = 0
-    submit_time: float = field(default_factory=lambda: time.time() - 100)
-    start_time: float | None = field(default_factory=lambda: time.time() - 90)
-    end_time: float | None = None
-    gpus_per_node_held: Mapping[str, int] = field(default_factory=lambda: {"n1": 4})
-    spec: JobSpec | None = field(default_factory=JobSpec)
+    times = {"submit_time": time.time() - 100, "start_time": time.time() - 90}
+    names = {
+        "name": "train",
+        "user": "alice",
+        "account": "physics",
+        "partition": "gpu",
+        "raw_state": "RUNNING",
+    }
+    return slurm_job(job_id, state, **{"gpus_per_node_held": {"n1": 4}, **times, **names, **more})
