@@ -19,7 +19,7 @@ autodoc_preserve_defaults = True
 # Users make no Job and no Trial: their constructors' arguments stay out.
 autodoc_class_signature = "separated"
 autodoc_default_options = {"exclude-members": "__init__, __new__"}
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
 # Links of other pages may name a heading, as on GitHub.
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
@@ -35,9 +35,15 @@ html_title = f"polluxd {version}"
 # Where the project is published: Repository of [project.urls] in pyproject.toml, and nowhere else.
 _project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 _repository = _project.get("urls", {}).get("Repository", "")
+# The start page writes {{ repository }}. Without an address it names the repository, and links to nothing.
+myst_substitutions = {"repository": f"[this repository]({_repository})" if _repository else "this repository"}
 if _repository:
-    icon = {"name": "Repository", "url": _repository, "html": "Repository", "class": ""}
-    html_theme_options = {"footer_icons": [icon]}
+    html_theme_options = {
+        "source_repository": _repository,
+        "source_branch": "main",
+        "source_directory": "docs/",
+        "footer_icons": [{"name": "Repository", "url": _repository, "html": "Repository", "class": ""}],
+    }
 html_show_copyright = False
 # Furo's own style has no red and green for diffs.
 pygments_style = "default"
