@@ -38,12 +38,8 @@ _repository = _project.get("urls", {}).get("Repository", "")
 # The start page writes {{ repository }}. Without an address it names the repository, and links to nothing.
 myst_substitutions = {"repository": f"[this repository]({_repository})" if _repository else "this repository"}
 if _repository:
-    html_theme_options = {
-        "source_repository": _repository,
-        "source_branch": "main",
-        "source_directory": "docs/",
-        "footer_icons": [{"name": "Repository", "url": _repository, "html": "Repository", "class": ""}],
-    }
+    icon = {"name": "Repository", "url": _repository, "html": "Repository", "class": ""}
+    html_theme_options = {"footer_icons": [icon]}
 html_show_copyright = False
 # Furo's own style has no red and green for diffs.
 pygments_style = "default"

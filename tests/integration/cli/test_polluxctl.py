@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +13,11 @@ from polluxd.model import Allocation, Placement, Plan, Step
 from polluxd.store import Store
 from tests.integration.store.slurm_job import seen
 
+from .conftest import POLLUXCTL
+
 pytestmark = pytest.mark.slurm
 
 CLUSTER = "ctl"
-POLLUXCTL = Path(sys.executable).with_name("polluxctl")
 
 
 @pytest.fixture(scope="module")
@@ -49,48 +48,29 @@ def store(dev_postgres):
     made.close()
 
 
-@pytest.fixture
-def config(store, dev_postgres, tmp_path):
-    path = tmp_path / "polluxd.toml"
-    path.write_text(f'[slurm]\ncluster = "{CLUSTER}"\n[database]\nurl = "{dev_postgres.url}"\n')
-    path.chmod(0o600)
-    return path
-
-
-def polluxctl(*words, config=None, **environment):
-    env = {k: v for k, v in os.environ.items() if k not in ("POLLUXD_CONFIG", "COLUMNS")} | environment
-    if config is not None:
-        env["POLLUXD_CONFIG"] = str(config)
-    return subprocess.run(
-        [str(POLLUXCTL), *words], capture_output=True, text=True, check=False, env=env, timeout=60
-    )
-
-
-def test_jobs_explain_and_moves_of_a_real_database(config):
-    (job,) = json.loads(polluxctl("jobs", "--json", config=config).stdout)
+def test_jobs_explain_and_moves_of_a_real_database(polluxctl):
+    (job,) = json.loads(polluxctl("jobs", "--json").stdout)
     assert (job["job_id"], job["gpus"], job["speedup"], job["moves"]) == (11, 2, 1.5, 1)
-    told = polluxctl("explain", "11", config=config)
+    told = polluxctl("explain", "11")
     assert told.returncode == 0, told.stderr
     assert "grows from 1 to 2 GPUs" in told.stdout
-    (move,) = json.loads(polluxctl("moves", "--json", config=config).stdout)
+    (move,) = json.loads(polluxctl("moves", "--json").stdout)
     assert (move["from"], move["to"], move["step"]) == ("n1:1", "n1:2", "training")
     assert move["total_s"] >= 0
-    status = json.loads(polluxctl("status", "--json", config=config).stdout)
+    status = json.loads(polluxctl("status", "--json").stdout)
     assert status["leading"] is True
     assert status["mode"] == "enforce"
 
 
-def test_settings_and_pause_are_kept_and_audited(config, store):
-    done = polluxctl(
-        "settings", "set", "-p", "-inf", "--account-weight", "vision=2", config=config, SUDO_USER="grace"
-    )
+def test_settings_and_pause_are_kept_and_audited(polluxctl, store):
+    done = polluxctl("settings", "set", "-p", "-inf", "--account-weight", "vision=2", SUDO_USER="grace")
     assert done.returncode == 0, done.stderr
     assert store.settings().power == float("-inf")
     assert store.settings().account_weights == {"vision": 2.0}
-    assert polluxctl("pause", config=config).returncode == 0
+    assert polluxctl("pause").returncode == 0
     assert store.settings().paused is True
-    assert polluxctl("resume", config=config).returncode == 0
-    changes = json.loads(polluxctl("audit", "--json", config=config).stdout)
+    assert polluxctl("resume").returncode == 0
+    changes = json.loads(polluxctl("audit", "--json").stdout)
     assert [c["name"] for c in changes] == ["paused", "paused", "account_weights", "power"]
     assert changes[-1]["who"].startswith("grace@")
 
@@ -103,11 +83,11 @@ def one_line(done, status):
     return done.stderr
 
 
-def test_a_wrong_password_is_one_line_without_the_password(config, dev_postgres):
+def test_a_wrong_password_is_one_line_without_the_password(polluxctl, config, dev_postgres):
     text = config.read_text()
     secret = text.split("pollux_daemon:")[1].split("@")[0]
     config.write_text(text.replace(secret, "not-the-password"))
-    told = one_line(polluxctl("jobs", config=config), 1)
+    told = one_line(polluxctl("jobs"), 1)
     assert "not-the-password" not in told
 
 

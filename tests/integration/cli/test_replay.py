@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +20,6 @@ from tests.unit.policy.scenarios import random_snapshot
 pytestmark = pytest.mark.slurm
 
 CLUSTER = "replay"
-POLLUXCTL = Path(sys.executable).with_name("polluxctl")
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +39,6 @@ def record(store: Store, snapshot: Snapshot, cache: Cache | None = None) -> int:
         started_at=time.time(),
         snapshot_json=lambda: json.dumps(encode(snapshot)),
     )
-
-
-@pytest.fixture
-def polluxctl(store, dev_postgres, tmp_path):
-    path = tmp_path / "polluxd.toml"
-    path.write_text(f'[slurm]\ncluster = "{CLUSTER}"\n[database]\nurl = "{dev_postgres.url}"\n')
-    path.chmod(0o600)
-    env = os.environ | {"POLLUXD_CONFIG": str(path), "PYTHONHASHSEED": "random"}
-    env.pop("COLUMNS", None)
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(POLLUXCTL), *words], capture_output=True, text=True, check=False, env=env, timeout=120
-        )
-
-    return run
 
 
 def test_every_recorded_decision_can_be_made_again(store):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +22,8 @@ from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
 from tests.build import nodes, report
 
+from .conftest import MemoryStore
+
 
 def job(number: int, account: str, kind: float) -> SnapshotJob:
     measured = report(explored=8, noise=NoiseScale(1.0, kind), explored_nodes=2)
@@ -37,59 +38,39 @@ SNAPSHOT = Snapshot(
 )
 
 
-@dataclass
-class Recorded:
-    """A store that recorded one cycle."""
+class Recorded(MemoryStore):
+    """A store that recorded one cycle, 42."""
 
-    plan: Plan
-    data: Any
+    plan: Plan = decide(SNAPSHOT)
     solver: str | None = "counts"
-    note: str = ""
-    current: PolicySettings = SNAPSHOT.settings
+    note = ""
+
+    @property
+    def data(self) -> Any:
+        return self.newest[1] if self.newest else None
 
     def cycle(self, cycle_id: int) -> CycleView | None:
-        if cycle_id != 42:
-            return None
-        plan = self.plan
-        solver = plan.solver if self.solver else None
-        return CycleView(
-            42,
-            5,
-            "enforce",
-            1e9,
-            self.note,
-            plan.objective,
-            plan.upper_bound,
-            plan.gap,
-            solver,
-            {"decide_s": 0.01},
-        )
+        plan, solver = self.plan, self.plan.solver if self.solver else None
+        bounds = (plan.objective, plan.upper_bound, plan.gap)
+        view = CycleView(42, 5, "enforce", 1e9, self.note, *bounds, solver, {"decide_s": 0.01})
+        return view if cycle_id == 42 else None
 
     def cycles(self, newest: int) -> list[CycleSummary]:
-        found = self.cycle(42)
+        found, plan = self.cycle(42), self.plan
         assert found is not None
-        changed = sum(a.changed for a in self.plan.allocations)
-        return [CycleSummary(found, len(self.plan.allocations), changed, self.data is not None)][:newest]
+        changed = sum(a.changed for a in plan.allocations)
+        return [CycleSummary(found, len(plan.allocations), changed, self.data is not None)][:newest]
 
     def cycle_snapshot(self, cycle_id: int) -> Any:
         return self.data
 
-    def newest_snapshot(self) -> tuple[int, Any] | None:
-        return None if self.data is None else (42, self.data)
-
     def allocations(self, cycle_id: int, *, made_in_it: bool = False) -> list[Allocation]:
         return list(self.plan.allocations)
-
-    def settings(self, defaults: PolicySettings) -> PolicySettings:
-        return self.current
-
-    def set_settings(self, values: Mapping[str, Any], _who: str) -> None:
-        self.current = replace(self.current, **values)
 
 
 @pytest.fixture
 def recorded(monkeypatch):
-    made = Recorded(decide(SNAPSHOT), json.loads(json.dumps(encode(SNAPSHOT))))
+    made = Recorded(current=SNAPSHOT.settings, newest=(42, json.loads(json.dumps(encode(SNAPSHOT)))))
     monkeypatch.setattr("polluxd.cli.access.open_store", lambda _config: (made, PolicySettings()))
     return made
 
@@ -146,7 +127,7 @@ def test_each_part_of_a_plan_is_compared(recorded):
 
 
 def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
-    recorded.data = None
+    recorded.newest = None
     for words, told in (
         (("41",), "cycle 41 is not recorded"),
         (("42",), "the snapshot of cycle 42 is not kept any more"),
@@ -155,7 +136,7 @@ def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
         assert said.status == 1
         assert told in said.err
         assert said.err.count("\n") == 1
-    recorded.data, recorded.solver, recorded.note = {}, None, "Slurm is away"
+    recorded.newest, recorded.solver, recorded.note = (42, {}), None, "Slurm is away"
     assert "nothing was decided in cycle 42: Slurm is away" in polluxctl("decisions", "replay", "42").err
     recorded.solver = "counts"
     assert (
@@ -167,7 +148,7 @@ def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
 def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
     (row,) = json.loads(polluxctl("decisions", "list", "--json").out)
     assert (row["cycle"], row["jobs"], row["replayable"], row["decide_s"]) == (42, 3, True, 0.01)
-    recorded.data = None
+    recorded.newest = None
     said = polluxctl("decisions", "list", "-n", "3")
     assert said.out.splitlines()[1].split()[-3:] == ["10ms", "no", "-"]
 
@@ -232,7 +213,7 @@ def test_a_preview_in_words(recorded, polluxctl):
 def test_a_preview_of_fairness_per_user(recorded, polluxctl):
     owners = {1: "ann", 2: "mallory", 3: "mallory"}
     jobs = tuple(replace(j, user=owners[j.job_id]) for j in SNAPSHOT.jobs)
-    recorded.data = encode(replace(SNAPSHOT, jobs=jobs))
+    recorded.newest = (42, encode(replace(SNAPSHOT, jobs=jobs)))
     said = polluxctl("settings", "preview", "--per", "user", "--json")
     assert said.status == 0, said.err
     found = json.loads(said.out)
@@ -247,7 +228,7 @@ def test_a_preview_of_fairness_per_user(recorded, polluxctl):
 
 def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
     assert "nothing to set" in polluxctl("settings", "preview").err
-    recorded.data = None
+    recorded.newest = None
     said = polluxctl("settings", "preview", "-p", "0")
     assert (said.status, said.err.count("\n")) == (1, 1)
     assert "no snapshot is stored yet" in said.err
@@ -270,7 +251,7 @@ def test_recommend_nodes_shows_the_size_that_the_policy_wishes_for(recorded, pol
     forced = polluxctl("recommend-nodes", "--least", "5", "--most", "5", "--json")
     assert json.loads(forced.out)["desired"] == 5
     assert polluxctl("recommend-nodes", "--least", "3", "--most", "2").status == 2
-    recorded.data = None
+    recorded.newest = None
     assert "no snapshot is stored yet" in polluxctl("recommend-nodes").err
 
 
@@ -280,7 +261,7 @@ def test_rented_nodes_are_recommended_and_their_cost_previewed_by_the_daemon_s_r
     )
     settings = replace(SNAPSHOT.settings, cloud_prices={"p4": 1.5}, cloud_hour_value=1e6)
     rented = replace(SNAPSHOT, nodes=(*SNAPSHOT.nodes, *off), settings=settings)
-    recorded.data = encode(rented)
+    recorded.newest = (42, encode(rented))
     used = {name for a in decide(rented).allocations for name in a.placement.nodes if name.startswith("c")}
     assert used
     found = json.loads(polluxctl("recommend-nodes", "--json").out)
