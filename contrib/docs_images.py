@@ -38,7 +38,7 @@ def main() -> None:
     figures = {name: {key: run[key] for key in run if key != "jobs"} for name, run in runs.items()}
     COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
     screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
-    screenshot(demo / "history.html", IMAGES / "history.png", height=800)
+    screenshot(demo / "history.html", IMAGES / "history.png", height=900)
     fairness(IMAGES / "fairness.png")
 
 

@@ -92,7 +92,7 @@ def _typed(text: str, kind: str) -> Any:
         return text
 
 
-def rows(settings: PolicySettings) -> list[dict[str, str]]:
+def setting_rows(settings: PolicySettings) -> list[dict[str, str]]:
     """Return one row per setting for `polluxctl settings get`."""
     return [
         {"name": info.key, "value": in_words(getattr(settings, info.key)), "help": info.help}
@@ -265,7 +265,7 @@ def _show(settings: PolicySettings, as_json: bool) -> None:
     if as_json:
         emit_json(policy_document(settings))
     else:
-        emit(rows(settings), SETTING_COLUMNS, as_json=False, console=access.console())
+        emit(setting_rows(settings), SETTING_COLUMNS, as_json=False, console=access.console())
 
 
 @app.command("get")
@@ -335,35 +335,19 @@ def slurm_shares(
         ("account", present.account_weights, shares.accounts),
         ("user", present.user_weights, shares.users),
     )
-    emit(
-        [
-            {
-                "of": of,
-                "name": name,
-                "weight": weights.get(name, 1.0),
-                "by_share": by_share.get(name),
-                "remark": _share_remark(name, weights.get(name, 1.0), by_share.get(name), shares.differing),
-            }
-            for of, weights, by_share in tables
-            for name in sorted(
-                weights.keys() | by_share.keys() | (shares.differing if of == "user" else set())
-            )
-        ],
-        SHARE_COLUMNS,
-        as_json=as_json,
-        console=access.console(),
-    )
+    rows = []
+    for of, weights, by_share in tables:
+        for name in sorted({*weights, *by_share, *(shares.differing if of == "user" else ())}):
+            weight, share = weights.get(name, 1.0), by_share.get(name)
+            remark = "" if weight == share else "differs"
+            if share is None:
+                known = name in shares.differing
+                remark = (
+                    "share differs by account: --set leaves this weight" if known else "unknown to slurmdbd"
+                )
+            rows.append({"of": of, "name": name, "weight": weight, "by_share": share, "remark": remark})
+    emit(rows, SHARE_COLUMNS, as_json=as_json, console=access.console())
     if apply:
         store.set_settings(
             {f"{of}_weights": {**weights, **by_share} for of, weights, by_share in tables}, access.who()
         )
-
-
-def _share_remark(name: str, weight: float, by_share: float | None, differing: frozenset[str]) -> str:
-    if by_share is None:
-        return (
-            "share differs by account: --set leaves this weight"
-            if name in differing
-            else "unknown to slurmdbd"
-        )
-    return "" if weight == by_share else "differs"

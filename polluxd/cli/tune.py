@@ -30,23 +30,10 @@ if TYPE_CHECKING:
     from pollux.search.study import Search, SearchSettings
 
 
-class Sampler(StrEnum):
-    """Who chooses the values of a trial; all are Optuna's."""
-
-    TPE = "tpe"
-    RANDOM = "random"
-    GRID = "grid"
-    CMA = "cma"
-
-
-class Pruner(StrEnum):
-    """Who stops trials: Optuna's, or population-based training, in which bad trials go on from good ones."""
-
-    ASHA = "asha"
-    HYPERBAND = "hyperband"
-    MEDIAN = "median"
-    NONE = "none"
-    PBT = "pbt"
+Sampler = StrEnum("Sampler", ["TPE", "RANDOM", "GRID", "CMA"])
+"""Who chooses the values of a trial; all are Optuna's."""
+Pruner = StrEnum("Pruner", ["ASHA", "HYPERBAND", "MEDIAN", "NONE", "PBT"])
+"""Who stops trials: Optuna's, or population-based training, in which bad trials go on from good ones."""
 
 
 class BatchScriptFirst(TyperGroup):

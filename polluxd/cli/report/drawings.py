@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -169,3 +169,21 @@ def at_time(steps: Points, at: float) -> float:
             break
         value = reached
     return value
+
+
+_OF_USE = {
+    "held": ("held by Pollux jobs", "c0"),
+    "plain": ("held by plain jobs", "plain"),
+    "idle": ("idle", "c4"),
+    "waiting": ("that waiting jobs need at least", "c1"),
+}
+
+
+def use_chart(use: Mapping[str, Points]) -> Chart:
+    """Draw GPUs over time: those that somebody held, that were idle, that were waited for, as far as they are known."""
+    lines = [
+        Polyline(label, colour, use[key], steps=True, filled=key == "held")
+        for key, (label, colour) in _OF_USE.items()
+        if key in use
+    ]
+    return chart("GPUs", lines, times=True)

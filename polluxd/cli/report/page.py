@@ -24,7 +24,7 @@ from .. import access
 from ..access import ConfigOption, SinceOption, point
 from ..output import Column, clock, count, duration, number
 from ..table_rows import MOVE_COLUMNS, move_row
-from .drawings import COLOURS, Chart, Polyline, chart, clock_of, job_colours
+from .drawings import COLOURS, Chart, clock_of, job_colours, use_chart
 from .figures import Figures, Row, figures, held_and_waiting
 
 
@@ -153,7 +153,7 @@ def render(figures: Figures, version: str, now: float) -> str:
             lane_height=LANE,
             rows=ROWS,
             held=sum(job["gpu_seconds"] for job in figures.jobs) / max(figures.until - figures.since, 1.0),
-            use=_use(figures),
+            use=use_chart(held_and_waiting(figures)),
             jobs=sorted(figures.jobs, key=itemgetter("submitted_at"))[:ROWS],
             moves=[
                 {**move_row(move), "total_s": figures.costs.get(move.id)} for move in figures.moves[:ROWS]
@@ -228,13 +228,3 @@ def _ticks(since: float, until: float) -> list[tuple[float, str]]:
     span = max(until - since, 1.0)
     name = clock_of(span)
     return [(WIDTH * part / 8, name(since + span * part / 8)) for part in range(9)]
-
-
-def _use(figures: Figures) -> Chart:
-    """Draw the GPUs held and waited for."""
-    found = held_and_waiting(figures)
-    lines = [
-        Polyline("held by Pollux jobs", "c0", found["held"], steps=True, filled=True),
-        Polyline("that waiting jobs need at least", "c1", found["waiting"], steps=True),
-    ]
-    return chart("GPUs", lines, times=True)

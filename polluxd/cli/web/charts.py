@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..output import count
-from ..report.drawings import Chart, Polyline, chart
+from ..report.drawings import Chart, Polyline, chart, use_chart
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -38,23 +38,13 @@ def of_job(points: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 def of_cluster(overview: Mapping[str, Any]) -> list[Chart]:
     """Draw the use of the cluster, its goodput, and what moves cost."""
-    use = overview["use"]
-    lines = [
-        Polyline(label, colour, use[key], steps=True, filled=key == "held")
-        for key, label, colour in (
-            ("held", "held by Pollux jobs", "c0"),
-            ("plain", "held by plain jobs", "plain"),
-            ("idle", "idle", "c4"),
-            ("waiting", "that waiting jobs need at least", "c1"),
-        )
-    ]
     lost = [
         (overview["since"], 0.0),
         *overview["lost"],
         (overview["at"], (overview["lost"] or [(0, 0)])[-1][1]),
     ]
     return [
-        chart("GPUs", lines, times=True),
+        use_chart(overview["use"]),
         chart(
             "Goodput against the fair share, mean of the jobs with GPUs",
             [Polyline("predicted speedup", "c2", overview["speedup"], steps=True)],

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from polluxd.cli.settings import changes, in_words, rows
+from polluxd.cli.settings import changes, in_words, setting_rows
 from polluxd.config.setting_info import OPTIONS, infos, option_name, policy_document
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
@@ -118,9 +118,9 @@ def test_every_setting_is_shown_in_words():
         gpu_counts="1,2",
         paused=True,
     )
-    shown = {row["name"]: row["value"] for row in rows(settings)}
+    shown = {row["name"]: row["value"] for row in setting_rows(settings)}
     assert set(shown) == {info.key for info in infos("policy")}
-    assert all(row["help"] for row in rows(settings))
+    assert all(row["help"] for row in setting_rows(settings))
     assert (shown["power"], shown["account_weights"], shown["user_weights"]) == ("-inf", "a=3, b=2", "-")
     assert (shown["starvation_bound"], shown["paused"], shown["gpu_counts"]) == ("90", "yes", "1,2")
 
