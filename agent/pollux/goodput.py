@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -202,6 +203,43 @@ class Goodput:
             best.batch_size.reshape(shape),
         )
 
+    def best(self, nodes: int, gpus: int) -> tuple[int, int, float]:
+        """Return (m*, s*) and the goodput of one placement in one rack; zeros if no batch size is feasible.
+
+        As `optimize`, in a tenth of the time: only the noise scale changes often, so the throughput is kept.
+        """
+        single = self.noise is None or not self.adaptive
+        found = _paces(self.params, self.limits, nodes, gpus, not self.adaptive, 1 if single else BATCH_SIZES)
+        if found.m.size == 0:
+            return 0, 0, 0.0
+        goodput = found.throughput * efficiency(None if single else self.noise, 1.0, found.scale)
+        column = int(np.argmax(goodput))
+        if not 0 < goodput[column] < np.inf:
+            return 0, 0, 0.0
+        return int(found.m[column]), int(found.s[column]), float(goodput[column])
+
+
+class _Paces(NamedTuple):
+    """The divisions of a batch that the limits allow on one placement."""
+
+    m: Floats
+    s: Floats
+    scale: Floats
+    """Batch sizes, relative to M0."""
+    throughput: Floats
+    """Examples per second."""
+
+
+@lru_cache(maxsize=4096)
+def _paces(
+    params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, rigid: bool, points: int
+) -> _Paces:
+    row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
+    m, s, feasible = candidates(row, np.array([rigid]), np.array([float(gpus)]), points)
+    m, s = m[feasible], s[feasible]
+    scale = gpus * m * (s + 1.0) / limits.initial
+    return _Paces(m, s, scale, throughput(params, nodes, gpus, m, s))
+
 
 class Packed(NamedTuple):
     """Many goodput functions, a column each: [J] or [J, 9]; see `pack`."""
@@ -289,9 +327,17 @@ def _optimize_chunk(
     packed: Packed, index: Ints, nodes: Floats, gpus: Floats, afar: NDArray[np.bool_], points: int
 ) -> Optimum:
     """`optimize_pairs` over one slice; temporaries are [P, points]."""
-    limits = packed.limits[index].astype(np.float64)
-    K, m0 = gpus[:, None], limits[:, :1]
-    m, s, feasible = candidates(limits, packed.rigid[index], gpus, points)
+    limits, rigid = packed.limits[index], packed.rigid[index]
+    # Many jobs have the same limits, and a job has the same ones on every GPU type.
+    alike = np.column_stack([limits, rigid, gpus])
+    order = np.lexsort(alike.T)
+    new = np.ones(order.size, dtype=np.bool_)
+    new[1:] = np.any(alike[order[1:]] != alike[order[:-1]], axis=1)
+    first, row_of = order[new], np.empty_like(order)
+    row_of[order] = np.cumsum(new) - 1
+    divisions = candidates(limits[first].astype(np.float64), rigid[first], gpus[first], points)
+    m, s, feasible = (found[row_of] for found in divisions)
+    K, m0 = gpus[:, None], limits[:, :1].astype(np.float64)
     batch = K * m * (s + 1.0)
     feasible &= (K >= 1) & (nodes[:, None] >= 1) & (nodes[:, None] <= K)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pollux.goodput import Goodput, optimize_pairs, pack
+from pollux.goodput import Goodput
 from polluxd.model import Report
 
 Floats = NDArray[np.float64]
@@ -35,6 +35,9 @@ WINDOWS = 4
 NEAR_BEST = 0.9
 """Least share of its best goodput that a job is to have at its batch size, by its own claims. Below, it is on the way
 to another batch size, and its progress says nothing of its claims."""
+CONFIRMED = 2
+"""Rates of a place on which a doubt may rest. In one rate alone, short pauses may have slowed a job evenly, one between
+every two reports."""
 PAUSED_S = 300.0
 """Time after which a rate is taken all the same: the upper quartile between reports, since pauses only slow a job."""
 
@@ -76,9 +79,9 @@ class ProgressRates:
         self._claim = _Claim(0.0, True)
         """Of the newest report."""
 
-    def newest(self) -> Mapping[TrainedOn, Rate]:
-        """Return the mean of each place's newest rates."""
-        return {place: _mean(rates) for place, rates in self._rates.items()}
+    def newest(self, least: int = 1) -> Mapping[TrainedOn, Rate]:
+        """Return the mean of the newest rates of each place that has `least` rates or more."""
+        return {place: _mean(rates) for place, rates in self._rates.items() if len(rates) >= least}
 
     @property
     def seen(self) -> Collection[TrainedOn]:
@@ -184,6 +187,5 @@ def claimed(report: Report, places: Sequence[TrainedOn], adaptive: bool) -> Floa
 
     The steps are scale-invariant; the batch size is the best one.
     """
-    functions = pack([_goodput(report, place, adaptive) for place in places])
-    gpus, nodes = ([place[i] for place in places] for i in (0, 1))
-    return optimize_pairs(functions, np.arange(len(places)), nodes, gpus).goodput / report.limits.initial
+    found = [_goodput(report, place, adaptive).best(place.nodes, place.gpus)[2] for place in places]
+    return np.array(found) / report.limits.initial

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pollux.goodput import ThroughputParams
-from polluxd.cycle.progress_rates import ProgressRates, TrainedOn, claimed
+from polluxd.cycle.progress_rates import CONFIRMED, ProgressRates, Rate, TrainedOn, claimed
 from polluxd.model import Report
 
 TOLERANCE = 1.4
@@ -199,9 +199,12 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
 def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
-    The new fit comes from the observed progress.
+    The new fit comes from the observed progress. Until a second rate confirms the contradiction, the job only gains no
+    GPUs.
     """
-    rates = history.progress.newest()
+    first, rates = history.progress.newest(), history.progress.newest(CONFIRMED)
+    if held.gpus and report.params is not None and len(rates) < len(first) and _contradicted(first):
+        report = replace(report, most_gpus=held.gpus)
     if len(rates) < 2:
         return report
     places = sorted(rates)
@@ -237,6 +240,17 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
             # A job that is wrong about its speed is not believed about the time that it needs either.
             return replace(report, params=fit, noise=None, params_by_type={}, target=None)
     return report
+
+
+def _contradicted(rates: Mapping[TrainedOn, Rate]) -> bool:
+    """Tell whether a job reaches less of its claims on more GPUs of a type."""
+    places = sorted(rates)
+    return any(
+        places[small].gpu_type == places[large].gpu_type
+        and places[large].gpus > places[small].gpus
+        and rates[places[small]].share > TOLERANCE * rates[places[large]].share
+        for small, large in _pairs(places)
+    )
 
 
 def _pairs(places: Sequence[TrainedOn]) -> Iterable[tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Random honest lives of jobs: how many does `TrustedReports` doubt?
 
-`make bench-honesty` writes the table of tests/benchmarks/honesty.md, and bench-out/honesty.json.
+`make bench-honesty` writes the table of tests/benchmarks/honesty.md, from the lives in bench-out/honesty/. What lies
+there is not run again, so the run can be divided into pieces.
 
 A life is a training of one application of the simulator, moved between random numbers of GPUs. Its agent is the
 simulator's (`polluxd.sim.agent`): it measures, fits, and chooses its batch size. polluxd sees only its reports, when
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,14 +32,21 @@ from polluxd.sim.workload import Submission
 
 ROOT = Path(__file__).parents[2]
 PAGE = Path(__file__).with_suffix(".md")
+OUT = ROOT / "bench-out" / "honesty"
+"""A file per block of lives; a block that is there is not lived again."""
 LIVES = 10_000
 CLUSTER = Scenario()
 """16 nodes of 4 GPUs."""
 PARTS = 20
 """Of an epoch. After each one, an agent looks at its batch size."""
 REPORT_S = 30.0
-POLL_S = 5.0
+LOOK_S = 15.0
+"""Longest step of a life; it ends earlier where the job moves, reports or is decided on."""
+STALL_EVERY_S = 3600.0
+"""Mean time between two stalls: a checkpoint to slow storage, a busy file server."""
 DECISION_S = 60.0
+BLOCK = 100
+"""Lives that share the fits of earlier ones. The first of a block knows none, so blocks can run in any order."""
 OFF = 0.1
 """Largest log-error of the step times that an agent measures: 10 %."""
 SHARES = 1.5
@@ -147,39 +156,44 @@ class _Training:
     def doubts(self) -> list[str]:
         """Train to the end, or for `MOST_HOURS`; return all that was doubted."""
         found: list[str] = []
-        moves_at = 0.0
+        draw, job = self._draw, self._job
+        moves_at, stalls_at = 0.0, float(draw.exponential(STALL_EVERY_S))
         paused_until, epoch, epoch_began = 0.0, 0, 0.0
-        next_report, next_decision = 0.0, float(self._draw.uniform(0, DECISION_S))
-        while self._job.ended_at is None and self.now < MOST_HOURS * 3600:
+        next_report, next_decision = 0.0, float(draw.uniform(0, DECISION_S))
+        observed: tuple[Report | None, TrainedOn | None] = (None, None)
+        while job.ended_at is None and self.now < MOST_HOURS * 3600:
             if self.now >= moves_at:
                 self._move()
                 epoch_began = self.now
-                moves_at = self.now + 60.0 * float(self._draw.choice([3, 8, 20, 60])) * float(
-                    self._draw.uniform(0.5, 1.5)
-                )
-            pause = min(max(paused_until - self.now, 0.0), POLL_S)
-            if pause < POLL_S:
-                self._job.advance(self.now + pause, POLL_S - pause)
-            self.now += POLL_S
-            if self._job.restarting <= 0 and self._job.seats and self._first_step_at is None:
-                self._first_step_at = self.now
-            if self._job.epoch // PARTS != epoch:
+                moves_at = self.now + 60.0 * float(draw.choice([3, 8, 20, 60]) * draw.uniform(0.5, 1.5))
+            events = (moves_at, stalls_at, next_report, next_decision, job.trains_at)
+            until = min(self.now + LOOK_S, *(at for at in events if at > self.now))
+            begins = min(max(self.now, paused_until), until)
+            job.advance(begins, until - begins)
+            self.now = until
+            if job.restarting <= 0 and job.seats and self._first_step_at is None:
+                self._first_step_at = job.trains_at
+            if job.epoch // PARTS != epoch:
                 if self._evaluates:
                     took = self.now - epoch_began
                     paused_until = self.now + min(self._evaluation_share * took, 120.0)
-                epoch, epoch_began = self._job.epoch // PARTS, max(paused_until, self.now)
-            if self._draw.random() < POLL_S / 3600.0:  # a checkpoint to slow storage, a busy file server
-                paused_until = max(paused_until, self.now + float(self._draw.uniform(5, 60)))
-            if self.now >= next_report and self._job.seats:
+                epoch, epoch_began = job.epoch // PARTS, max(paused_until, self.now)
+            if self.now >= stalls_at:
+                paused_until = max(paused_until, self.now + float(draw.uniform(5, 60)))
+                stalls_at = self.now + float(draw.exponential(STALL_EVERY_S))
+            if self.now >= next_report and job.seats:
                 next_report = self.now + REPORT_S
                 self._report = self._published()
             if self._report is None:
                 continue
             place = self._place
-            self._trusted.observe({1: self._report}, {1: place})
+            # A look that finds nothing new changes nothing.
+            if observed != (self._report, place):
+                observed = self._report, place
+                self._trusted.observe({1: self._report}, {1: place})
             if self.now >= next_decision:
                 next_decision = self.now + DECISION_S
-                held = Held(place.gpus, place.nodes, *self._most, float(self._draw.choice([4.0, 16.0])))
+                held = Held(place.gpus, place.nodes, *self._most, float(draw.choice([4.0, 16.0])))
                 found += self._trusted.trust({1: self._report}, {1: held}, self.now)[1].get(1, ())
         return found
 
@@ -239,7 +253,7 @@ class _Training:
 
 def applications() -> dict[str, Application]:
     """The shipped applications, and the paper's where its data is present."""
-    profiles = ROOT / "../shared/data/osdi21/profiles"
+    profiles = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21") / "profiles"
     return {**BUILT_IN, **(load_profiles(profiles) if profiles.is_dir() else {})}
 
 
@@ -259,18 +273,25 @@ def main() -> None:
     """Live the lives and write the figures; fail where one is doubted."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--lives", type=int, default=LIVES)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first life")
-    parser.add_argument("--page", action="store_true", help="write the page's table")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first life, a multiple of 100")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page, from all lives that stand in OUT"
+    )
     arguments = parser.parse_args()
-    known, memories, lives = applications(), dict[str, Memory](), list[Life]()
-    for seed in range(arguments.first, arguments.first + arguments.lives):
-        lives.append(honest_life(seed, known, memories))
-        if lives[-1].doubts:
-            print(f"life {seed}, {lives[-1].application}: {lives[-1].doubts[0]}", flush=True)
+    known = applications()
+    OUT.mkdir(parents=True, exist_ok=True)
+    for first in range(arguments.first, arguments.first + arguments.lives, BLOCK):
+        path = OUT / f"{first:05d}.json"
+        if path.exists():
+            continue
+        memories, lives = dict[str, Memory](), list[Life]()
+        for seed in range(first, min(first + BLOCK, arguments.first + arguments.lives)):
+            lives.append(honest_life(seed, known, memories))
+            if lives[-1].doubts:
+                print(f"life {seed}, {lives[-1].application}: {lives[-1].doubts[0]}", flush=True)
+        path.write_text(json.dumps([asdict(life) for life in lives]))
+    lives = [Life(**life) for path in sorted(OUT.glob("*.json")) for life in json.loads(path.read_text())]
     print(table(lives))
-    out = ROOT / "bench-out" / "honesty.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps([asdict(life) for life in lives], indent=1))
     if arguments.page:
         head = PAGE.read_text().partition("\n| application")[0]
         PAGE.write_text(f"{head}\n{table(lives)}\n")

@@ -205,6 +205,17 @@ def test_an_evaluation_says_nothing_of_the_jobs_speed():
         assert doubts == ()
 
 
+@pytest.mark.parametrize(("speed", "doubted"), [(1.0, False), (0.6, True)])
+def test_one_slow_rate_stops_growth_and_a_second_one_raises_a_doubt(speed, doubted):
+    job = Job()
+    job.train(1)
+    # Pauses that lie between every two reports slow a job as evenly as a false curve does.
+    kept, doubts = job.train(4, minutes=3, speed=0.6 * rate(4))
+    assert (kept.most_gpus, doubts) == (4, ())
+    kept, doubts = job.train(4, minutes=2, speed=speed * rate(4), restarts=False)
+    assert (bool(doubts), kept.most_gpus) == (doubted, None)
+
+
 def test_fits_for_types_that_the_job_was_not_seen_on_are_not_believed():
     faster = {"a100": PERFECT, "h100": PERFECT}
     job = Job(params_by_type=lambda report: faster, gpu_type="h100")
