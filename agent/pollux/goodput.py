@@ -335,8 +335,8 @@ def _optimize_chunk(
     new[1:] = np.any(alike[order[1:]] != alike[order[:-1]], axis=1)
     first, row_of = order[new], np.empty_like(order)
     row_of[order] = np.cumsum(new) - 1
-    divisions = candidates(limits[first].astype(np.float64), rigid[first], gpus[first], points)
-    m, s, feasible = (found[row_of] for found in divisions)
+    m, s, feasible = candidates(limits[first].astype(np.float64), rigid[first], gpus[first], points)
+    m, s, feasible = m[row_of], s[row_of], feasible[row_of]
     K, m0 = gpus[:, None], limits[:, :1].astype(np.float64)
     batch = K * m * (s + 1.0)
     feasible &= (K >= 1) & (nodes[:, None] >= 1) & (nodes[:, None] <= K)

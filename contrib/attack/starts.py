@@ -12,12 +12,12 @@ from contrib.attack.report import report
 from contrib.attack.site import Site
 
 EACH_STARTS_ON_A_NODE = """
-from polluxd.policy import exploration
-made = exploration.Caps.__init__
+from polluxd.policy import feasible
+made = feasible.Caps.__init__
 def undivided(self, domain, settings):
     made(self, domain, settings)
     self._start = dict.fromkeys(self._start, min(settings.start_gpus, domain.gpus_per_node))
-exploration.Caps.__init__ = undivided
+feasible.Caps.__init__ = undivided
 """
 EVERY_REPORT_COUNTS = """
 from polluxd.cycle.triggers import Triggers

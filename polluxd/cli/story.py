@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polluxd.model import Allocation, DaemonMode, Explanation, Report
-from polluxd.policy.exploration import GROWTH
+from polluxd.policy.feasible import GROWTH
 from polluxd.store import JobExplanation
 
 from .output import count, duration, number

@@ -2,7 +2,7 @@
 
 - A job or a node came or went.
 - A job is measured at the GPUs that it holds, for the first time since it holds them, while GPUs are idle, or polluxd
-  has now seen its progress there. Both bound its growth (`policy/exploration.py`), and now allow more.
+  has now seen its progress there. Both bound its growth (`policy/feasible.py`), and now allow more.
 - A job waits, and another one that moved or rested at the last decision may be moved again. That decision had to leave
   it as it was.
 """

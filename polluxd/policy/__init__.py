@@ -7,7 +7,7 @@ The policy is a pure function from a snapshot to a plan. The daemon and the simu
 Nothing here does I/O, reads a clock or draws a random number.
 """
 
-from polluxd.policy.cache import Cache
 from polluxd.policy.cloud.powered_down import decide
+from polluxd.policy.listing import Cache
 
 __all__ = ["Cache", "decide"]

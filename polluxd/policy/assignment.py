@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from polluxd.policy.ceilings import NO_CEILING
-from polluxd.policy.domains import classes
+from polluxd.policy.domains import NOWHERE, Seat, classes
 from polluxd.policy.integer import EQUAL
-from polluxd.policy.layout import NOWHERE, Seat
+from polluxd.policy.owners import NO_CEILING
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.policy import counts, integer, objective, price
-from polluxd.policy.ceilings import Group, nested
 from polluxd.policy.domains import Domain
 from polluxd.policy.option_table import OptionTable
+from polluxd.policy.owners import Group, nested
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import ONE_RACK
 

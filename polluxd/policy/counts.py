@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.policy.ceilings import Group
+from polluxd.policy.owners import Group
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

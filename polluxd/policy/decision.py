@@ -5,6 +5,7 @@ Every allocation has its reason. No I/O, no clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -14,26 +15,16 @@ from numpy.typing import NDArray
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, Placement, Plan, Snapshot
-from polluxd.policy import (
-    assignment,
-    certificate,
-    fairness,
-    objective,
-    patterns,
-    reasons,
-    remarks,
-    worst_off,
-)
-from polluxd.policy.cache import Cache
+from polluxd.policy import assignment, objective, patterns, reasons, steep
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
-from polluxd.policy.exploration import measured_on
+from polluxd.policy.feasible import measured_on
+from polluxd.policy.listing import Cache
 from polluxd.policy.option_table import build
-from polluxd.policy.owners import divided, ranked
+from polluxd.policy.owners import divided, mean_weight, ranked
 from polluxd.policy.packing import Packing
-from polluxd.policy.placement import Seating
-from polluxd.policy.shrink_nodes import leave_right_nodes
+from polluxd.policy.placement import Seating, leave_right_nodes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,6 +48,8 @@ class _Solved:
     """On that sum."""
     plain_bound: float
     """On the sum of what the fitness itself adds up, where utilities order plans beyond that; of max-min on itself."""
+    fair: Mapping[int, float]
+    """Goodput at the fair share, by job; nan where the job has no fit."""
     prices: Mapping[str, float]
     """Of a GPU, by type; empty where the objective has no price."""
 
@@ -73,7 +66,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     cache.begin({job.job_id for job in snapshot.jobs})
     snapshot, doubts = cache.believable(snapshot)
     snapshot = divided(snapshot)
-    mean = fairness.mean_weight(snapshot)
+    mean = mean_weight(snapshot)
     solved = [
         _solve(ranked(domain, snapshot.settings), snapshot.settings, mean, cache, explained=explained)
         for domain in split(snapshot)
@@ -85,7 +78,8 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
             for a in allocations
         ]
     if explained:
-        allocations = remarks.add(snapshot, allocations)
+        fair = {job_id: goodput for part in solved for job_id, goodput in part.fair.items()}
+        allocations = reasons.with_remarks(snapshot, allocations, fair)
     empty, power = np.zeros(0), objective.summed_power(snapshot.settings)
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     if objective.is_priced(snapshot.settings):
@@ -142,6 +136,10 @@ def _solve(
         seating.total() + idle,
         min(seated.bound + idle, seated.choice.fair_bound),
         seated.plain_bound,
+        {
+            job.job_id: goodput if job.report is not None and job.report.params is not None else math.nan
+            for job, goodput in zip(table.jobs, table.fair.tolist(), strict=True)
+        },
         {} if table.market is None else table.market.of_types(table.types),
     )
 
@@ -193,9 +191,9 @@ def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: C
     bound = _place(seating, choice, power)
     plain_bound = choice.plain_bound
     if not np.isfinite(power):
-        plain_bound = worst_off.lift(seating, plain_bound)
+        plain_bound = steep.lift(seating, plain_bound)
     elif power <= objective.GENTLE:
-        plain_bound = certificate.improve(seating, power, plain_bound)
+        plain_bound = steep.improve(seating, power, plain_bound)
     seating.return_home()
     leave_right_nodes(packing)
     return _Seated(seating, choice, bound, plain_bound)
@@ -283,16 +281,13 @@ def _explained(
         if pinned[j]:
             found.append((reasons.of_pinned(job), explanation))
             continue
+        ceiling = explainer.ceiling(j) if explanation.limit == "ceiling" else ("", None)
+        most, free = table.caps.of(job), int(explainer.free_for[j])
         facts = reasons.Facts(
-            job.placement,
-            place,
-            job.started,
-            speedup[j],
-            goodput[j],
-            before[j],
-            explainer.obstacle(j, explanation),
-            explanation.next_gpus or 0,
-            explanation.next_goodput,
+            *(job, place, explanation, speedup[j], goodput[j], before[j]),
+            most=most,
+            free=free,
+            ceiling=ceiling,
         )
         found.append((reasons.of(facts), explanation))
     return found

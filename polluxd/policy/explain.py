@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Explanation, SnapshotJob
-from polluxd.policy import exploration, market, reasons
+from polluxd.policy import feasible, market
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY
@@ -165,35 +165,19 @@ class Explainer:
         found[table.pinned] = "pinned"
         return list(found.tolist())
 
-    def obstacle(self, j: int, explanation: Explanation) -> reasons.Obstacle:
-        """Return what keeps job number `j`, which is not pinned, from more GPUs."""
-        match explanation.limit:
-            case "goodput":
-                return reasons.NoGain()
-            case "move-cost":
-                return reasons.MoveCost()
-            case "ceiling":
-                return self._ceiling(j)
-            case "fragmentation":
-                return reasons.Fragmentation(int(self.free_for[j]))
-            case "contention":
-                return reasons.Contention(explanation.taken_by)
-        job = self.seating.table.jobs[j]
-        most, rule = self.seating.table.caps.of(job), job.max_gpus_rule
-        return reasons.OwnLimit(explanation.limit, job.spec, exploration.measured_on(job), most, rule)
-
-    def _ceiling(self, j: int) -> reasons.Ceiling:
+    def ceiling(self, j: int) -> tuple[str, int | None]:
+        """Return the ceilings that keep job number `j` from its next option; see `reasons.Facts`."""
         packing = self.seating.packing
         more = int(self.seating.table.gpus[self._next[j]] - self.held[j])
         for group in packing.groups if not self.held[j] else ():
             if j in group.members and more > group.ceiling:
-                return reasons.Ceiling(group.name, group.ceiling)
+                return group.name, group.ceiling
         full = [
             group.name
             for group, held in zip(packing.groups, packing.held, strict=True)
             if j in group.members and held + more > group.ceiling
         ]
-        return reasons.Ceiling(" and ".join(full))
+        return " and ".join(full), None
 
 
 def _free_for(packing: Packing) -> Ints:
@@ -239,6 +223,6 @@ def own_limit(job: SnapshotJob, held: int, most: int, rule: str = ANY) -> str:
             return "batch"
     if spec.max_gpus is not None and spec.max_gpus <= most:
         return "max-gpus"
-    if held * exploration.GROWTH > most or held >= most:
+    if held * feasible.GROWTH > most or held >= most:
         return "progress" if job.report is not None and job.report.most_gpus == most else "exploration"
     return "nodes" if rule == spec.gpu_counts == ANY else "counts"

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, hstack, vstack
 
-from polluxd.policy.ceilings import NO_CEILING, Group
 from polluxd.policy.counts import frontiers, owners
-from polluxd.policy.price import Priced
+from polluxd.policy.owners import NO_CEILING, Group
+from polluxd.policy.price import Priced, hull
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -196,6 +196,18 @@ class _Program:
         """Costs of all variables: an option's rack costs nothing."""
         return np.append(cost, np.zeros(self._placed.size))
 
+    def steep(self, value: Floats) -> Ints:
+        """Return the places in `listed` of the options on the concave hulls of each job's options in each pool.
+
+        The relaxation needs no others: it would rather mix two of these.
+        """
+        pools = len(self._pools.capacity)
+        nothing = np.flatnonzero(self._pool < 0)
+        place = np.concatenate([np.flatnonzero(self._pool >= 0), np.repeat(nothing, pools)])
+        pool = np.concatenate([self._pool[self._pool >= 0], np.tile(np.arange(pools), nothing.size)])
+        points = hull(self._size[place], value[self.listed[place]], self._owner[place] * pools + pool)
+        return np.unique(place[points])
+
     def constraints(self, *, floors: bool) -> list[LinearConstraint]:
         count = self._size.size
         columns = np.arange(count)
@@ -294,15 +306,16 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
     """
     gpus, value, start, pools, groups = given
     owner = owners(start)
+    steep = problem.steep(value)
     for floors in (True, False) if any(g.floor for g in groups) else (False,):
         one, limits = problem.constraints(floors=floors)
         above, below = np.isfinite(limits.ub), np.asarray(limits.lb) > 0
         rows = vstack([limits.A[above], -limits.A[below]], format="csr")
         found = linprog(
-            cost,
-            A_ub=rows,
+            cost[steep],
+            A_ub=rows[:, steep],
             b_ub=np.concatenate([limits.ub[above], -limits.lb[below]]),
-            A_eq=one.A,
+            A_eq=one.A[:, steep],
             b_eq=np.ones(start.size - 1),
             bounds=(0, 1),
         )
@@ -312,7 +325,8 @@ def _through_core(given: _Given, problem: _Program, cost: Floats, nodes: int) ->
         return None
     priced = cost - one.A.T @ found.eqlin.marginals - rows.T @ found.ineqlin.marginals
     chosen = start[:-1].copy()
-    taken = found.x > _WHOLE
+    taken = np.zeros(cost.size, dtype=np.bool_)
+    taken[steep] = found.x > _WHOLE
     chosen[owner[problem.listed[taken]]] = problem.listed[taken]
     slack = np.full(start.size - 1, np.inf)
     np.minimum.at(slack, owner[problem.listed[~taken]], np.maximum(priced[~taken], 0.0))

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import SnapshotJob
-from polluxd.policy.ceilings import Group
 from polluxd.policy.counts import owners
+from polluxd.policy.owners import Group
 from polluxd.policy.price import hull
 
 Floats = NDArray[np.float64]
@@ -253,21 +253,28 @@ class _Types:
     def __init__(self, offers: MarketOptions) -> None:
         self._offers = offers
         self._owner = owners(offers.start)
-        self._kind = np.where(offers.gpus > 0, offers.kind, -1)
+        self._typed = (offers.gpus > 0) & (offers.kind >= 0)
+        self._kind = np.where(self._typed, offers.kind, 0)
+        self._gpus = offers.gpus.astype(np.float64)
         self._now = np.minimum(_least(offers)[self._owner] / np.maximum(offers.gpus, 1), 1.0)
         """[O]: part of the option's GPUs that is bought at today's price."""
         self._inverse = np.where(offers.goodput > 0, 1.0 / np.maximum(offers.goodput, 1e-300), np.inf)
 
     def _paid(self, price: Floats) -> Floats:
         """[O]"""
-        each = np.where(self._kind >= 0, price[np.maximum(self._kind, 0)], price.mean())
-        return np.asarray(each * self._offers.gpus, dtype=np.float64)
+        return np.asarray(np.where(self._typed, price[self._kind], price.mean()) * self._gpus)
 
     def worth(self, cost: Floats, discount: Floats, price: Floats) -> Floats:
         """[J]: mu."""
-        later = discount[self._owner] * (1.0 - self._now) + self._now
-        spent = (cost[self._owner] + later * self._paid(price)) * self._inverse
-        least = np.minimum.reduceat(spent, self._offers.start[:-1])
+        return self._worth(cost[self._owner], self._later(discount), self._paid(price))
+
+    def _later(self, discount: Floats) -> Floats:
+        """[O]: share of today's price that the option's GPUs cost on average."""
+        return np.asarray(discount[self._owner] * (1.0 - self._now) + self._now)
+
+    def _worth(self, cost: Floats, later: Floats, paid: Floats) -> Floats:
+        """[J]: as `worth`; the arguments are by option [O]."""
+        least = np.minimum.reduceat((cost + later * paid) * self._inverse, self._offers.start[:-1])
         return np.where(np.isfinite(least), least, 0.0)
 
     def clear(self, cost: Floats, discount: Floats, indifference: float) -> tuple[Floats, Floats]:
@@ -281,21 +288,16 @@ class _Types:
         offers, types = self._offers, self._offers.capacity.size
         room = np.maximum(offers.capacity, 1)
         price = np.full(types, float(cost.sum()) / float(room.sum()))
-        start = offers.start[:-1]
-        goodput = np.zeros(cost.size)
-        softness = np.maximum(indifference * cost, 1e-300)[self._owner]
+        owner, start, later = self._owner, offers.start[:-1], self._later(discount)
+        share, each = np.zeros(owner.size), cost[owner]
+        softness = np.maximum(indifference * each, 1e-300)
+        typed_gpus = np.where(self._typed, self._gpus, 0.0)
         for turn in range(_ROUNDS):
-            worth = self.worth(cost, discount, price)
-            net = worth[self._owner] * offers.goodput - self._paid(price)
-            best = np.maximum.reduceat(net, start)
-            share = np.exp((net - best[self._owner]) / softness)
-            share /= np.add.reduceat(share, start)[self._owner]
-            goodput = np.add.reduceat(share * offers.goodput, start)
-            wanted = np.bincount(
-                np.maximum(self._kind, 0),
-                weights=np.where(self._kind >= 0, share * offers.gpus, 0.0),
-                minlength=types,
-            )
+            paid = self._paid(price)
+            net = self._worth(each, later, paid)[owner] * offers.goodput - paid
+            share = np.exp((net - np.maximum.reduceat(net, start)[owner]) / softness)
+            share /= np.add.reduceat(share, start)[owner]
+            wanted = np.bincount(self._kind, weights=share * typed_gpus, minlength=types)
             excess = np.clip((wanted - offers.capacity) / room, -1.0, 1.0)
             price = price * np.exp(excess * 1.5 / (1.0 + 0.2 * turn))
-        return price, goodput
+        return price, np.add.reduceat(share * offers.goodput, start)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.config.settings import PolicySettings
-from polluxd.policy.ceilings import Group
+from polluxd.policy.owners import Group
 
 Floats = NDArray[np.float64]
 

@@ -16,18 +16,14 @@ from numpy.typing import NDArray
 from pollux.goodput import Goodput, optimize_pairs, pack
 from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
-from polluxd.policy import fairness, market, objective
-from polluxd.policy.cache import Cache
-from polluxd.policy.ceilings import Group, groups
+from polluxd.policy import market, objective
 from polluxd.policy.counts import owners
-from polluxd.policy.domains import Domain
-from polluxd.policy.exploration import Caps
-from polluxd.policy.feasible import is_pinned, why_no_batch
-from polluxd.policy.layout import Layout
-from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Listing, list_jobs
-from polluxd.policy.owners import with_shares, within_owner
+from polluxd.policy.domains import Domain, Layout
+from polluxd.policy.feasible import Caps, is_pinned, why_no_batch
+from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Cache, Listing, list_jobs
+from polluxd.policy.owners import Group, groups, weights, with_shares, within_owner
 from polluxd.policy.shapes import OVER_RACKS, Shape
-from polluxd.policy.worth import Rated, by_price, by_share, overdue
+from polluxd.policy.worth import FairShare, Rated, by_price, by_share, overdue, slowdowns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,7 +47,7 @@ class OptionTable:
     """
 
     jobs: tuple[SnapshotJob, ...]
-    shares: tuple[fairness.FairShare, ...]
+    shares: tuple[FairShare, ...]
     gpus_per_node: int
     start: Ints
     nodes: Ints
@@ -73,6 +69,8 @@ class OptionTable:
     """[O]: what a move multiplies the option's speedup by."""
     pinned: Bools
     """[J]: the job keeps what it holds."""
+    fair: Floats
+    """[J]: goodput at the fair share."""
     weight: Floats
     """[J], averaging 1 over the snapshot's jobs."""
     market: market.Market | None
@@ -167,9 +165,9 @@ def build(
     fair = _fair_goodput(goodput, listing, _mix(domain, types), begin)
     with np.errstate(over="ignore"):
         speedup = np.minimum((goodput / fair[owner])[row], _MOST_SPEEDUP)
-    weight = fairness.weights(jobs, settings) / mean_weight
+    weight = weights(jobs, settings) / mean_weight
     if settings.waiting_power:
-        slower = fairness.slowdowns(jobs, fair[~gone]) ** settings.waiting_power
+        slower = slowdowns(jobs, fair[~gone]) ** settings.waiting_power
         weight = within_owner(weight, slower, jobs, settings.fairness_per)
     within = with_shares(jobs, settings, domain.capacity)
     limited = groups(jobs, within, domain.capacity, domain.limits)
@@ -177,10 +175,10 @@ def build(
         jobs, start, nodes[row], gpus[row], kind[row], goodput[row], speedup / size, kept[row], job_of
     )
     if objective.is_priced(settings):
-        worth = by_price(rated, weight, settings, limited, _capacity(domain, types))
+        valued = by_price(rated, weight, settings, limited, _capacity(domain, types))
     else:
-        worth = by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
-    stay, move, factor = worth.stay, worth.move, worth.factor
+        valued = by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
+    stay, move, factor = valued.stay, valued.move, valued.factor
     penalty = overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
     # Of equal plans, prefer the one that parks no job.
     parked = _PARKING * holds[~gone] * (np.maximum.reduceat(np.abs(stay), start[:-1]) if jobs else 0.0)
@@ -198,12 +196,13 @@ def build(
         goodput=goodput[row],
         batch_size=batch[row],
         speedup=speedup,
-        rating=worth.x,
+        rating=valued.x,
         kept=kept[row],
         factor=factor,
         pinned=(pinned | hopeless)[~gone],
-        weight=worth.weight,
-        market=worth.market,
+        fair=fair[~gone],
+        weight=valued.weight,
+        market=valued.market,
         stay=stay - nothing,
         move=move - nothing,
         penalty=penalty,

@@ -1,25 +1,97 @@
-"""Fairness per user or account: an equal share of the GPUs for each owner. A search weighs as one job.
+"""Weights, limits and shares of jobs, users and accounts. A search weighs as one job.
 
-Each owner is guaranteed the share as far as the owner's jobs can use it, and the jobs divide the owner's weight.
-Weights alone do not give equal shares: under the objective of completion times a larger weight means to run first.
+A ceiling is the most GPUs that the jobs of an account or a user may hold together. A guarantee is the number of GPUs
+that they must be able to hold. With fairness per user or account, each owner is guaranteed an equal share as far as the
+owner's jobs can use it, and the jobs divide the owner's weight. Weights alone do not give equal shares: under the
+objective of completion times a larger weight means to run first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import Plan, Snapshot, SnapshotJob
+from polluxd.model import GpuLimit, Plan, Snapshot, SnapshotJob
 from polluxd.policy.domains import Domain
-from polluxd.policy.fairness import weights
 
 Floats = NDArray[np.float64]
+
+NO_CEILING = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that share a limit, by number, and the limit in GPUs."""
+
+    name: str
+    members: tuple[int, ...]
+    floor: int
+    ceiling: int
+
+    def less(self, held: int) -> Group:
+        """The group's limits once `held` GPUs of it are given for good."""
+        return Group(self.name, self.members, max(self.floor - held, 0), max(self.ceiling - held, 0))
+
+
+def groups(
+    jobs: Sequence[SnapshotJob], settings: PolicySettings, capacity: int, limits: Sequence[GpuLimit] = ()
+) -> tuple[Group, ...]:
+    """The groups that the settings limit, users before accounts; then Slurm's.
+
+    Guarantees beyond the capacity are cut, in order of name; one above its own ceiling is held to it.
+    """
+    found: list[Group] = []
+    for kind, keys, floors, ceilings in (
+        ("user", [j.user for j in jobs], settings.user_guarantees, settings.user_ceilings),
+        ("account", [j.account for j in jobs], settings.account_guarantees, settings.account_ceilings),
+    ):
+        found += _of_kind(kind, keys, floors, ceilings, capacity)
+    number = {job.job_id: j for j, job in enumerate(jobs)} if limits else {}
+    for limit in limits:
+        members = tuple(sorted(number[job_id] for job_id in limit.jobs if job_id in number))
+        if members and limit.gpus < capacity:
+            found.append(Group(limit.rule, members, 0, max(limit.gpus, 0)))
+    return tuple(found)
+
+
+def _of_kind(
+    kind: str, keys: list[str], floors: Mapping[str, int], ceilings: Mapping[str, int], capacity: int
+) -> list[Group]:
+    found, left = [], capacity
+    members: dict[str, list[int]] = {}
+    for j, key in enumerate(keys):
+        members.setdefault(key, []).append(j)
+    for name in sorted(members.keys() & {*floors, *ceilings}):
+        ceiling = max(ceilings.get(name, NO_CEILING), 0)
+        floor = min(max(floors.get(name, 0), 0), ceiling, left)
+        left -= floor
+        found.append(Group(f"{kind} {name}", tuple(members[name]), floor, ceiling))
+    return found
+
+
+def nested(groups: Sequence[Group]) -> bool:
+    """Return whether any two groups are disjoint or one contains the other.
+
+    The exact solver needs groups of this form.
+    """
+    sets = [frozenset(g.members) for g in groups]
+    return all(a <= b or b <= a or a.isdisjoint(b) for number, a in enumerate(sets) for b in sets[:number])
+
+
+def of_job(groups: Sequence[Group], jobs: int) -> list[tuple[int, ...]]:
+    """Per job, the numbers of its groups."""
+    found: list[list[int]] = [[] for _ in range(jobs)]
+    for number, group in enumerate(groups):
+        for j in group.members:
+            found[j].append(number)
+    return [tuple(numbers) for numbers in found]
+
 
 _OWNER: Mapping[str, Callable[[SnapshotJob], str]] = {
     "user": attrgetter("user"),
@@ -156,3 +228,31 @@ def within_owner(weight: Floats, factor: Floats, jobs: Sequence[SnapshotJob], fa
     _, number = np.unique([owner(job) for job in jobs], return_inverse=True)
     before, after = np.bincount(number, weights=weight), np.bincount(number, weights=found)
     return np.asarray(found * (before / after)[number])
+
+
+def weights(jobs: Sequence[SnapshotJob], settings: PolicySettings) -> Floats:
+    """Return each job's weight [J].
+
+    It is the product of the weights of job, account, user and QOS; each is 1 unless set.
+    """
+    value = np.array([job.weight for job in jobs], dtype=np.float64)
+    if settings.account_weights:
+        value *= [settings.account_weights.get(job.account, 1.0) for job in jobs]
+    if settings.user_weights:
+        value *= [settings.user_weights.get(job.user, 1.0) for job in jobs]
+    if settings.qos_weights or settings.job_weights:
+        value *= [
+            settings.qos_weights.get(job.qos, 1.0) * settings.job_weights.get(str(job.job_id), 1.0)
+            for job in jobs
+        ]
+    # A weight of nothing would divide by zero: such a job comes after all others, but is not forgotten.
+    return np.where(np.isfinite(value), np.clip(value, 1e-6, 1e6), 1.0)
+
+
+def mean_weight(snapshot: Snapshot) -> float:
+    """Return the average weight of the snapshot's jobs; 1 without jobs.
+
+    Weights are relative to it.
+    """
+    found = weights(sorted(snapshot.jobs, key=attrgetter("job_id")), snapshot.settings).tolist()
+    return sum(found) / len(found) if found else 1.0

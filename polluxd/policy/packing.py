@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Node, Placement, SnapshotJob
-from polluxd.policy.ceilings import Group, of_job
-from polluxd.policy.domains import partitions_of_each
+from polluxd.policy.domains import NOWHERE, Layout, Seat, partitions_of_each
 from polluxd.policy.feasible import is_pinned
-from polluxd.policy.layout import NOWHERE, Layout, Seat
+from polluxd.policy.owners import Group, of_job
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK, OVER_RACKS, Shape
 
 Bools = NDArray[np.bool_]

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.policy import counts
-from polluxd.policy.ceilings import Group, nested, of_job
 from polluxd.policy.counts import frontiers, owners
+from polluxd.policy.owners import Group, nested, of_job
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Snapshot
-from polluxd.policy import fairness, objective
+from polluxd.policy import objective, owners
 from polluxd.policy.domains import split
 from polluxd.policy.option_table import OptionTable, build
 from polluxd.policy.packing import Packing
@@ -39,7 +39,7 @@ def decide(snapshot: Snapshot, *, population: int = 100, generations: int = 100,
     domains = split(snapshot)
     if len(domains) != 1 or len({n.gpus for n in domains[0].nodes}) != 1 or snapshot.settings.partial_nodes:
         raise ValueError("the reference solver takes one domain of equal nodes, whole nodes beyond one")
-    table = build(domains[0], snapshot.settings, fairness.mean_weight(snapshot))
+    table = build(domains[0], snapshot.settings, owners.mean_weight(snapshot))
     if table.groups:
         raise ValueError("the reference solver takes no ceilings or guarantees")
     packing = Packing(domains[0].nodes, table.jobs, partial=False)

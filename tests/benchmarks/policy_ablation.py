@@ -38,8 +38,8 @@ def _as_given(*args: Any) -> Any:
 PARTS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "the assignment program": ("polluxd.policy.assignment.improve", _unknown),
     "the program of node patterns": ("polluxd.policy.patterns.improve", _unknown),
-    "the certificate": ("polluxd.policy.certificate.improve", _as_given),
-    "the lift of the worst-off job": ("polluxd.policy.worst_off.lift", _as_given),
+    "the certificate": ("polluxd.policy.steep.improve", _as_given),
+    "the lift of the worst-off job": ("polluxd.policy.steep.lift", _as_given),
 }
 MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
 SETTINGS = {

@@ -40,7 +40,7 @@ from polluxd.config.config_file import parse_config  # noqa: E402
 from polluxd.config.settings import MoveSettings  # noqa: E402
 from polluxd.cycle.controller import Controller  # noqa: E402
 from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step  # noqa: E402
-from polluxd.policy.cache import Cache  # noqa: E402
+from polluxd.policy.listing import Cache  # noqa: E402
 from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
 from polluxd.store import Store  # noqa: E402
 from polluxd.store.views import MoveCost  # noqa: E402

@@ -13,9 +13,9 @@ from dataclasses import replace
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, Node, Plan, Snapshot, SnapshotJob
 from polluxd.policy import decision
-from polluxd.policy.cache import Cache
 from polluxd.policy.cloud import renting
 from polluxd.policy.cloud.prices import is_rented
+from polluxd.policy.listing import Cache
 
 _NO_ROOM = frozenset({"contention", "fragmentation"})
 """Limits (`Explanation.limit`) of a job for which the awake nodes have no room."""

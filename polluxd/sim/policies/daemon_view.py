@@ -71,7 +71,7 @@ def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True
         limits=job.app.limits,
         params=params,
         noise=agent.noise,
-        # What earlier runs were measured on counts as measured (`polluxd.policy.exploration`).
+        # What earlier runs were measured on counts as measured (`polluxd.policy.feasible`).
         explored_gpus=max(agent.explored_gpus, agent.prior_gpus),
         explored_nodes=max(agent.explored_nodes, agent.prior_nodes),
         gpus=job.gpus,

@@ -22,8 +22,8 @@ from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.model import Report, SnapshotJob
 from polluxd.policy import decide
-from polluxd.policy.cache import Cache
 from polluxd.policy.cloud.autoscale import desired_nodes
+from polluxd.policy.listing import Cache
 from polluxd.sim.applications import TYPICAL_SPEEDS
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View

@@ -18,7 +18,7 @@ from dataclasses import replace
 from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import decide
-from polluxd.policy.cache import Cache
+from polluxd.policy.listing import Cache
 from polluxd.sim.engine import View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.simulated_job import Seats, SimulatedJob

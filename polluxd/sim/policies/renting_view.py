@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Node, Snapshot, SnapshotJob, Spent
-from polluxd.policy.cache import Cache
 from polluxd.policy.cloud.powered_down import rented
+from polluxd.policy.listing import Cache
 from polluxd.sim.engine import View
 from polluxd.sim.simulated_job import node_name
 

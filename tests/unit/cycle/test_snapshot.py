@@ -22,7 +22,7 @@ from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy.domains import eligible, partitions_of
-from polluxd.policy.fairness import weights
+from polluxd.policy.owners import weights
 from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import ClusterState, Companion, SlurmJob
 from polluxd.store import CycleRecords, JobTimes, MoveTotals

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from polluxd.policy import integer
-from polluxd.policy.ceilings import Group
+from polluxd.policy.owners import Group
 
 
 def flat(table):

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from polluxd.model import Placement, Plan, Snapshot
-from polluxd.policy import decide, fairness, objective
-from polluxd.policy.domains import split
-from polluxd.policy.layout import NOWHERE
+from polluxd.policy import decide, objective, owners
+from polluxd.policy.domains import NOWHERE, split
 from polluxd.policy.option_table import build
 from polluxd.policy.packing import Packing
 from polluxd.policy.shapes import ANYWHERE, ONE_RACK
@@ -57,7 +56,7 @@ def _fitness(table, chosen, moved, settings) -> float:
 def best_plan(snap: Snapshot) -> float:
     """The fitness of the best plan of one domain, by trying all."""
     (domain,) = split(snap)
-    table = build(domain, snap.settings, fairness.mean_weight(snap))
+    table = build(domain, snap.settings, owners.mean_weight(snap))
     packing = Packing(domain.nodes, table.jobs, partial=snap.settings.partial_nodes, groups=table.groups)
     best, jobs = -np.inf, len(table.jobs)
     chosen = np.zeros(jobs, dtype=np.int64)

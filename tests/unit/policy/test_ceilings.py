@@ -8,7 +8,7 @@ import pytest
 from polluxd.config.settings import PolicySettings
 from polluxd.model import GpuLimit, JobSpec
 from polluxd.policy import counts, decide, price
-from polluxd.policy.ceilings import Group, groups, nested
+from polluxd.policy.owners import Group, groups, nested
 from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.count_instances import best_limited, flat, limited
 

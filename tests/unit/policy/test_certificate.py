@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from polluxd.policy import assignment, decide, objective, worst_off
-from polluxd.policy.layout import NOWHERE
+from polluxd.policy import assignment, decide, objective, steep
+from polluxd.policy.domains import NOWHERE
 from tests.build import job, nodes, report, snapshot
 from tests.unit.policy.every_plan import at_power, compared, outside_the_gap
 from tests.unit.policy.scenarios import options_of, seating_of
@@ -99,7 +99,7 @@ def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch
         return 0.0 if useful <= reached else -1.0
 
     monkeypatch.setattr(assignment, "limit", limit)
-    assert worst_off.lift(seating, bound=10.0) == (rating[reached] + objective.FLOOR) / 2.0
+    assert steep.lift(seating, bound=10.0) == (rating[reached] + objective.FLOOR) / 2.0
 
 
 @pytest.mark.parametrize("gpus", range(2, 10))
@@ -109,5 +109,5 @@ def test_the_worst_off_of_two_jobs_is_lifted_to_half_of_the_node(gpus):
     for bound in (half, 100.0):
         seating.clear()
         assert seating.packing.seats == [NOWHERE] * 2
-        worst_off.lift(seating, bound)
+        steep.lift(seating, bound)
         assert min(seating.gpus[o] for o in seating.option) == gpus // 2

@@ -13,7 +13,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Placement, Report
 from polluxd.policy import decide
 from polluxd.policy.domains import split
-from polluxd.policy.exploration import Caps
+from polluxd.policy.feasible import Caps
 from tests.build import job, nodes, report, snapshot
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from polluxd.model import JobSpec
-from polluxd.policy import decide, fairness
+from polluxd.policy import decide, worth
 from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied
@@ -112,21 +112,21 @@ def test_remaining_work_favours_the_job_near_its_end_within_bounds():
     ],
 )
 def test_the_fair_share_is_an_equal_part_within_the_jobs_own_limits(capacity, jobs, spec, share):
-    assert fairness.fair_share(capacity, jobs, 4, job(1, spec)) == share
+    assert worth.fair_share(capacity, jobs, 4, job(1, spec)) == share
 
 
 def test_promptness_is_the_time_alone_over_the_time_from_submission():
     # 640 examples are done and 1,280 are left, at 10 a second on the fair share: 192 s alone.
     jobs = [job(1, report=report(progress=10.0, target=30.0), age=100.0)]
     owner = np.zeros(3, dtype=np.int64)
-    found, seconds = fairness.promptness(jobs, np.array([0.0, 10.0, 20.0]), np.array([10.0]), owner)
+    found, seconds = worth.promptness(jobs, np.array([0.0, 10.0, 20.0]), np.array([10.0]), owner)
     assert seconds.tolist() == [128.0]
     assert found == pytest.approx([0.0, 192 / (100 + 128), 192 / (100 + 64)])
 
 
 def test_a_job_of_unknown_length_is_expected_to_need_as_long_again():
     jobs = [job(1, report=report(progress=10.0), age=0.0)]
-    found, seconds = fairness.promptness(jobs, np.array([0.1]), np.array([0.1]), np.zeros(1, dtype=np.int64))
+    found, seconds = worth.promptness(jobs, np.array([0.1]), np.array([0.1]), np.zeros(1, dtype=np.int64))
     assert seconds.tolist() == [6400.0]
     assert found == pytest.approx([2.0])
 
@@ -163,5 +163,5 @@ def test_slowdown_is_relative_to_the_job_s_own_length():
         replace(job(6, report=replace(report(), target=1000.0, progress=500.0)), age=1200.0),
     ]
     fair = np.array([np.nan, np.nan, np.nan, np.nan, np.nan, report().limits.initial / 4.0])
-    found = fairness.slowdowns(waits, fair)
+    found = worth.slowdowns(waits, fair)
     assert found.tolist() == pytest.approx([2.0, 3.0, 5.0, 2.0, 1.0, 1.3])

@@ -15,7 +15,7 @@ from pollux.goodput import ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, counts, decide, integer
-from polluxd.policy.ceilings import Group
+from polluxd.policy.owners import Group
 from tests.build import THETAS, job, node, report, running, snapshot
 from tests.unit.policy.count_instances import best_by_type, by_type
 from tests.unit.policy.invariants import check

@@ -10,9 +10,9 @@ import pytest
 
 from polluxd.config.settings import PolicySettings
 from polluxd.policy import decide, market, objective
-from polluxd.policy.ceilings import Group
 from polluxd.policy.domains import split
 from polluxd.policy.option_table import build
+from polluxd.policy.owners import Group
 from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.every_plan import compared, outside_the_gap, racked, small, two_types
 from tests.unit.policy.invariants import check

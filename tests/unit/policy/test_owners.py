@@ -9,7 +9,7 @@ import pytest
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec
-from polluxd.policy import decide, fairness
+from polluxd.policy import decide, owners
 from polluxd.policy.domains import split
 from polluxd.policy.owners import divided, ranked, with_shares, within_owner
 from tests.build import job, nodes, report, snapshot
@@ -83,7 +83,7 @@ def test_more_users_than_gpus_fall_back_to_divided_weights():
 def test_a_weight_is_divided_over_running_and_waiting_jobs_of_every_partition():
     jobs = [replace(FIVE_AND_THREE[0], partition="side"), *FIVE_AND_THREE[1:]]
     snap = divided(snapshot(nodes(1), jobs, fairness_per="user", user_weights={"ann": 6.0}))
-    assert fairness.weights(snap.jobs, snap.settings) == pytest.approx([0.2] * 5 + [2.0] * 3)
+    assert owners.weights(snap.jobs, snap.settings) == pytest.approx([0.2] * 5 + [2.0] * 3)
     same = snapshot(nodes(1), jobs)
     assert divided(same) is same
 
@@ -139,7 +139,7 @@ def test_a_claimed_rank_changes_nobody_else_s_weight(per):
     for ranks in (None, [0.1], [1.0], [0.0, 1.0], [0.3, 0.9, 0.2]):
         (domain,) = split(divided(snapshot(nodes(4), ann + trials(12, ranks=ranks), fairness_per=per)))
         settings = PolicySettings(fairness_per=per)
-        weight = fairness.weights(ranked(domain, settings).jobs, settings)
+        weight = owners.weights(ranked(domain, settings).jobs, settings)
         found.append((weight[:3].tolist(), pytest.approx(float(weight[3:].sum()))))
     assert all(each == found[0] for each in found)
     assert found[0][1] == (1.0 if per == "job" else 3.0 * found[0][0][0])
@@ -186,7 +186,7 @@ def test_a_search_does_not_wait_while_one_of_its_trials_runs():
 def test_a_search_counts_as_one_of_its_user_s_jobs():
     jobs = [*trials(8), job(1, report=report(), user="mallory"), job(2, report=report(), user="ann")]
     snap = divided(snapshot(nodes(4), jobs, fairness_per="user"))
-    weight = fairness.weights(snap.jobs, snap.settings)
+    weight = owners.weights(snap.jobs, snap.settings)
     assert weight[:8].sum() == pytest.approx(0.5)
     assert weight[8:].tolist() == pytest.approx([0.5, 1.0])
 

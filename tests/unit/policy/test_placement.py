@@ -7,7 +7,7 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import assignment, choice, objective
-from polluxd.policy.layout import NOWHERE
+from polluxd.policy.domains import NOWHERE
 from polluxd.policy.packing import Packing
 from tests.build import job, node, nodes, report, running
 from tests.unit.policy.programs import limit_assignment

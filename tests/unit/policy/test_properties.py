@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT
-from polluxd.policy import decide, fairness
+from polluxd.policy import decide, worth
 from polluxd.policy.feasible import is_pinned
 from tests.build import node
 from tests.unit.policy.invariants import check
@@ -29,7 +29,7 @@ def plans(seed, counts, power, size):
     Speedups are relative to the fair share. If the share grew, more nodes could look like less.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fairness, "fair_share", lambda *_: fairness.FairShare(1, 1))
+        patch.setattr(worth, "fair_share", lambda *_: worth.FairShare(1, 1))
         return [decide(able(seed, count, power, size)) for count in counts]
 
 

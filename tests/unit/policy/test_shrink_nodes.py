@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from polluxd.model import Node, Placement, SnapshotJob
-from polluxd.policy.layout import Seat
+from polluxd.policy.domains import Seat
 from polluxd.policy.packing import Packing
-from polluxd.policy.shrink_nodes import leave_right_nodes
+from polluxd.policy.placement import leave_right_nodes
 from tests.build import job as build_job
 
 NODES = [Node(f"n{i}", 4, cpus=8) for i in range(4)]

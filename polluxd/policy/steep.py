@@ -1,8 +1,12 @@
-"""Lift the worst-off job under max-min, and bound any such lift.
+"""Improve and bound plans whose utilities hide what the fitness shows.
 
-The utilities of max-min span more digits than an integer program can represent. So this module asks a smaller question:
+With powers of -2 and below, utilities order plans by the jobs without GPUs first. Their values then differ by too many
+digits for an integer program. Once the set of running jobs is known, the program can use the terms of the fitness
+instead (`improve`).
+
+The utilities of max-min span more digits than an integer program can represent, too. So `lift` asks a smaller question:
 which level can all jobs reach together? For each job only its smallest options at the level matter, so the assignment
-program stays small. If it is still too large, the program of node patterns answers. The module then looks for the best
+program stays small. If it is still too large, the program of node patterns answers. `lift` then looks for the best
 plan at the highest level.
 """
 
@@ -16,6 +20,36 @@ from polluxd.policy.placement import Seating
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+CERTAIN = 1e-3
+"""A plan this near its bound needs no better one, relative to the bound."""
+_SLACK = 1e-6
+"""What the program's tolerances may add, relative to the plan's own sum."""
+
+
+def improve(seating: Seating, power: float, bound: float) -> float:
+    """Take a better plan where a program finds one; return the lowest bound.
+
+    For finite powers. Both bounds are on the sum that the fitness adds up; `bound` is that from the counts.
+    """
+    table = seating.table
+    if not table.jobs:
+        return bound
+    option = np.array(seating.option)
+    x, weight = table.x(option, seating.packing.moved()), table.weight[table.owner]
+    total = float(objective.plain(x, table.weight, power).sum())
+    if bound - total <= CERTAIN * abs(power * total):
+        return bound
+    # A better plan has no option that costs more than this whole plan. Costs that are cut there fit into float64.
+    other = seating.valued(
+        np.maximum(objective.plain(table.rating, weight, power), total),
+        np.maximum(objective.plain(table.rating * table.factor, weight, power), total),
+    )
+    found = assignment.improve(other)
+    if not np.isfinite(found):
+        found = patterns.improve(other)
+    return min(bound, max(found - _SLACK * total, total))
+
 
 CLOSE = 1e-3
 """A plan whose worst-off job is this near the bound needs no better one, relative to the bound."""
