@@ -10,7 +10,7 @@ from statistics import median
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from pollux.parameters import BatchLimits
-from polluxd.apply.actions import Fail
+from polluxd.apply.machine import Fail
 from polluxd.apply.refusals import Refusals
 from polluxd.cycle.waiting import WaitingTimes
 from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step

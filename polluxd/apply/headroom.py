@@ -179,9 +179,7 @@ def _cap(
 
 def _reach(partition: str, state: ClusterState, nodes: Mapping[str, Node]) -> tuple[set[str], int]:
     """GPU types and most GPUs of a node that a `--partition` leads to."""
-    named = [state.rules.partitions[p].nodes for p in partition.split(",") if p in state.rules.partitions]
-    names = frozenset().union(*named) if named else frozenset(nodes)
-    found = [nodes[name] for name in names if name in nodes and nodes[name].gpus > 0]
+    found = [nodes[name] for name in state.reach(partition) if name in nodes and nodes[name].gpus > 0]
     return {node.gpu_type for node in found}, max((node.gpus for node in found), default=0)
 
 

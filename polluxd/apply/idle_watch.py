@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from polluxd.model import KEPT_BACK, Allocation, JobState, Plan
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -179,22 +179,13 @@ def _least_sizes(job: SlurmJob, capacity: dict[str, int]) -> Sequence[int]:
 
 def remarked(plan: Plan, idle: Sequence[IdleGpus], now: float) -> Plan:
     """Return the plan with a remark in the reason of each job whose wait nothing explains."""
-    unexplained = {one.job_id: one for one in idle if not one.stated}
-    if not unexplained:
-        return plan
-    allocations = tuple(
-        replace(a, reason=f"{a.reason}; {_remark(unexplained[a.job_id], now)}")
-        if a.job_id in unexplained
-        else a
-        for a in plan.allocations
-    )
-    return replace(plan, allocations=allocations)
-
-
-def _remark(one: IdleGpus, now: float) -> str:
-    return (
-        f"{one.gpus} GPUs that it may use have been idle for {now - one.since:.0f} s, and no rule explains the wait: "
-        "tell an administrator"
+    return plan.with_remarks(
+        {
+            one.job_id: f"; {one.gpus} GPUs that it may use have been idle for {now - one.since:.0f} s, and no rule "
+            "explains the wait: tell an administrator"
+            for one in idle
+            if not one.stated
+        }
     )
 
 

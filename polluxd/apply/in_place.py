@@ -6,13 +6,12 @@ They place and end companions, and give nodes back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.placed import ends_at, geometry, held, same_place
-from polluxd.apply.resizing import left_over
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobState, Move, Placement, Report
+from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.store import Store
 
@@ -115,7 +114,7 @@ class InPlaceMoves:
         self.dismiss(due)
         return len(left)
 
-    def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: set[int]) -> None:
+    def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: Collection[int]) -> None:
         """Reclaim nodes released by shrinks that later failed.
 
         Jobs with a move under way (`busy`) wait. Where Slurm refuses, polluxd requeues the job to the nodes that the
@@ -160,3 +159,14 @@ class InPlaceMoves:
             return None
         left = max(60.0, end - self._clock())
         return left if companion.time_limit_s is None or left < companion.time_limit_s else None
+
+
+def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -> Move | None:
+    """Return the shrink that the job carried out although its move failed: Slurm still shows nodes that it left."""
+    if job.state is not JobState.RUNNING or report is None or report.attempt != job.restart_count:
+        return None
+    move = moves.get(report.resized)
+    if move is None or (move.job_id, move.attempt) != (job.job_id, job.restart_count) or move.grows:
+        return None
+    unused = set(job.gpus_per_node_held) - set(move.target.nodes)
+    return move if move.step is Step.FAILED and unused else None

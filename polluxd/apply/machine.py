@@ -1,40 +1,166 @@
 """Decide what to do next about one move.
 
-The decision is a pure function of the move, Slurm's present state, the agent's report, and the time.
+The decision is a pure function of the move, Slurm's present state, the agent's report, and the time (`Situation`).
 
 The fence is (job id, restart count): a move acts only on the attempt that it was planned for. Every action is safe to
 repeat, so that a daemon killed between any two lines finishes the move on its next start.
+
+    requeue:  planned -> draining -> checkpointed -> requeued -> configured -> started -> training
+    start:    planned -> configured -> started -> training
+    park:     planned -> draining -> checkpointed -> requeued -> parked
+    shrink:   planned -> draining -> checkpointed -> configured -> training
+              The agent makes the ranks on the nodes to give back leave, and acknowledges; then Slurm takes the nodes.
+    grow:     planned -> recruiting -> configured -> started -> training
+              The agent submits a companion job; polluxd places it on the new nodes; its ranks join.
+
+In the last two the job is resized in place. Until the agent has acknowledged (shrink) or has reported the joining
+ranks' first step (grow), the job trains on its old nodes, and a move that fails costs the job nothing. Any event that
+no case here handles (a node fails, somebody requeues the job) ends the move; `companions.gather` and
+`in_place.left_over` then find leftover companions and nodes.
 """
 
 from __future__ import annotations
 
-from math import floor
+from dataclasses import dataclass
+from enum import Enum
+from math import floor, inf
 
-from polluxd.apply import resizing
-from polluxd.apply.actions import (
-    ACKNOWLEDGED_S,
-    PAUSED,
-    REFUSED_S,
-    REPEAT_S,
-    Action,
-    Configure,
-    Drain,
-    Fail,
-    Reach,
-    Requeue,
-    RunAgain,
-    Wait,
-    Withdraw,
-)
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.placed import held, same_place
-from polluxd.apply.refusal_reasons import refused
+from polluxd.apply.startable import refused_group
 from polluxd.config.settings import MoveSettings
 from polluxd.model import JobState, Move, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
+ACKNOWLEDGED_S = 90.0
+"""Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
+REPEAT_S = 3.0
+"""A requeue that shows no effect is sent again after this time."""
+REFUSED_S = 4.0
+"""Configured, and Slurm's reason is a refusal: its scheduler has looked at the job by then."""
 
-def failed_to_start(move: Move, job: SlurmJob) -> bool:
+PAUSED = "paused by an administrator before the move began"
+NOT_BOOTED = "did not boot"
+"""Stands in the detail of a move that failed since a node of its target did not boot."""
+
+
+class Do(Enum):
+    """The actions that need no further words."""
+
+    WAIT = "nothing to do yet"
+    DRAIN = "write `draining`, which is the order to the agent"
+    REQUEUE = "`scontrol requeue incomplete`"
+    CONFIGURE = "give the pending job its new geometry and let it start; then write `configured`"
+    RUN_AGAIN = "put a job that Slurm could not start back into the queue; then write `failed`"
+    RECRUIT = "write `recruiting`: the agent submits a companion job"
+    PLACE = "give the pending companion its nodes and let it start; then write `configured`"
+    GIVE_BACK = "take the nodes that the job no longer uses: of its own ones, and by cancelling companions"
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Write that `step` was reached."""
+
+    step: Step
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Write `failed`.
+
+    With `keep_back` polluxd first renews the pending job's lease. Otherwise the job could start at a placement that
+    the next plan gives to another job. Without `rest` no cooldown begins: the next plan may place the job elsewhere.
+    """
+
+    reason: str
+    keep_back: bool = False
+    rest: bool = True
+    undrained: bool = False
+    """The job's agent refused a drain, or left it unanswered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Write `failed` for a move that was taken back before it cost the job anything."""
+
+    reason: str
+    rest: bool = False
+    """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
+
+
+Action = Do | Reach | Fail | Withdraw
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the next action of a move depends on."""
+
+    move: Move
+    job: SlurmJob | None
+    report: Report | None
+    room: Capacity
+    limits: MoveSettings
+    now: float
+    """POSIX time [s]."""
+    waited: float
+    """How long the move has been at its step [s], by a clock that does not step."""
+    since_try: float = inf
+    """How long ago polluxd sent the last requeue or shrink [s], by a clock that does not step."""
+    companion: SlurmJob | None = None
+    """The job that was submitted for the move, where the move grows a job in place."""
+    forbidden: str = ""
+    """The rule by which Slurm would not start the job at the move's target (`startable.forbids`)."""
+    insist: bool = False
+    """Requeue the job even if its agent does not drain it (`PastMoves.insisted_on`)."""
+    paused: bool = False
+
+
+def next_action(at: Situation) -> Action:
+    """Return the next action of the move."""
+    move, job = at.move, at.job
+    if job is None:
+        return Fail("the job is no longer known to Slurm")
+    if (end := _ended(move, job) or _taken_back(at, job)) is not None:
+        return end
+    if move.in_allocation:
+        return _in_place(at, job)
+    match move.step:
+        case Step.PLANNED:
+            return _planned(at, job)
+        case Step.DRAINING:
+            return _draining(at, job)
+        case Step.CHECKPOINTED:
+            return _checkpointed(at, job)
+        case Step.REQUEUED:
+            return _requeued(at, job)
+        case Step.CONFIGURED:
+            return _configured(at, job)
+        case Step.STARTED:
+            return _started(at, job)
+        case _:
+            return Do.WAIT
+
+
+def _ended(move: Move, job: SlurmJob) -> Action | None:
+    """Return the action that ends a move of any kind, at any step."""
+    if _failed_to_start(move, job):
+        return Do.RUN_AGAIN
+    if job.state.finished:
+        ended = f"the job ended ({job.raw_state}) during the move"
+        # A short job, or its user: the move did nothing wrong.
+        return Fail(ended) if job.state is JobState.FAILED else Withdraw(ended)
+    if job.state is JobState.PENDING and move.step is not Step.PLANNED:
+        if job.held_by_user:
+            return Fail("the job was held (scontrol hold) during the move")
+        if job.dependent:
+            return Fail(
+                "the job was made to wait for another one (Dependency) during the move", keep_back=True
+            )
+    return None
+
+
+def _failed_to_start(move: Move, job: SlurmJob) -> bool:
     """Tell whether Slurm ended the job in the second of its new start.
 
     Slurm does so if the job's credential was revoked. The job's record then says NonZeroExitCode. The record of a
@@ -51,114 +177,41 @@ def failed_to_start(move: Move, job: SlurmJob) -> bool:
     )
 
 
-def next_action(
-    move: Move,
-    job: SlurmJob | None,
-    report: Report | None,
-    room: Capacity,
-    *,
-    now: float,
-    waited: float,
-    since_try: float = float("inf"),
-    limits: MoveSettings,
-    paused: bool = False,
-    companion: SlurmJob | None = None,
-    forbidden: str = "",
-    insist: bool = False,
-) -> Action:
-    """Return the next action of `move`.
-
-    Args:
-        now: POSIX time [s].
-        waited: how long the move has been at its step [s], by a clock that does not step.
-        since_try: how long ago polluxd sent the last requeue or shrink [s], by a clock that does not step.
-        companion: the job that was submitted for the move, where the move grows a job in place.
-        insist: requeue the job even if its agent does not drain it (`undrained`).
-        forbidden: the rule by which Slurm would not start the job at the move's target (`startable.forbids`).
-    """
-    if job is None:
-        return Fail("the job is no longer known to Slurm")
-    if (end := _ended(move, job) or _taken_back(move, job, forbidden)) is not None:
-        return end
-    if move.in_allocation:
-        return resizing.next_action(
-            move,
-            job,
-            report,
-            companion,
-            room,
-            waited=waited,
-            since_try=since_try,
-            limits=limits,
-            paused=paused,
-        )
-    match move.step:
-        case Step.PLANNED:
-            return _planned(move, job, room, waited, limits, paused=paused)
-        case Step.DRAINING:
-            return _draining(move, job, report, waited, limits, insist=insist)
-        case Step.CHECKPOINTED:
-            return _checkpointed(move, job, now, waited, since_try, limits)
-        case Step.REQUEUED:
-            return _requeued(move, job, room, now, waited, limits)
-        case Step.CONFIGURED:
-            return _configured(move, job, room, waited, limits)
-        case Step.STARTED:
-            return _started(job, report, waited, limits)
-        case Step.RECRUITING | Step.TRAINING | Step.PARKED | Step.FAILED:
-            return Wait()
-
-
-def _ended(move: Move, job: SlurmJob) -> Action | None:
-    """Return the action that ends a move of any kind, at any step."""
-    if failed_to_start(move, job):
-        return RunAgain()
-    if job.state in (
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-    ):  # a short job, or its user: the move did nothing wrong
-        return Withdraw(f"the job ended ({job.raw_state}) during the move", rest=False)
-    if job.state.finished:
-        return Fail(f"the job ended ({job.raw_state}) during the move")
-    if job.state is JobState.PENDING and job.held_by_user and move.step is not Step.PLANNED:
-        return Fail("the job was held (scontrol hold) during the move")
-    if job.state is JobState.PENDING and job.dependent and move.step is not Step.PLANNED:
-        return Fail("the job was made to wait for another one (Dependency) during the move", keep_back=True)
-    return None
-
-
-def _taken_back(move: Move, job: SlurmJob, forbidden: str) -> Action | None:
-    """Return the action that withdraws a move, if one applies.
-
-    Only a move that can still be taken back is withdrawn. `resizing` itself obeys `cancelled_by`.
-    """
-    if move.step is not Step.PLANNED and (move.in_allocation or job.state is not JobState.RUNNING):
+def _taken_back(at: Situation, job: SlurmJob) -> Action | None:
+    """Withdraw a move that can still be taken back. `_in_place` itself obeys `cancelled_by`."""
+    move, runs = at.move, job.state is JobState.RUNNING
+    if not move.revocable or (move.step is not Step.PLANNED and (move.in_allocation or not runs)):
         return None
-    if forbidden and move.revocable:
-        return Withdraw(f"{forbidden}; the job could not start there", rest=False)
-    if job.state is JobState.RUNNING and move.revocable and not move.in_allocation:
-        if job.held_by_user:
-            return Withdraw("the job is on hold (scontrol hold): it would not start again", rest=False)
-        if job.deadline is not None:
-            return Withdraw("the job has a deadline: Slurm could end it before its start", rest=False)
-    if move.cancelled_by and move.revocable and not move.in_allocation:
-        return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
-    return None
+    if at.forbidden:
+        return Withdraw(f"{at.forbidden}; the job could not start there")
+    if move.in_allocation:
+        return None
+    if runs and job.held_by_user:
+        return Withdraw("the job is on hold (scontrol hold): it would not start again")
+    if runs and job.deadline is not None:
+        return Withdraw("the job has a deadline: Slurm could end it before its start")
+    return Withdraw(f"cancelled by {move.cancelled_by}", rest=True) if move.cancelled_by else None
 
 
-def _planned(
-    move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings, *, paused: bool
-) -> Action:
+def _wait(at: Situation, limit_s: float, late: Fail) -> Action:
+    return late if at.waited > limit_s else Do.WAIT
+
+
+# --- through the queue ---
+
+
+def _planned(at: Situation, job: SlurmJob) -> Action:
+    move, room, limit = at.move, at.room, at.limits.planned_timeout_s
     if job.restart_count != move.attempt:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
-    if paused:
-        return Withdraw(PAUSED, rest=False)
+    if at.paused:
+        return Withdraw(PAUSED)
     if room.out_of_reach(move.target):
-        return Withdraw(_taken(move), rest=False)
-    if waited > limits.planned_timeout_s:
-        late = f"the GPUs of {move.target} did not come free within {limits.planned_timeout_s:.0f} s"
+        return Withdraw(_taken(move))
+    if at.waited > limit:
+        late = _not_free(move, limit)
         # A waiting job has lost nothing and must not wait longer because of it: no cooldown.
-        return Fail(late) if move.source else Withdraw(late, rest=False)
+        return Fail(late) if move.source else Withdraw(late)
     if move.path == "start":
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED, "the answer to its start had been lost")
@@ -167,82 +220,73 @@ def _planned(
         if job.held_by_user:
             return Fail("the job was held (scontrol hold)")
         if job.dependent:
-            return Withdraw("the job was made to wait for another one (Dependency)", rest=False)
-        return Configure() if room.fits_now(move.target, move.job_id) else Wait()
+            return Withdraw("the job was made to wait for another one (Dependency)")
+        return Do.CONFIGURE if room.fits_now(move.target, move.job_id) else Do.WAIT
     if job.state is not JobState.RUNNING:
         return Fail(f"the job is {job.raw_state}, no longer running")
-    return Drain() if room.fits_soon(move.target, move.source, move.job_id) else Wait()
+    return Do.DRAIN if room.fits_soon(move.target, move.source, move.job_id) else Do.WAIT
 
 
 def _taken(move: Move) -> str:
     return f"GPUs of {move.target} went to a job outside Pollux, or the node has fewer now"
 
 
-def _draining(
-    move: Move,
-    job: SlurmJob,
-    report: Report | None,
-    waited: float,
-    limits: MoveSettings,
-    *,
-    insist: bool,
-) -> Action:
+def _not_free(move: Move, limit_s: float) -> str:
+    return f"the GPUs of {move.added or move.target} did not come free within {limit_s:.0f} s"
+
+
+def _draining(at: Situation, job: SlurmJob) -> Action:
+    report, limit = at.report, at.limits.drain_timeout_s
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by a user or administrator while draining")
-    if job.restart_count != move.attempt:
+    if job.restart_count != at.move.attempt:
         return Fail("the job restarted while draining")
-    if report is not None and report.attempt == job.restart_count and report.refused == move.id:
-        why = f"the job's agent could not drain: {report.refused_why or 'no reason given'}"
+    if report is not None and report.attempt == job.restart_count and report.refused == at.move.id:
         # A return to its older checkpoint would lose the training since then.
-        return _insisted(why) if insist else Fail(f"{why}; left running", undrained=True)
-    if waited > limits.drain_timeout_s + ACKNOWLEDGED_S:
+        return _undrained(at, f"the job's agent could not drain: {report.refused_why or 'no reason given'}")
+    if at.waited > limit + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
-    if waited > limits.drain_timeout_s:
-        if report is not None and report.checkpointed:
-            return Reach(
-                Step.CHECKPOINTED,
-                f"no acknowledgement in {limits.drain_timeout_s:.0f} s: the previous checkpoint stands",
-            )
-        why = f"no acknowledgement in {limits.drain_timeout_s:.0f} s and no checkpoint to go back to"
-        return _insisted(why) if insist else Fail(f"{why}: left running", undrained=True)
-    return Wait()
+    if at.waited <= limit:
+        return Do.WAIT
+    late = f"no acknowledgement in {limit:.0f} s"
+    if report is not None and report.checkpointed:
+        return Reach(Step.CHECKPOINTED, f"{late}: the previous checkpoint stands")
+    return _undrained(at, f"{late} and no checkpoint to go back to")
 
 
-def _insisted(why: str) -> Action:
+def _undrained(at: Situation, why: str) -> Action:
+    if not at.insist:
+        return Fail(f"{why}; left running", undrained=True)
     return Reach(
         Step.CHECKPOINTED,
         f"{why}, not for the first time, and its user holds more than an equal share: requeued all the same",
     )
 
 
-def _checkpointed(
-    move: Move, job: SlurmJob, now: float, waited: float, since_try: float, limits: MoveSettings
-) -> Action:
+def _checkpointed(at: Situation, job: SlurmJob) -> Action:
+    ends_at = at.move.ends_at
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED)
     if job.state is JobState.COMPLETING:
-        return _completing(waited, limits)
-    if job.restart_count != move.attempt:
+        return _completing(at)
+    if job.restart_count != at.move.attempt:
         return Fail("the job restarted before it was requeued")
-    if waited > ACKNOWLEDGED_S:
+    if at.waited > ACKNOWLEDGED_S:
         return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
-    continues = job.spec is not None and job.spec.continues
-    if move.ends_at is not None and now >= move.ends_at and not continues:
+    if ends_at is not None and at.now >= ends_at and not (job.spec is not None and job.spec.continues):
         # Slurm ends it within a minute. A new attempt would have a whole minute once more.
         return Fail("its time limit is used up: left to Slurm, which ends it")
-    return Requeue() if since_try > REPEAT_S else Wait()
+    return Do.REQUEUE if at.since_try > REPEAT_S else Do.WAIT
 
 
-def _completing(waited: float, limits: MoveSettings) -> Action:
+def _completing(at: Situation) -> Action:
     """Slurm waits for processes that cannot be killed for as long as it takes."""
-    if waited > limits.requeued_timeout_s:
-        return Fail(f"its processes did not end within {limits.requeued_timeout_s:.0f} s of the requeue")
-    return Wait()
+    limit = at.limits.requeued_timeout_s
+    return _wait(at, limit, Fail(f"its processes did not end within {limit:.0f} s of the requeue"))
 
 
-def _requeued(
-    move: Move, job: SlurmJob, room: Capacity, now: float, waited: float, limits: MoveSettings
-) -> Action:
+def _requeued(at: Situation, job: SlurmJob) -> Action:
+    move, limit = at.move, at.limits.requeued_timeout_s
     if job.state is JobState.RUNNING:
         if same_place(job, move.target):
             return Reach(Step.CONFIGURED)
@@ -250,50 +294,134 @@ def _requeued(
     if job.state is JobState.SUSPENDED:
         return Fail(f"the job started on its own, on {held(job)}, and was suspended there")
     if job.state is not JobState.PENDING:
-        return _completing(waited, limits)
+        return _completing(at)
     if move.path == "park":
         return Reach(Step.PARKED)
-    if room.out_of_reach(move.target):
+    if at.room.out_of_reach(move.target):
         return Fail(_taken(move), keep_back=True, rest=False)
-    if waited > limits.requeued_timeout_s:
-        return Fail(
-            f"the GPUs of {move.target} did not come free within {limits.requeued_timeout_s:.0f} s",
-            keep_back=True,
-        )
+    if at.waited > limit:
+        return Fail(_not_free(move, limit), keep_back=True)
     # A start in the second of the requeue, on the same node, fails with "Job credential revoked" (1 in 8). If the
     # clock was set back since, that second may be far off, or come again: a whole one has to pass then.
-    requeued_at = move.times.get(Step.REQUEUED, now)
-    if floor(now) == floor(requeued_at) or (now < requeued_at and waited <= 1.0):
-        return Wait()
-    return Configure() if room.fits_now(move.target, move.job_id) else Wait()
+    requeued_at = move.times.get(Step.REQUEUED, at.now)
+    if floor(at.now) == floor(requeued_at) or (at.now < requeued_at and at.waited <= 1.0):
+        return Do.WAIT
+    return Do.CONFIGURE if at.room.fits_now(move.target, move.job_id) else Do.WAIT
 
 
-def _configured(move: Move, job: SlurmJob, room: Capacity, waited: float, limits: MoveSettings) -> Action:
+def _configured(at: Situation, job: SlurmJob) -> Action:
+    move, limit = at.move, at.limits.start_timeout_s
     if job.state in (JobState.RUNNING, JobState.COMPLETING):
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
-    if room.out_of_reach(move.target):
-        return Fail(
-            _taken(move), keep_back=True, rest=False
-        )  # it is bound to these nodes, and others may be free
-    if waited > REFUSED_S and refused(job.reason):
+    if at.room.out_of_reach(move.target):
+        # It is bound to these nodes, and others may be free.
+        return Fail(_taken(move), keep_back=True, rest=False)
+    if at.waited > REFUSED_S and refused_group(job.reason):
         return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
-    if waited > limits.start_timeout_s:
-        return Fail(
-            f"not started within {limits.start_timeout_s:.0f} s; Slurm says {job.reason!r}", keep_back=True
-        )
-    return Wait()
+    late = f"not started within {limit:.0f} s; Slurm says {job.reason!r}"
+    return _wait(at, limit, Fail(late, keep_back=True))
 
 
-def _started(job: SlurmJob, report: Report | None, waited: float, limits: MoveSettings) -> Action:
+def _started(at: Situation, job: SlurmJob) -> Action:
+    report, limit = at.report, at.limits.training_timeout_s
     if job.state is JobState.PENDING:
         return Fail("the job went back to the queue before its first step")
     if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
         return Reach(Step.TRAINING)
-    if waited > limits.training_timeout_s:
+    late = (
+        f"running, but no training step reported within {limit:.0f} s: does the script call pollux.attach()? "
+        "Its GPUs stay as they are"
+    )
+    return _wait(at, limit, Fail(late))
+
+
+# --- in place ---
+
+
+def _in_place(at: Situation, job: SlurmJob) -> Action:
+    move, companion = at.move, at.companion
+    if job.state is not JobState.RUNNING or job.restart_count != move.attempt:
         return Fail(
-            f"running, but no training step reported within {limits.training_timeout_s:.0f} s: does the script call "
-            "pollux.attach()? Its GPUs stay as they are"
+            f"the job is {job.raw_state} at attempt {job.restart_count}: the allocation to resize is gone"
         )
-    return Wait()
+    report = at.report if at.report is not None and at.report.attempt == job.restart_count else None
+    if report is not None and report.refused == move.id and (move.grows or move.step is Step.DRAINING):
+        why = report.refused_why or "no reason given"
+        return Fail(f"the job's agent could not: {why}", undrained=not move.grows)
+    if companion is None or companion.state is JobState.PENDING:
+        if move.cancelled_by and move.revocable:
+            return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
+        if at.paused and move.step in (Step.PLANNED, Step.RECRUITING):
+            return Withdraw(PAUSED)
+    if move.step is Step.PLANNED:
+        return _planned_in_place(at, job)
+    if move.grows and (action := _companion(at)) is not None:
+        return action
+    match move.step:
+        case Step.DRAINING:
+            limit = at.limits.drain_timeout_s
+            late = f"the job's agent did not shrink it within {limit:.0f} s"
+            return _wait(at, limit, Fail(late, undrained=True))
+        case Step.CHECKPOINTED:
+            return _give_back(at, job)
+    if report is not None and report.resized == move.id:
+        return Reach(Step.TRAINING)
+    limit = at.limits.training_timeout_s
+    late = f"no training step at the new size was reported within {limit:.0f} s"
+    return _wait(at, limit, Fail(late))
+
+
+def _planned_in_place(at: Situation, job: SlurmJob) -> Action:
+    move, limit = at.move, at.limits.planned_timeout_s
+    if not same_place(job, move.source):
+        return Withdraw(f"the job is on {held(job)} now, not on {move.source}")
+    if at.waited > limit:
+        # polluxd has asked nothing of the job yet: no cooldown.
+        return Withdraw(_not_free(move, limit) if move.grows else "left planned while polluxd was away")
+    if not move.grows:
+        return Do.DRAIN
+    return Do.RECRUIT if at.room.fits_now(move.added, move.job_id) else Do.WAIT
+
+
+def _give_back(at: Situation, job: SlurmJob) -> Action:
+    limit = at.limits.give_back_timeout_s
+    if same_place(job, at.move.target):
+        return Reach(Step.CONFIGURED)
+    if at.waited > limit:
+        return Fail(f"Slurm shows the job on {held(job)} {limit:.0f} s after it shrank")
+    return Do.GIVE_BACK if at.since_try > REPEAT_S else Do.WAIT
+
+
+def _companion(at: Situation) -> Action | None:
+    """Return the next action for the companion; None once it has started where it is to be."""
+    move, companion, limits = at.move, at.companion, at.limits
+    recruiting = move.step is Step.RECRUITING
+    late = at.waited > (limits.recruit_timeout_s if recruiting else limits.start_timeout_s)
+    if companion is None:
+        if not recruiting:
+            return Fail("its companion job is gone")
+        within = f"within {limits.recruit_timeout_s:.0f} s"
+        return Fail(f"no companion job was submitted {within}") if late else Do.WAIT
+    name = f"job {companion.job_id}"
+    if companion.state is JobState.PENDING:
+        if companion.held_by_user:
+            return Fail(f"its companion, {name}, was held (scontrol hold)")
+        if recruiting and at.room.kept(move.added):
+            return Do.PLACE
+        if move.step is Step.STARTED:
+            return Fail(f"its companion, {name}, went back to the queue")
+        if not late:
+            return Do.WAIT
+        if recruiting:
+            return Fail(f"the GPUs of {move.added} were taken by another job")
+        within = f"within {limits.start_timeout_s:.0f} s; Slurm says {companion.reason!r}"
+        return Fail(f"{name} was not started {within}")
+    if companion.state is not JobState.RUNNING:
+        return Fail(f"its companion, {name}, is {companion.raw_state}")
+    if not same_place(companion, move.added):
+        return Fail(f"its companion, {name}, runs on {held(companion)} instead of {move.added}")
+    if recruiting:
+        return Reach(Step.CONFIGURED, "the answer to its companion's start had been lost")
+    return Reach(Step.STARTED) if move.step is Step.CONFIGURED else None

@@ -1,7 +1,7 @@
-"""Choose the path by which a job moves to its new placement.
+"""Turn a plan into moves, and choose the path by which each job moves to its new placement.
 
-There are two: resize in place, which is fast, and requeue. polluxd resizes a job in place where the job's agent, Slurm
-and the administrator allow it. Where that failed for a job's growth or shrink, polluxd requeues the job for every
+There are two paths: resize in place, which is fast, and requeue. polluxd resizes a job in place where the job's agent,
+Slurm and the administrator allow it. Where that failed for a job's growth or shrink, polluxd requeues the job for every
 further move in the same direction during the same attempt.
 
 All functions here are pure.
@@ -9,24 +9,77 @@ All functions here are pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.apply.actions import NOT_BOOTED, PAUSED
-from polluxd.model import JobState, Move, Placement, Report, Step
+from polluxd.apply.headroom import Headroom
+from polluxd.apply.machine import NOT_BOOTED, PAUSED
+from polluxd.apply.startable import Eligibility
+from polluxd.config.settings import MoveSettings
+from polluxd.model import RESTARTING_PATHS, JobState, Move, Placement, Plan, Report, SnapshotJob, Step
 from polluxd.slurm.protocol import SlurmJob
 
 
 @dataclass(frozen=True, slots=True)
-class PathOptions:
-    """What the choice of a path depends on, apart from the job."""
+class MoveRules:
+    """The rules of Slurm, of the configuration, and of recent moves."""
 
     paths: frozenset[str] = frozenset({"requeue"})
     """Paths that the configuration allows."""
     can_shrink: bool = False
     """Slurm lets a running job give nodes back."""
     failed: Mapping[int, frozenset[tuple[str, bool]]] = field(default_factory=dict)
-    """Paths that failed in a job's present attempt, each with whether the job was to grow."""
+    """By job: paths that failed in its present attempt, each with whether the job was to grow."""
+    allowed: Headroom = field(default_factory=Headroom)
+    """What Slurm's limits leave to jobs."""
+    eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
+    """Jobs that Slurm would not start everywhere."""
+    resting: Callable[[int], float] = lambda _job_id: 0.0
+    """Seconds for which a job is still to be left alone."""
+    spent: Callable[[str], str] = lambda _user: ""
+    """Why no running job of a user may be restarted now; empty where one may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A move that a plan asks for; it becomes a `Move` once written to the database."""
+
+    job_id: int
+    attempt: int
+    path: str
+    source: Placement
+    target: Placement
+    reason: str
+    user: str = ""
+
+
+def intents(
+    plan: Plan,
+    ours: Iterable[SnapshotJob],
+    shown: Iterable[SlurmJob],
+    reports: Mapping[int, Report],
+    rules: MoveRules,
+) -> list[Intent]:
+    """Return the moves of `plan`, those that give GPUs back first.
+
+    Pinned jobs never move; an allocation equal to what the job holds is no move. Order: parks and shrinks, then
+    moves at the same size, grows and first starts, each by job id, so that a replay sees the same order.
+
+    Args:
+        ours: the jobs that were decided on.
+        shown: the jobs as Slurm shows them, their companions counted in.
+    """
+    jobs, slurm_jobs = {job.job_id: job for job in ours}, {job.job_id: job for job in shown}
+    found = []
+    for allocation in plan.allocations:
+        job = jobs.get(allocation.job_id)
+        if job is None or job.pinned or allocation.placement == job.placement:
+            continue
+        number, report = job.job_id, reports.get(job.job_id)
+        path, target = choose(job.placement, allocation.placement, slurm_jobs[number], report, rules)
+        found.append(Intent(number, job.attempt, path, job.placement, target, allocation.reason, job.user))
+    return sorted(found, key=lambda i: (i.target.gpus - i.source.gpus, i.job_id))
 
 
 def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]]:
@@ -46,24 +99,24 @@ def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]
 
 
 def choose(
-    source: Placement, target: Placement, job: SlurmJob, report: Report | None, options: PathOptions
+    source: Placement, target: Placement, job: SlurmJob, report: Report | None, rules: MoveRules
 ) -> tuple[str, Placement]:
     """Return the path to `target`, and `target` in that path's node order.
 
-    Args:
-        job: the job as Slurm shows it, its companions counted in.
+    In place, the batch host comes first, then the other nodes that stay, then the added nodes; each group by name.
     """
     if not source:
         return "start", target
     if not target:
         return "park", target
-    able = _resizable(job, report, options, grows=len(target.nodes) > len(source.nodes))
-    if able and _within(source, target, job, options):
-        return "resize", _ordered(source, target, job.batch_host)
-    return "requeue", target
+    able = _resizable(job, report, rules, grows=len(target.nodes) > len(source.nodes))
+    if not (able and _within(source, target, job, rules)):
+        return "requeue", target
+    nodes = sorted(target.nodes, key=lambda n: (n != job.batch_host, n not in source.nodes, n))
+    return "resize", Placement(tuple(nodes), target.gpus_per_node)
 
 
-def likely(job: SlurmJob, report: Report | None, options: PathOptions, *, whole_nodes: bool) -> str:
+def likely(job: SlurmJob, report: Report | None, rules: MoveRules, *, whole_nodes: bool) -> str:
     """Return the job's most likely next path, `resize` or `requeue`.
 
     The path, and so the cost of a move, is known for certain only once its target is known.
@@ -71,36 +124,34 @@ def likely(job: SlurmJob, report: Report | None, options: PathOptions, *, whole_
     A job that can be resized in place and holds whole nodes usually gains and gives back whole nodes. Any other job
     moves through the queue.
     """
-    both = all(_resizable(job, report, options, grows=grows) for grows in (True, False))
+    both = all(_resizable(job, report, rules, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"
 
 
-def keeps(job: SlurmJob, report: Report | None, options: PathOptions) -> tuple[str, ...]:
+def keeps(job: SlurmJob, report: Report | None, rules: MoveRules) -> tuple[str, ...]:
     """Return the job's nodes in the order in which a shrink must keep them.
 
     The order is the batch host, the job's other own nodes, then the companions' nodes, oldest companion first. So a
     shrink gives up the newest companion first. The result is empty where the job cannot shrink within its allocation.
     """
-    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, options, grows=False):
+    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, rules, grows=False):
         return ()
     own = sorted(job.base, key=lambda name: (name != job.batch_host, name))
-    lent = [
-        name for c in sorted(job.companions, key=lambda c: c.job_id) for name in sorted(c.gpus_per_node_held)
-    ]
-    return (*own, *lent)
+    companions = sorted(job.companions, key=lambda companion: companion.job_id)
+    return (*own, *(name for companion in companions for name in sorted(companion.gpus_per_node_held)))
 
 
-def _resizable(job: SlurmJob, report: Report | None, options: PathOptions, *, grows: bool) -> bool:
+def _resizable(job: SlurmJob, report: Report | None, rules: MoveRules, *, grows: bool) -> bool:
     """Whether the job, the administrator and the attempt so far allow a resize in place."""
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return False
     if grows and (job.demands.reservation or job.demands.exclusive):
         return False  # a companion is a job without these options
-    failed = options.failed.get(job.job_id, frozenset())
-    return report.resize == "in-place" and "resize" in options.paths and ("resize", grows) not in failed
+    failed = rules.failed.get(job.job_id, frozenset())
+    return report.resize == "in-place" and "resize" in rules.paths and ("resize", grows) not in failed
 
 
-def _within(source: Placement, target: Placement, job: SlurmJob, options: PathOptions) -> bool:
+def _within(source: Placement, target: Placement, job: SlurmJob, rules: MoveRules) -> bool:
     """Whether the allocation can become `target`."""
     old, new = set(source.nodes), set(target.nodes)
     if source.gpus_per_node != target.gpus_per_node or set(job.gpus_per_node_held) != old:
@@ -109,15 +160,35 @@ def _within(source: Placement, target: Placement, job: SlurmJob, options: PathOp
         return False
     if old < new:
         return True
-    own, lent = set(job.base), [set(c.gpus_per_node_held) for c in job.companions]
+    lent = [set(companion.gpus_per_node_held) for companion in job.companions]
     whole = all(nodes <= new or nodes.isdisjoint(new) for nodes in lent)
-    return new < old and whole and (own <= new or options.can_shrink)
+    return new < old and whole and (set(job.base) <= new or rules.can_shrink)
 
 
-def _ordered(source: Placement, target: Placement, first: str) -> Placement:
-    """Order the nodes of `target` for a move within the allocation.
+class RestartBudget:
+    """Restarts of the last hour, against the limits per hour.
 
-    The batch host comes first, then the other nodes that stay, then the added nodes; each group is sorted by name.
+    Args:
+        limits: section [moves] of polluxd.toml; 0 means no limit.
+        ordered: restarts of the last hour and planned restarts, by user.
     """
-    nodes = sorted(target.nodes, key=lambda n: (n != first, n not in source.nodes, n))
-    return Placement(tuple(nodes), target.gpus_per_node)
+
+    def __init__(self, limits: MoveSettings, ordered: Mapping[str, int]) -> None:
+        self._cluster, self._user = limits.restarts_per_hour, limits.user_restarts_per_hour
+        self._ordered = Counter(ordered)
+
+    def charge(self, intent: Intent) -> str:
+        """Count a restart. Returns why it is not allowed; empty where it is, or where the move is no restart."""
+        if intent.path not in RESTARTING_PATHS:
+            return ""
+        spent = self.spent(intent.user)
+        self._ordered[intent.user] += not spent
+        return spent
+
+    def spent(self, user: str) -> str:
+        """Return why no job of `user` may be restarted now; empty where one may."""
+        if self._cluster and self._ordered.total() >= self._cluster:
+            return f"the cluster's {self._cluster} restarts an hour are used up"
+        if self._user and self._ordered[user] >= self._user:
+            return f"the {self._user} restarts an hour of user {user} are used up"
+        return ""

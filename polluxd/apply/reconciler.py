@@ -10,39 +10,18 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from polluxd.apply.actions import (
-    REPEAT_S,
-    Action,
-    Configure,
-    Drain,
-    Fail,
-    GiveBack,
-    Place,
-    Reach,
-    Recruit,
-    Requeue,
-    RunAgain,
-    Wait,
-    Withdraw,
-)
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
-from polluxd.apply.contention import Contenders
-from polluxd.apply.cooldowns import Cooldowns
 from polluxd.apply.headroom import Headroom, headroom, targets
 from polluxd.apply.in_place import InPlaceMoves
-from polluxd.apply.intents import Intent
-from polluxd.apply.leases import Leases, kept_back
-from polluxd.apply.machine import next_action
-from polluxd.apply.move_ids import MoveIds
-from polluxd.apply.move_rules import MoveRules, RestartBudget
-from polluxd.apply.paths import PathOptions, failed_paths
+from polluxd.apply.machine import REPEAT_S, Action, Do, Fail, Reach, Situation, Withdraw, next_action
+from polluxd.apply.open_moves import OpenMoves
+from polluxd.apply.past_moves import PastMoves
+from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
-from polluxd.apply.stopwatch import Stopwatch
-from polluxd.apply.submitted_sizes import SubmittedSizes
-from polluxd.apply.undrained import Undrained
+from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
@@ -89,18 +68,13 @@ class Reconciler:
         self._limits = limits
         self.authorize = authorize
         self._clock = clock
-        self._monotonic = monotonic
-        self._stopwatch = Stopwatch(clock, monotonic)
+        self.open = OpenMoves(clock, monotonic)
+        self.past = PastMoves(limits.cooldown_s, monotonic)
         self.refusals = Refusals(clock, monotonic)
-        self.cooldowns = Cooldowns(limits.cooldown_s, monotonic)
-        self.undrained = Undrained()
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
-        self.ids = MoveIds()
-        self._leases = Leases(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
-        self._sizes = SubmittedSizes(slurm, authorize)
-        self.contenders = Contenders(slurm, authorize)
+        self.waiting = WaitingJobs(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(
             slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
         )
@@ -111,6 +85,26 @@ class Reconciler:
         All later steps of the cycle must use this view.
         """
         return gather(state, self._store.resizes(named_moves(state)))
+
+    def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
+        """Return what may be done with each job now."""
+        allowed = self.refusals.lowered(headroom(seen.state, targets(records.moves)))
+        return MoveRules(
+            frozenset(self._limits.paths),
+            self._slurm.can_shrink(),
+            failed_paths(seen.moves.values()),
+            allowed,
+            self.eligibility(seen.state, allowed),
+            self.past.cooldown,
+            RestartBudget(self._limits, records.restarts).spent,
+        )
+
+    def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
+        """Return where jobs may start, for jobs that Slurm restricts.
+
+        The restrictions come from Slurm's rules and limits, and from its recent refusals.
+        """
+        return combined(eligibility(state), allowed.eligibility, self.refusals.eligibility(state.jobs))
 
     def begin(self, intents: Sequence[Intent], records: CycleRecords) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits.
@@ -143,7 +137,7 @@ class Reconciler:
 
         The job moves, or is in the cooldown after a move.
         """
-        return job_id in self._acted_on or self.cooldowns.left(job_id) > 0
+        return job_id in self._acted_on or self.past.cooldown(job_id) > 0
 
     def coming(self, job_id: int) -> int:
         """Return the GPUs to which a move brings the job; 0 without a move."""
@@ -155,130 +149,79 @@ class Reconciler:
         """Jobs with a move under way."""
         return self._acted_on.keys()
 
-    def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
-        """Return where jobs may start, for jobs that Slurm restricts.
-
-        The restrictions come from Slurm's rules and limits, and from its recent refusals.
-        """
-        return combined(eligibility(state), allowed.eligibility, self.refusals.eligibility(state.jobs))
-
-    def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
-        """Return what may be done with each job now."""
-        allowed = self.refusals.lowered(headroom(seen.state, targets(records.moves)))
-        failed = failed_paths(seen.moves.values())
-        return MoveRules(
-            PathOptions(frozenset(self._limits.paths), self._slurm.can_shrink(), failed),
-            allowed,
-            self.eligibility(seen.state, allowed),
-            self.cooldowns.left,
-            RestartBudget(self._limits, records.restarts).spent,
-        )
-
     def tick(self, seen: ClusterView, records: CycleRecords) -> int:
         """Take the next action of each move under way.
 
         Returns how many moves and orphaned companions polluxd still has to wait for.
         """
-        moves, reports, paused = records.moves, records.reports, records.settings.paused
-        self._acted_on = {move.job_id: move for move in moves}
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
-        self._stopwatch.keep(moves, seen.state.nodes)
-        self.ids.keep(moves)
-        self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
-        holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
-        self.cooldowns.keep(holding, jobs.keys() - holding)
-        self.undrained.keep(jobs)
-        self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
+        self._remember(seen, jobs, records.moves)
+        paused = records.settings.paused
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
-            self._leases.renew(kept_back(jobs, seen.pending_companions, moves, self.contenders.jobs))
-            self._sizes.restore(jobs, jobs.keys() - self._acted_on.keys() - self.contenders.jobs)
-        if not (moves or paused):
-            self._resizer.tidy(seen, reports, set())
-            return self._resizer.sweep(seen.orphans)
-        allowed = headroom(seen.state, targets(moves))
+            contending = self.waiting.contending
+            self.waiting.renew(kept_back(jobs, seen.pending_companions, records.moves, contending))
+            self.waiting.restore_sizes(jobs, jobs.keys() - self._acted_on.keys() - contending)
+        still_open = self._act(seen, jobs, records) if records.moves else 0
+        if not paused:
+            self._resizer.tidy(seen, records.reports, self._acted_on.keys())
+        return still_open + self._resizer.sweep(seen.orphans)
+
+    def _remember(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], moves: Sequence[Move]) -> None:
+        """Forget what is known of moves and jobs that are gone."""
+        self._acted_on = {move.job_id: move for move in moves}
+        self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
+        self.open.keep(moves, seen.state.nodes)
+        holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
+        self.past.keep(holding, jobs.keys() - holding)
+        self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
+
+    def _act(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], records: CycleRecords) -> int:
+        """Take the next action of each move; return how many stay open."""
+        allowed = headroom(seen.state, targets(records.moves))
         room = capacity(
             seen.state.nodes,
             jobs,
-            moves,
+            records.moves,
             pending_companions=seen.pending_companions,
             orphans=seen.orphans,
             limits=allowed.groups,
         )
-        # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
-        ordered = sorted(moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         may_start = self.eligibility(seen.state, allowed)
-        insisted_on = self.undrained.insisted_on(seen.state)
-        still_open = 0
-        waiting: list[Move] = []
+        insisted_on = self.past.insisted_on(seen.state)
+        # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
+        ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
+        waiting: list[tuple[Move, float]] = []
+        still_open = 0
         for move in ordered:
-            job, companion = jobs.get(move.job_id), seen.pending_companions.get(move.id)
-            action = next_action(
+            at = Situation(
                 move,
-                job,
-                reports.get(move.job_id),
+                jobs.get(move.job_id),
+                records.reports.get(move.job_id),
                 room,
+                self._limits,
                 now=self._clock(),
-                waited=self._stopwatch.waited(move),
-                since_try=self._stopwatch.since_try(move),
-                limits=self._limits,
-                paused=paused,
-                companion=companion,
+                waited=self.open.waited(move),
+                since_try=self.open.since_try(move),
+                companion=seen.pending_companions.get(move.id),
                 forbidden=forbids(may_start.get(move.job_id), move),
                 insist=move.job_id in insisted_on,
+                paused=records.settings.paused,
             )
-            self.refusals.look(move, job, action)
-            stuck = stuck and isinstance(action, Wait)
-            if isinstance(action, Wait) and move.step is Step.PLANNED and not move.in_allocation:
-                waiting.append(move)
-            with self.ids.about(move):
-                still_open += self._carry_out(move, job, companion, action, room)
-        if not paused:
+            action = next_action(at)
+            self.refusals.look(move, at.job, action)
+            if action is not Do.WAIT:
+                stuck = False
+            elif move.step is Step.PLANNED and not move.in_allocation:
+                waiting.append((move, at.waited))
+            with self.open.about(move):
+                still_open += self._carry_out(at, action)
+        if not records.settings.paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
-            long = {
-                m.id
-                for m in waiting
-                if stuck or self._stopwatch.waited(m) > self._limits.planned_timeout_s / 4
-            }
-            self._untie([m for m in waiting if m.id in long], jobs, room)
-            self._resizer.tidy(seen, reports, {m.job_id for m in moves})
-        return still_open + self._resizer.sweep(seen.orphans)
-
-    def _carry_out(
-        self,
-        move: Move,
-        job: SlurmJob | None,
-        companion: SlurmJob | None,
-        action: Action,
-        room: Capacity,
-    ) -> bool:
-        """Do `action`; True while the move stays open."""
-        match action:
-            case Wait():
-                return True
-            case Drain():
-                self._drain(move, job, room)
-            case Requeue():
-                return self._requeue(move, job)
-            case Recruit() | Place() | GiveBack():
-                return self._resize(move, job, companion, action, room)
-            case Configure():
-                if job is not None:
-                    self._configure(move, job, room)
-            case Reach(step=step, detail=detail):
-                if step is Step.PARKED and job is not None:
-                    self._limit_time(move, job)
-                self._reach(move, step, detail)
-                return not step.terminal
-            case RunAgain():
-                self._run_again(move, job)
-                return False
-            case Withdraw() | Fail():
-                self._give_up(move, job, action)
-                self._resizer.dismiss([companion] if companion else [])
-                return False
-        return True
+            long = self._limits.planned_timeout_s / 4
+            self._untie([move for move, waited in waiting if stuck or waited > long], jobs, room)
+        return still_open
 
     def _untie(self, waiting: Sequence[Move], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
         """Drain one move of a ring of moves that wait for each other's GPUs.
@@ -286,9 +229,41 @@ class Reconciler:
         The job of the move with the smallest growth gives up its GPUs first.
         """
         for move in room.ring(waiting)[:1]:
-            with self.ids.about(move):
+            with self.open.about(move):
                 log.info("job %d moves first: others wait for its GPUs, it for theirs", move.job_id)
                 self._drain(move, jobs.get(move.job_id), room)
+
+    def _carry_out(self, at: Situation, action: Action) -> bool:
+        """Do `action`; True while the move stays open."""
+        move, job, room = at.move, at.job, at.room
+        failed: Fail | Withdraw | None = None
+        match action:
+            case Reach(step, detail):
+                if step is Step.PARKED and job is not None:
+                    self._limit_time(move, job)
+                self._reach(move, step, detail)
+                return not step.terminal
+            case Fail() | Withdraw():
+                failed = action
+            case Do.DRAIN:
+                self._drain(move, job, room)
+            case Do.REQUEUE:
+                failed = self._requeue(move, job)
+            case Do.CONFIGURE if job is not None:
+                return self._configure(move, job, room)
+            case Do.RUN_AGAIN:
+                failed = self._run_again(move)
+            case Do.RECRUIT:
+                room.take(move.added, move.job_id)
+                self._reach(move, Step.RECRUITING)
+            case Do.PLACE | Do.GIVE_BACK if job is not None:
+                failed = self._resize(move, job, at.companion)
+        if failed is None:
+            return True
+        self._end(move, job, failed)
+        if at.companion is not None:
+            self._resizer.dismiss([at.companion])
+        return False
 
     def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
         room.promise(move.target, move.source, move.job_id)
@@ -298,63 +273,33 @@ class Reconciler:
             end = limit_reached_at(job, self._store.moves(job.job_id))
         self._reach(move, Step.DRAINING, ends_at=end)
 
-    def _give_up(self, move: Move, job: SlurmJob | None, action: Withdraw | Fail) -> None:
-        if isinstance(action, Fail):
-            if action.undrained:
-                self.undrained.add(move)
-            why = self._stopwatch.with_cause(move, action.reason)
-            self._fail(move, job, why, keep_back=action.keep_back, rest=action.rest)
-        else:
-            self._withdraw(move, action.reason, rest=action.rest)
-
-    def _resize(
-        self,
-        move: Move,
-        job: SlurmJob | None,
-        companion: SlurmJob | None,
-        action: Recruit | Place | GiveBack,
-        room: Capacity,
-    ) -> bool:
-        """Carry out an action of a move within an allocation.
-
-        Returns True while the move stays open.
-        """
-        why = ""
-        match action:
-            case Recruit():
-                room.take(move.added, move.job_id)
-                self._reach(move, Step.RECRUITING)
-            case Place() if job is not None and companion is not None:
-                why = self._resizer.place(move, job, companion)
-                if not why:
-                    self._reach(move, Step.CONFIGURED)
-            case GiveBack() if job is not None:
-                self._stopwatch.try_now(move)
-                why = self._resizer.give_back(job, move.target)
-        if why:
-            self._fail(move, job, why, keep_back=False)
-            self._resizer.dismiss([companion] if companion else [])
-        return not why
-
-    def _requeue(self, move: Move, job: SlurmJob | None) -> bool:
+    def _requeue(self, move: Move, job: SlurmJob | None) -> Fail | None:
         """End the job's companions, then send the job back to the queue.
 
-        Returns True while the move stays open. A refusal by Slurm concerns this job alone.
+        A refusal by Slurm concerns this job alone.
         """
         self._resizer.dismiss(job.companions if job else ())
         self.authorize()
-        self._stopwatch.try_now(move)
+        self.open.try_now(move)
         try:
             self._slurm.requeue(move.job_id)
         except SlurmRefused as error:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is not None and now.state is JobState.RUNNING:
-                self._fail(move, now, f"Slurm refused the requeue: {error}", keep_back=False)
-                return False
+                return Fail(f"Slurm refused the requeue: {error}")
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
-        return True
+        return None
 
-    def _run_again(self, move: Move, job: SlurmJob | None) -> None:
+    def _resize(self, move: Move, job: SlurmJob, companion: SlurmJob | None) -> Fail | None:
+        """Place the companion of a move that grows, or take nodes back from a job that shrank."""
+        if companion is None:
+            self.open.try_now(move)
+            why = self._resizer.give_back(job, move.target)
+        elif not (why := self._resizer.place(move, job, companion)):
+            self._reach(move, Step.CONFIGURED)
+        return Fail(why) if why else None
+
+    def _run_again(self, move: Move) -> Fail:
         """Put the job back into the queue; the next plan starts it."""
         self.authorize()
         reason = "Slurm ended the job at its start (a revoked credential?): queued again"
@@ -362,12 +307,13 @@ class Reconciler:
             self._slurm.run_again(move.job_id)
         except SlurmRefused as error:
             reason = f"Slurm ended the job at its start, and refused to queue it again: {error}"
-        self._fail(move, job, reason, keep_back=True)
+        return Fail(reason, keep_back=True)
 
-    def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> None:
+    def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> bool:
+        """Give the job its new geometry and let it start; True while the move stays open."""
         self.authorize()
         room.take(move.target, move.job_id)
-        self._sizes.changed(move.job_id)
+        self.waiting.resized(move.job_id)
         try:
             size = geometry(job, move.target, self._gpu_types.get(move.target.nodes[0], ""))
             self._slurm.configure(move.job_id, size, start=True, time_limit_s=time_left(move, job))
@@ -375,10 +321,11 @@ class Reconciler:
             # Slurm may have carried out an earlier update that timed out: the job then has the right placement.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
-                self._fail(move, now, f"Slurm refused the new size: {error}", keep_back=True)
+                self._end(move, now, Fail(f"Slurm refused the new size: {error}", keep_back=True))
                 self.refusals.of_job(job, str(error))
-                return
+                return False
         self._reach(move, Step.CONFIGURED)
+        return True
 
     def _limit_time(self, move: Move, job: SlurmJob) -> None:
         """Give a parked job the rest of its time limit.
@@ -399,32 +346,27 @@ class Reconciler:
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
-            self.cooldowns.completed(move, self._since_planned(move))
+            self.past.completed(move, self._since_planned(move))
             self._ended(move, "completed", self._since_planned(move))
 
-    def _fail(
-        self, move: Move, job: SlurmJob | None, reason: str, *, keep_back: bool, rest: bool = True
-    ) -> None:
+    def _end(self, move: Move, job: SlurmJob | None, end: Fail | Withdraw) -> None:
+        """Write that the move failed or was withdrawn."""
         epoch = self.authorize()
-        if keep_back:
-            if job is not None:
-                self._limit_time(move, job)
-            self._leases.extend(move.job_id)
-            if job is not None and job.reason == BAD_CONSTRAINTS:
-                self._leases.release(move.job_id)
+        result, level, reason = "withdrawn", logging.INFO, end.reason
+        if isinstance(end, Fail):
+            result, level, reason = "failed", logging.WARNING, self.open.with_cause(move, reason)
+            if end.keep_back:
+                if job is not None:
+                    self._limit_time(move, job)
+                unplaceable = job is not None and job.reason == BAD_CONSTRAINTS
+                self.waiting.keep_back(move.job_id, unplaceable=unplaceable)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
-        log.warning("job %d: move %d to %s failed: %s", move.job_id, move.id, move.target, reason)
-        if rest:
-            self.cooldowns.failed(move)
-        self._ended(move, "failed", self._since_planned(move))
-
-    def _withdraw(self, move: Move, reason: str, *, rest: bool) -> None:
-        epoch = self.authorize()
-        self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
-        log.info("job %d: move %d to %s withdrawn: %s", move.job_id, move.id, move.target, reason)
-        if rest:
-            self.cooldowns.begin(move.job_id)
-        self._ended(move, "withdrawn", self._since_planned(move))
+        log.log(level, "job %d: move %d to %s %s: %s", move.job_id, move.id, move.target, result, reason)
+        if isinstance(end, Fail):
+            self.past.failed(move, rest=end.rest, undrained=end.undrained)
+        elif end.rest:
+            self.past.cancelled(move)
+        self._ended(move, result, self._since_planned(move))
 
     def _since_planned(self, move: Move) -> float:
         """Seconds since the plan; the wall clock may have been set back."""

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
-from polluxd.apply.actions import Action, Fail, Reach
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.refusal_reasons import refused, refused_group, shown_by_slurm
-from polluxd.apply.startable import Eligibility
+from polluxd.apply.machine import Action, Fail, Reach
+from polluxd.apply.startable import Eligibility, refused_group
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -61,7 +60,7 @@ class Refusals:
         """Learn whether Slurm started a job that polluxd told to start."""
         if job is None or move.step is not Step.CONFIGURED:
             return
-        if isinstance(action, Fail) and job.state is JobState.PENDING and refused(job.reason):
+        if isinstance(action, Fail) and job.state is JobState.PENDING:
             self._saw(move, job)
         elif isinstance(action, Reach) and action.step is Step.STARTED:
             for key in _keys(job):
@@ -69,8 +68,10 @@ class Refusals:
 
     def _saw(self, move: Move, job: SlurmJob) -> None:
         kind = refused_group(job.reason)
-        if kind is None or shown_by_slurm(job.reason, job.licenses):
+        if kind is None or job.reason in ("PartitionDown", "PartitionInactive"):
             return
+        if kind == "licenses" and not any("@" in name for name in job.licenses):
+            return  # polluxd reads each of these causes from Slurm, and so sees its end; not of a remote license
         if kind == "array":
             # Its user chose this limit, and the cluster has no problem: `note` does not name it.
             if job.array is not None:
@@ -80,9 +81,7 @@ class Refusals:
             self._too_large[job.job_id] = move.target.gpus, self._monotonic() + LONGEST_S, job.reason
         name = _names(job)[kind]
         self._note((kind, name, job.user), job.reason)
-        users = {
-            user for known_kind, known_name, user in self._known if (known_kind, known_name) == (kind, name)
-        }
+        users = {user for *common, user in self._known if common == [kind, name]}
         if kind not in _OWN and len(users - {""}) > 1:
             # The refusal is none of one user's own association, threshold or licence.
             self._note((kind, name, ""), job.reason)

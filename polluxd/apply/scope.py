@@ -1,13 +1,15 @@
-"""Leave Pollux jobs outside of section [scope] to Slurm, as plain jobs.
+"""Find the Pollux jobs that polluxd leaves alone.
 
-A site begins with one partition, account or user, and widens the scope later.
+Those outside of section [scope] are plain jobs to polluxd: a site begins with one partition, account or user, and
+widens the scope later. A job whose AdminComment has lost Pollux' mark (an administrator or a tool of the site has
+overwritten it) looks like a plain one from then on; it has not ended.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polluxd.config.settings import ScopeSettings
@@ -37,12 +39,8 @@ class Scope:
         named = self._settings
         if not (named.partitions or named.accounts or named.users):
             return True
-        partitions = job.partition.split(",")
-        return (
-            set(partitions) <= set(named.partitions)
-            or job.account in named.accounts
-            or job.user in named.users
-        )
+        whole = set(job.partition.split(",")) <= set(named.partitions)
+        return whole or job.account in named.accounts or job.user in named.users
 
     def divide(self, state: ClusterState) -> tuple[ClusterState, Sequence[SlurmJob]]:
         """Return the cluster with the jobs outside of the scope as plain ones, and these jobs as they are."""
@@ -90,3 +88,45 @@ class Scope:
         except SlurmRefused as error:
             log.warning("leases of jobs outside of [scope] could not be ended: %s", error)
         self._released |= frozenset(leased)
+
+
+class LostMarks:
+    """The comments of the jobs that had a mark.
+
+    A restart of polluxd loses them: the job then counts as a plain one.
+    """
+
+    def __init__(self) -> None:
+        self._known: Mapping[tuple[int, int], SlurmJob] = {}
+        self.lost: Sequence[SlurmJob] = ()
+        """Jobs without their mark, as Slurm shows them, with what the mark said."""
+
+    def observe(self, jobs: Sequence[SlurmJob]) -> None:
+        """Take in all jobs that Slurm shows; log each mark that is gone, once."""
+        former, logged = self._known, {job.job_id for job in self.lost}
+        known, lost = {}, []
+        for job in jobs:
+            key = job.job_id, job.uid
+            before = former.get(key)
+            if job.spec is not None:
+                known[key] = job
+            elif before is not None and not job.state.finished:
+                known[key] = before
+                said = ("spec", "demands", "companion", "submit_time", "begin_time")
+                lost.append(replace(job, **{name: getattr(before, name) for name in said}))
+                if job.job_id not in logged:
+                    log.error(
+                        "job %d is Pollux' and its AdminComment has lost the mark: polluxd leaves it alone. As root: "
+                        "scontrol update JobId=%d AdminComment='%s'",
+                        job.job_id,
+                        job.job_id,
+                        before.admin_comment,
+                    )
+        self._known, self.lost = known, tuple(lost)
+
+    def note(self) -> str:
+        """Return the text for `polluxctl status`; empty where no mark is lost."""
+        if not self.lost:
+            return ""
+        named = ", ".join(str(job.job_id) for job in self.lost[:5])
+        return f"left alone, since their AdminComment has lost Pollux' mark: jobs {named}"

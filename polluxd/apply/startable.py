@@ -5,6 +5,7 @@ polluxd takes no GPUs from a job that could not start again. All functions here 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,9 +60,7 @@ def eligibility(state: ClusterState) -> dict[int, Eligibility]:
         left = time_left(job, state.taken_at)
         own = job.demands.reservation
         blocked = state.rules.forbidden(state.taken_at + left, state.taken_at, own)
-        partitions = [
-            state.rules.partitions[p] for p in job.partition.split(",") if p in state.rules.partitions
-        ]
+        partitions = state.rules.named(job.partition)
         kept_out = tuple(p.refuses(job.account, job.qos, left) for p in partitions)
         # What an exclusive job may use depends on the nodes that it holds.
         whose = job.job_id if job.demands.exclusive or job.demands.switches else 0
@@ -175,3 +174,28 @@ def _eligible(
 
 def _clock(at: float) -> str:
     return time.strftime("on %Y-%m-%d at %H:%M UTC", time.gmtime(at)) if at else "at an unknown time"
+
+
+_REFUSALS = (
+    # squeue(1), JOB REASON CODES.
+    # No node could ever hold the job at this size (Slurm has taken its priority, too), or a limit per job is below it.
+    (re.compile(r"BadConstraints|(Assoc|QOS)Max(GRES|Cpu|Memory|Node)Per(Job|Node)"), "size"),
+    # What one job asks for, and what one user has, keeps nobody else out.
+    (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|Max\w+PerJob)"), "job"),
+    (re.compile(r"(QOS)?Max\w+PerUser|AssocMaxJobs"), "user"),
+    # ReqNodeNotAvail alone also stands for a node that is busy.
+    (re.compile(r"Partition(Down|Inactive|Config)|.*Reserved|Reservation"), "partition"),
+    (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
+    (re.compile(r"QOS"), "qos"),
+    (re.compile(r"Licenses"), "licenses"),
+    # Fewer tasks of an array may run than its `%` says: its user has set ArrayTaskThrottle.
+    (re.compile(r"JobArrayTaskLimit"), "array"),
+)
+
+
+def refused_group(reason: str) -> str | None:
+    """Return what the refused jobs have in common; None where a waiting job's reason is no refusal.
+
+    Free GPUs do not end a refusal, such as `AssocGrpGRES`.
+    """
+    return next((name for pattern, name in _REFUSALS if pattern.match(reason)), None)

@@ -16,18 +16,15 @@ from typing import Any
 from polluxd import logs
 from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.contention import contending, impossible, unplaced, with_contenders
 from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
-from polluxd.apply.intents import Intent, intents
-from polluxd.apply.lost_marks import LostMarks
 from polluxd.apply.move_outcomes import MoveOutcomes
-from polluxd.apply.move_rules import MoveRules
-from polluxd.apply.paths import choose
+from polluxd.apply.open_moves import stuck_moves
+from polluxd.apply.past_moves import PastMoves, equal_share
+from polluxd.apply.paths import MoveRules, intents
+from polluxd.apply.plain_jobs import contending, impossible, unplaced, with_contenders
 from polluxd.apply.reconciler import Reconciler
-from polluxd.apply.scope import Scope
-from polluxd.apply.stopwatch import stuck_moves
-from polluxd.apply.undrained import Undrained, equal_share
+from polluxd.apply.scope import LostMarks, Scope
 from polluxd.config.config_file import Config
 from polluxd.cycle.progress_rates import TrainedOn
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
@@ -38,7 +35,7 @@ from polluxd.cycle.waiting import WaitingTimes
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
-from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Snapshot, SnapshotJob
+from polluxd.model import DaemonMode, Move, Plan, Report, Snapshot
 from polluxd.model.snapshot_json import to_json
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
@@ -170,7 +167,8 @@ class Controller:
         self._confirm_lead()
         begun: list[Move] = []
         if leads:
-            begun = self._reconciler.begin(_intents(plan, snapshot, state, records, rules), records)
+            wanted = intents(plan, snapshot.jobs, state.jobs, records.reports, rules)
+            begun = self._reconciler.begin(wanted, records)
             self._outcomes.begun(begun, records.reports)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
         notes = (
@@ -190,16 +188,16 @@ class Controller:
                 "act_s": time.perf_counter() - decided,
             },
         )
-        self._reconciler.ids.decided(cycle, begun)
+        self._reconciler.open.decided(cycle, begun)
         for move in begun:
-            with self._reconciler.ids.about(move):
+            with self._reconciler.open.about(move):
                 log.info("job %d: %s -> %s (%s)", move.job_id, move.source, move.target, move.reason)
         now = replace(records, moves=[*records.moves, *begun])
         self._measure(state, snapshot, plan, now, doubts, idle)
         self._decided_at = self._monotonic()
         self._triggers.decided(state, records.reports, begun)
         if leads:
-            self._reconciler.contenders.choose(contenders, state.taken_at)
+            self._reconciler.waiting.contend(contenders, state.taken_at)
         return len(begun), idle
 
     def _picture(
@@ -208,7 +206,7 @@ class Controller:
         """Return what the policy decides on, the rules of moves in it, and the claims that polluxd does not believe."""
         state = seen.state
         times = self._waiting.corrected(state.jobs, records.times, state.taken_at)
-        held = _held(state, records.moves, times, self._reconciler.undrained)
+        held = _held(state, records.moves, times, self._reconciler.past)
         believed, doubts = self._trusted.trust(records.reports, held, state.taken_at)
         rules = self._reconciler.rules(seen, records)
         records = replace(records, reports=believed, times=times)
@@ -308,7 +306,7 @@ def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
 
 
 def _held(
-    state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes], undrained: Undrained
+    state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes], past: PastMoves
 ) -> dict[int, Held]:
     """What polluxd's own records say of each job's GPUs."""
     share = equal_share(state)
@@ -324,7 +322,7 @@ def _held(
             share,
             gpu_type=place.gpu_type,
             adaptive=job_id not in rigid,
-            undrained=undrained.of(job_id),
+            undrained=past.undrained(job_id),
         )
     return records
 
@@ -356,16 +354,3 @@ def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
     named = ", ".join(map(str, sorted(doubts)[:_NAMED]))
     more = f" and {len(doubts) - _NAMED} more" if len(doubts) > _NAMED else ""
     return f"polluxd does not believe {claims} claims of jobs {named}{more}"
-
-
-def _intents(
-    plan: Plan, snapshot: Snapshot, state: ClusterState, records: CycleRecords, rules: MoveRules
-) -> list[Intent]:
-    """Return the moves that the plan asks for, each with its path."""
-    shown = {job.job_id: job for job in state.jobs}
-
-    def path(job: SnapshotJob, target: Placement) -> tuple[str, Placement]:
-        report = records.reports.get(job.job_id)
-        return choose(job.placement, target, shown[job.job_id], report, rules.options)
-
-    return intents(plan, {job.job_id: job for job in snapshot.jobs}, path)

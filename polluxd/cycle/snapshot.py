@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.move_rules import MoveRules
-from polluxd.apply.neighbours import left_to_plain_jobs
-from polluxd.apply.paths import keeps, likely
+from polluxd.apply.paths import MoveRules, keeps, likely
 from polluxd.apply.placed import held
+from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
@@ -79,7 +78,7 @@ def build_snapshot(
         doubts: claims of reports that polluxd does not believe, by job.
         doubted: counts a job's reports with such claims, since polluxd started.
     """
-    state, settings, options = seen.state, records.settings, rules.options
+    state, settings = seen.state, records.settings
     under_way = {move.job_id: move for move in records.moves}
     types = GpuTypes(state.nodes, facts.speeds)
     offers = _Offers()
@@ -103,7 +102,7 @@ def build_snapshot(
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
         known = records.times.get(job.job_id, JobTimes(job.submit_time))
-        path = likely(job, report, options, whole_nodes=_whole(placement, gpus))
+        path = likely(job, report, rules, whole_nodes=_whole(placement, gpus))
         pin_reason = _pin_reason(
             job,
             report,
@@ -150,7 +149,7 @@ def build_snapshot(
                 lost_seconds=total.lost_seconds if total else 0.0,
                 move_cost=costs.get("requeue", facts.requeue_cost),
                 resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
-                keeps=() if move is not None else keeps(job, report, options),
+                keeps=() if move is not None else keeps(job, report, rules),
                 doubts=doubts.get(job.job_id, ()),
                 doubted_reports=doubted(job.job_id),
                 contiguous=job.demands.contiguous,
@@ -161,8 +160,7 @@ def build_snapshot(
     for job in (*state.jobs, *seen.orphans):
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
-    left, _ = left_to_plain_jobs(state, jobs, others, shrink=settings.gpu_counts == "any")
-    others.update(left)
+    others.update(left_to_plain_jobs(state, jobs, others, shrink=settings.gpu_counts == "any"))
     nodes = tuple(
         replace(
             node,

@@ -3,11 +3,29 @@
 Units: seconds, GPUs, examples. Times are POSIX timestamps (float, UTC). Nothing here does I/O or reads a clock.
 """
 
-from polluxd.model.jobs import GpuLimit, JobSpec, JobState, Snapshot, SnapshotJob, Spent
-from polluxd.model.moves import RESTARTING_PATHS, Move, Step
-from polluxd.model.nodes import NO_PLACEMENT, Node, Placement, Power
-from polluxd.model.plans import KEPT_BACK, Allocation, DaemonMode, Explanation, Plan
-from polluxd.model.reports import Report
+from polluxd.model.decisions import (
+    KEPT_BACK,
+    RESTARTING_PATHS,
+    Allocation,
+    DaemonMode,
+    Explanation,
+    Move,
+    Plan,
+    Step,
+)
+from polluxd.model.observations import (
+    NO_PLACEMENT,
+    GpuLimit,
+    JobSpec,
+    JobState,
+    Node,
+    Placement,
+    Power,
+    Report,
+    Snapshot,
+    SnapshotJob,
+    Spent,
+)
 
 __all__ = [
     "KEPT_BACK",

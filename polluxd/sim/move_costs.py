@@ -13,7 +13,7 @@ from polluxd.apply import paths
 from polluxd.model import JobState, Placement, Report
 from polluxd.slurm.protocol import SlurmJob
 
-_PATHS = paths.PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
+_PATHS = paths.MoveRules(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 Cost = Annotated[float, Field(ge=0, lt=86400)]

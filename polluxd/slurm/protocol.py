@@ -128,6 +128,11 @@ class ClusterState:
     rules: Rules = field(default_factory=Rules)
     limits: Limits = field(default_factory=Limits)
 
+    def reach(self, partition: str) -> frozenset[str]:
+        """Return the nodes that a `--partition` leads to; all of them where it names no known partition."""
+        named = [known.nodes for known in self.rules.named(partition)]
+        return frozenset().union(*named) if named else frozenset(node.name for node in self.nodes)
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

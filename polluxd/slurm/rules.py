@@ -101,6 +101,10 @@ class Rules:
     preempts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By QOS: the QOSes whose running jobs its jobs may preempt. Empty where PreemptType is not preempt/qos."""
 
+    def named(self, partition: str) -> list[Partition]:
+        """Return the partitions that a `--partition` names, as far as they are known."""
+        return [self.partitions[name] for name in partition.split(",") if name in self.partitions]
+
     def forbidden(self, job_end: float, now: float, own: str = "") -> dict[str, Reservation]:
         """Nodes on which a job that starts now would meet a reservation.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster, DevClusterError
-from polluxd.apply.submitted_sizes import SubmittedSizes
+from polluxd.apply.waiting_jobs import WaitingJobs
 from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import Geometry, SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
@@ -313,7 +313,9 @@ def test_a_job_left_behind_waits_at_the_size_that_its_user_wrote(site: Site) -> 
     site.start(job_id, ("n1", "n2"), 3)
     site.client.requeue(job_id)
     job = site.wait(job_id, JobState.PENDING)
-    SubmittedSizes(site.client, lambda: 1).restore([job])
+    clock = time.monotonic
+    queue = WaitingJobs(site.client, lease=1.0, authorize=lambda: 1, clock=clock, monotonic=clock)
+    queue.restore_sizes({job_id: job}, [job_id])
     shown = site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
     words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
     assert (words["NumTasks"], words["NumCPUs"], words["ReqNodeList"]) == ("1", "2", "(null)")

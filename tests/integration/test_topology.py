@@ -11,7 +11,7 @@ from contrib.devcluster import DevCluster
 from contrib.devcluster import cluster as devcluster
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.companions import gather
-from polluxd.apply.move_rules import MoveRules
+from polluxd.apply.paths import MoveRules
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import JobSpec, Report
 from polluxd.policy import decide

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.companions import gather
-from polluxd.apply.move_rules import MoveRules
+from polluxd.apply.paths import MoveRules
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
 from polluxd.model import JobSpec, Node
 from polluxd.model.snapshot_json import decode_snapshot, encode

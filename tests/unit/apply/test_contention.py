@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.contention import (
+from polluxd.apply.plain_jobs import (
     Contender,
-    Contenders,
     contending,
     impossible,
     least_size,
     unplaced,
     with_contenders,
 )
-from polluxd.apply.leases import kept_back
+from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import PolicySettings
 from polluxd.model import (
     NO_PLACEMENT,
@@ -104,7 +103,7 @@ def test_the_reason_says_what_slurm_may_do() -> None:
         "waits for GPUs; Slurm may start it on 4 GPUs: plain jobs come after it",
         "waits for GPUs",
     ]
-    assert with_contenders(plan, []) is plan
+    assert with_contenders(plan, []) == plan
 
 
 def test_the_least_size_is_on_the_fewest_nodes() -> None:
@@ -116,17 +115,21 @@ def test_the_least_size_is_on_the_fewest_nodes() -> None:
     assert least_size(5, names, capacity) == Placement()
 
 
+def waiting_jobs(slurm: FakeSlurm) -> WaitingJobs:
+    return WaitingJobs(slurm, lease=300.0, authorize=lambda: 1, clock=slurm.clock, monotonic=slurm.clock)
+
+
 def test_slurm_starts_a_released_job_anywhere_once_a_plain_job_ends() -> None:
     slurm = FakeSlurm([Node("n1", gpus=4, cpus=8), Node("n2", gpus=4, cpus=8)])
     for _ in range(2):
         running = slurm.submit(None, gpus_per_node=4)
     slurm.advance(2)
     mine = slurm.submit(JobSpec(min_gpus=2), gpus_per_node=4, lease=600)
-    contenders = Contenders(slurm, lambda: 1)
+    queue = waiting_jobs(slurm)
     state = slurm.observe()
     waits = plain(99, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
-    contenders.choose(contending(replace(state, jobs=(*state.jobs, waits)), {mine}), state.taken_at)
-    assert contenders.jobs == {mine}
+    queue.contend(contending(replace(state, jobs=(*state.jobs, waits)), {mine}), state.taken_at)
+    assert queue.contending == {mine}
     slurm.finish(running)
     slurm.advance(3)
     started = slurm.jobs([mine])[mine]
@@ -202,12 +205,12 @@ def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None
     slurm.submit(None, gpus_per_node=100)
     slurm.advance(2)
     mine = [slurm.submit(JobSpec(min_gpus=1), gpus_per_node=1, lease=600) for _ in range(130)]
-    contenders = Contenders(slurm, lambda: 1)
+    queue = waiting_jobs(slurm)
     state = slurm.observe()
     waits = plain(999, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
     state = replace(state, jobs=(*state.jobs, waits))
-    contenders.choose(contending(state, set(mine)), state.taken_at)
-    assert len(contenders.jobs) == 100
+    queue.contend(contending(state, set(mine)), state.taken_at)
+    assert len(queue.contending) == 100
     slurm.advance(2)
     released = [
         job for job in slurm.observe().jobs if job.job_id in mine and job.eligible_time <= slurm.clock()

@@ -6,348 +6,377 @@ The capacity check keeps every intermediate state legal.
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import (
-    Configure,
-    Drain,
-    Fail,
-    Reach,
-    Requeue,
-    Wait,
-    Withdraw,
-)
 from polluxd.apply.capacity import Capacity, capacity
-from polluxd.apply.intents import intents
-from polluxd.apply.machine import next_action
+from polluxd.apply.in_place import left_over
+from polluxd.apply.machine import PAUSED, Action, Fail, Reach, Situation, Withdraw, next_action
 from polluxd.apply.placed import held
 from polluxd.config.settings import MoveSettings
-from polluxd.model import (
-    NO_PLACEMENT,
-    Allocation,
-    JobSpec,
-    JobState,
-    Move,
-    Node,
-    Placement,
-    Plan,
-    Report,
-    SnapshotJob,
-    Step,
-)
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 from tests import build
+from tests.unit.apply.resized_job import BOTH, NODES, ONE, companion
+from tests.unit.apply.resized_job import job as resized_job
+from tests.unit.apply.resized_job import move as resize
+from tests.unit.apply.resized_job import says as resize_report
 
+PLANNED, DRAINING, RECRUITING = Step.PLANNED, Step.DRAINING, Step.RECRUITING
+CHECKPOINTED, REQUEUED, CONFIGURED, STARTED = (
+    *(Step.CHECKPOINTED, Step.REQUEUED),
+    *(Step.CONFIGURED, Step.STARTED),
+)
+PENDING, RUNNING, COMPLETING, SUSPENDED = (
+    *(JobState.PENDING, JobState.RUNNING),
+    *(JobState.COMPLETING, JobState.SUSPENDED),
+)
 NOW = 1_000.5
-ONE = Placement(("n1",), 2)
-TWO = Placement(("n1", "n2"), 4)
-NODES = (Node("n1", 4), Node("n2", 4))
+SMALL, LARGE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
+TWO_NODES = (Node("n1", 4), Node("n2", 4))
 
 
-def slurm_job(
-    state: JobState = JobState.RUNNING, at: Placement = ONE, restarts: int = 0, **more: object
-) -> SlurmJob:
-    holds = state in (JobState.RUNNING, JobState.COMPLETING)
+def said(action: Action) -> str:
+    match action:
+        case Reach(step, detail):
+            return f"reach {step}: {detail}"
+        case Withdraw(reason, rest):
+            return f"withdraw{' rest' if rest else ''}: {reason}"
+        case Fail(reason, keep_back, rest, undrained):
+            marks = {"keep-back": keep_back, "no-rest": not rest, "undrained": undrained}
+            return " ".join(["fail", *(mark for mark, there in marks.items() if there)]) + f": {reason}"
+        case _:
+            return action.name
+
+
+def free(**gpus: int) -> Capacity:
+    room = Capacity()
+    room.free.update(gpus)
+    return room
+
+
+def reach(**gpus: int) -> Capacity:
+    room = free(n1=2, n2=4)
+    room.reach = gpus
+    return room
+
+
+def move(
+    step: Step, path: str = "requeue", waited: float = 1.0, target: Placement = LARGE, **more: Any
+) -> Move:
+    source = NO_PLACEMENT if path == "start" else SMALL
+    times = {step: NOW - waited}
+    return build.move(path, source, NO_PLACEMENT if path == "park" else target, step, times, **more)
+
+
+def slurm_job(state: JobState = RUNNING, at: Placement = SMALL, restarts: int = 0, **more: Any) -> SlurmJob:
+    holds = state in (RUNNING, COMPLETING)
     return build.slurm_job(7, state, at if holds else NO_PLACEMENT, **{"restart_count": restarts, **more})
 
 
-def move(step: Step, path: str = "requeue", *, waited: float = 1.0, target: Placement = TWO) -> Move:
-    source, times = NO_PLACEMENT if path == "start" else ONE, {step: NOW - waited}
-    return build.move(path, source, NO_PLACEMENT if path == "park" else target, step, times, reason="because")
+def report(attempt: int = 0, **more: Any) -> Report:
+    limits = BatchLimits(32, 256, 8, 64)
+    return Report(attempt, NOW, limits, **{"first_step_at": 1.0, "checkpointed": True, **more})
 
 
-def report(attempt: int = 0, *, first_step_at: float | None = 1.0, checkpointed: bool = True) -> Report:
-    return Report(
-        attempt=attempt,
-        at=NOW,
-        limits=BatchLimits(32, 256, 8, 64),
-        first_step_at=first_step_at,
-        checkpointed=checkpointed,
-    )
+def act(the_move: Move, job: SlurmJob | None, found: Report | None = None, **more: Any) -> str:
+    waited = NOW - max(the_move.times.values())
+    words = {"room": free(n1=2, n2=4), "limits": MoveSettings(), "now": NOW, "waited": waited, **more}
+    return said(next_action(Situation(the_move, job, found, **words)))
 
 
-def room(free: dict[str, int] | None = None) -> Capacity:
-    result = Capacity()
-    result.free.update(free if free is not None else {"n1": 2, "n2": 4})
-    return result
+FULL = {"refused": 1, "refused_why": "no space left on device"}
+UNSAVED = report(checkpointed=False)
+WAITS = slurm_job(PENDING)
+ROOM, NO_ROOM = free(n1=4, n2=4), free()
+LOST = reach(n1=4, n2=3)
+AFTER = {"restarts": 1, "at": LARGE}
 
 
-def act(the_move: Move, job: SlurmJob | None, rep: Report | None = None, **more: object) -> object:
-    given: dict[str, object] = {
-        "limits": MoveSettings(),
-        "room": room(),
-        "now": NOW,
-        "waited": NOW - max(the_move.times.values()),
-        **more,
-    }
-    where = given.pop("room")
-    return next_action(the_move, job, rep, where, **given)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("expected", "the_move", "job", "more"),
+    [
+        # A running job drains once its GPUs are free; a job that waits takes only what is free now.
+        ("DRAIN", move(PLANNED), slurm_job(), {}),
+        ("WAIT", move(PLANNED), slurm_job(), {"room": free(n1=2, n2=3)}),
+        ("CONFIGURE", move(PLANNED, "start"), WAITS, {"room": ROOM}),
+        ("WAIT", move(PLANNED, "start"), WAITS, {}),
+        # A waiting job whose GPUs do not come free has lost nothing.
+        ("withdraw: *did not come free*", move(PLANNED, "start", 61), WAITS, {"room": NO_ROOM}),
+        ("fail: *did not come free*", move(PLANNED, "requeue", 61), slurm_job(), {"room": NO_ROOM}),
+        # The fence stops a move of an older attempt.
+        ("fail: *", move(PLANNED), slurm_job(restarts=1), {}),
+        ("fail: *", move(DRAINING), slurm_job(restarts=1), {}),
+        ("fail: *", move(CHECKPOINTED), slurm_job(restarts=1), {}),
+        # A pause stops what has not begun, and finishes what has.
+        (f"withdraw: {PAUSED}", move(PLANNED), slurm_job(), {"paused": True}),
+        ("REQUEUE", move(CHECKPOINTED), slurm_job(), {"paused": True}),
+        # The agent is waited for, then given up on.
+        ("WAIT", move(DRAINING), slurm_job(), {}),
+        ("WAIT", move(DRAINING, waited=30), slurm_job(), {}),
+        ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": report()}),
+        ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {"found": UNSAVED}),
+        ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {}),
+        ("fail: *out of date", move(DRAINING, waited=600), slurm_job(), {"found": report()}),
+        # A drain that the agent refuses leaves the job running: its older checkpoint would undo its training since.
+        (
+            "fail undrained: the job's agent could not drain: no space left on device; left running",
+            move(DRAINING, waited=31),
+            slurm_job(),
+            {"found": report(**FULL)},
+        ),
+        ("reach *", move(DRAINING, waited=31, id=2), slurm_job(), {"found": report(**FULL)}),
+        ("reach *", move(DRAINING, waited=31), slurm_job(), {"found": report(3, **FULL)}),
+        # A job that left a drain undone before is requeued all the same.
+        (
+            "reach checkpointed: *could not drain: no space left on device, not for the first time*",
+            move(DRAINING, waited=31),
+            slurm_job(),
+            {"found": report(checkpointed=False, **FULL), "insist": True},
+        ),
+        (
+            "reach checkpointed: *",
+            move(DRAINING, waited=31),
+            slurm_job(),
+            {"found": UNSAVED, "insist": True},
+        ),
+        ("WAIT", move(DRAINING, waited=2), slurm_job(), {"found": UNSAVED, "insist": True}),
+        # A requeue is sent once, and repeated only when it shows no effect.
+        ("REQUEUE", move(CHECKPOINTED), slurm_job(), {}),
+        ("WAIT", move(CHECKPOINTED), slurm_job(), {"since_try": 1.0}),
+        ("WAIT", move(CHECKPOINTED), slurm_job(COMPLETING), {}),
+        ("reach requeued: ", move(CHECKPOINTED), slurm_job(PENDING, restarts=1), {}),
+        ("fail: *", move(CHECKPOINTED, waited=100), slurm_job(), {}),
+        # Processes that do not end are not waited for without bound.
+        ("WAIT", move(CHECKPOINTED, waited=100), slurm_job(COMPLETING), {}),
+        ("WAIT", move(REQUEUED, waited=100), slurm_job(COMPLETING), {}),
+        ("fail: *did not end within 120 s*", move(CHECKPOINTED, waited=121), slurm_job(COMPLETING), {}),
+        ("fail: *did not end within 120 s*", move(REQUEUED, waited=121), slurm_job(COMPLETING), {}),
+        # A job whose time limit is used up is not requeued.
+        ("fail: *", move(CHECKPOINTED, ends_at=NOW), slurm_job(), {}),
+        ("REQUEUE", move(CHECKPOINTED, ends_at=NOW), slurm_job(spec=JobSpec(continues=True)), {}),
+        ("REQUEUE", move(CHECKPOINTED, ends_at=NOW + 1), slurm_job(), {}),
+        # A requeued job waits for the next second, and for its GPUs.
+        ("fail: *suspended*", move(REQUEUED), slurm_job(SUSPENDED, gpus_per_node_held={"n2": 1}), {}),
+        ("WAIT", move(REQUEUED, waited=0.4), WAITS, {"room": ROOM}),
+        ("CONFIGURE", move(REQUEUED, waited=0.6), WAITS, {"room": ROOM}),
+        ("WAIT", move(REQUEUED), WAITS, {"room": free(n1=4, n2=3)}),
+        ("fail keep-back: *", move(REQUEUED, waited=121), WAITS, {"room": NO_ROOM}),
+        ("reach parked: ", move(REQUEUED, "park"), WAITS, {}),
+        # A clock that was set back ends no wait early and prolongs none.
+        ("WAIT", move(REQUEUED, waited=-3600.0), WAITS, {"room": ROOM, "waited": 0.4}),
+        ("CONFIGURE", move(REQUEUED, waited=-3600.0), WAITS, {"room": ROOM, "waited": 1.5}),
+        # A job does not wait for GPUs that a plain job has taken: the next plan may place it elsewhere at once.
+        ("fail keep-back no-rest: *", move(REQUEUED), WAITS, {"room": LOST}),
+        ("withdraw: *", move(PLANNED, "start"), WAITS, {"room": LOST}),
+        ("withdraw: *", move(PLANNED), slurm_job(), {"room": LOST}),
+        ("WAIT", move(REQUEUED), WAITS, {"room": reach(n1=4, n2=4)}),
+        ("fail keep-back no-rest: *", move(CONFIGURED), WAITS, {"room": LOST}),
+        ("reach started: ", move(CONFIGURED), slurm_job(at=LARGE), {"room": LOST}),
+        # A start is confirmed by where Slurm put it. A refusal ends it at once, and a busy node does not.
+        ("reach started: ", move(CONFIGURED), slurm_job(at=LARGE), {}),
+        ("fail: *", move(CONFIGURED), slurm_job(), {}),
+        ("WAIT", move(CONFIGURED, waited=30), WAITS, {}),
+        ("fail keep-back: *Resources*", move(CONFIGURED, waited=31), slurm_job(PENDING, reason="Resources"), {}),
+        ("fail keep-back: *", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="AssocGrpGRES"), {}),
+        ("WAIT", move(CONFIGURED), slurm_job(PENDING, reason="AssocGrpGRES"), {}),
+        ("WAIT", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="Resources"), {}),
+        # Training is confirmed by a report of this attempt.
+        ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report()}),
+        ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report(1, first_step_at=None)}),
+        ("reach training: ", move(STARTED), slurm_job(**AFTER), {"found": report(1)}),
+        ("fail: *attach*", move(STARTED, waited=121), slurm_job(**AFTER), {}),
+        # A user's hold in the midst of a move is obeyed, and a job made to wait for another one keeps no GPUs.
+        ("fail: *held*", move(REQUEUED), slurm_job(PENDING, held_by_user=True), {}),
+        ("fail keep-back: *Dependency*", move(REQUEUED), slurm_job(PENDING, dependent=True), {}),
+        ("fail keep-back: *Dependency*", move(CONFIGURED), slurm_job(PENDING, dependent=True), {}),
+        # What was taken back ends while the job still runs, and not later.
+        ("withdraw rest: cancelled by ann", move(PLANNED, "start", cancelled_by="ann"), WAITS, {}),
+        ("CONFIGURE", move(REQUEUED, cancelled_by="ann"), WAITS, {"room": ROOM}),
+        ("reach requeued: ", move(CHECKPOINTED, cancelled_by="ann"), slurm_job(PENDING, restarts=1), {}),
+        ("reach requeued: ", move(CHECKPOINTED), slurm_job(PENDING, restarts=1), {"forbidden": "rule"}),
+    ],
+)  # fmt: skip
+def test_through_the_queue(expected: str, the_move: Move, job: SlurmJob, more: dict[str, Any]) -> None:
+    assert fnmatchcase(found := act(the_move, job, **more), expected), found
 
 
-def test_a_grow_drains_once_its_gpus_are_free() -> None:
-    assert act(move(Step.PLANNED), slurm_job()) == Drain()
-    assert act(move(Step.PLANNED), slurm_job(), room=room({"n1": 2, "n2": 3})) == Wait()
-
-
-def test_a_first_start_configures_only_what_is_free_now() -> None:
-    pending = slurm_job(JobState.PENDING)
-    assert act(move(Step.PLANNED, "start"), pending, room=room({"n1": 4, "n2": 4})) == Configure()
-    assert act(move(Step.PLANNED, "start"), pending) == Wait()
-
-
-def test_the_fence_stops_a_move_of_an_older_attempt() -> None:
-    assert isinstance(act(move(Step.PLANNED), slurm_job(restarts=1)), Fail)
-    assert isinstance(act(move(Step.DRAINING), slurm_job(restarts=1)), Fail)
-    assert isinstance(act(move(Step.CHECKPOINTED), slurm_job(restarts=1)), Fail)
+@pytest.mark.parametrize("step", [PLANNED, DRAINING, CHECKPOINTED])
+def test_a_move_is_withdrawn_while_the_job_runs(step: Step) -> None:
+    for job, the_move, more, why in (
+        (slurm_job(held_by_user=True), move(step), {}, ": *on hold*"),
+        (slurm_job(deadline=NOW + 60), move(step), {}, ": *deadline*"),
+        (slurm_job(), move(step, cancelled_by="ann@host"), {}, " rest: cancelled by ann@host"),
+        (slurm_job(), move(step), {"forbidden": "partition main is DOWN"}, ": *could not start there"),
+    ):
+        assert fnmatchcase(act(the_move, job, report(), **more), f"withdraw{why}")
+    assert not act(move(step), slurm_job(), report()).startswith("withdraw")
 
 
 @pytest.mark.parametrize("step", [s for s in Step if not s.terminal])
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED])
 def test_a_job_that_ended_is_never_requeued(step: Step, state: JobState) -> None:
     """Only the failure of a job counts as one of its move."""
-    result = Fail if state is JobState.FAILED else Withdraw
-    assert isinstance(act(move(step), slurm_job(state)), result)
-    assert isinstance(act(move(step), None), Fail)
-
-
-def test_the_agent_is_waited_for_then_given_up_on() -> None:
-    running = slurm_job()
-    assert act(move(Step.DRAINING), running) == Wait()
-    assert act(move(Step.DRAINING, waited=30), running, None) == Wait()
-    late = move(Step.DRAINING, waited=31)
-    gone_back = act(late, running, report())
-    assert isinstance(gone_back, Reach)
-    assert gone_back.step is Step.CHECKPOINTED
-    assert isinstance(act(late, running, report(checkpointed=False)), Fail)
-    assert isinstance(act(late, running, None), Fail)
-
-
-def test_a_drain_that_the_agent_refuses_leaves_the_job_running() -> None:
-    """Its older checkpoint would undo what it has trained since."""
-    draining = move(Step.DRAINING, waited=31)
-    full = replace(report(), refused=draining.id, refused_why="no space left on device")
-    ended = act(draining, slurm_job(), full)
-    assert isinstance(ended, Fail)
-    assert ended.reason == "the job's agent could not drain: no space left on device; left running"
-    for other in (replace(full, refused=draining.id + 1), replace(full, attempt=3)):
-        assert isinstance(act(draining, slurm_job(), other), Reach)
-
-
-def test_a_job_that_left_a_drain_undone_is_requeued_all_the_same() -> None:
-    draining = move(Step.DRAINING, waited=31)
-    full = replace(report(checkpointed=False), refused=draining.id, refused_why="no")
-    assert act(draining, slurm_job(), full).undrained
-    ended = act(draining, slurm_job(), full, insist=True)
-    assert isinstance(ended, Reach)
-    assert ended.step is Step.CHECKPOINTED
-    assert "could not drain: no, not for the first time" in ended.detail
-    silent = report(checkpointed=False)
-    assert act(draining, slurm_job(), silent).undrained
-    assert isinstance(act(draining, slurm_job(), silent, insist=True), Reach)
-    assert isinstance(act(move(Step.DRAINING, waited=2), slurm_job(), silent, insist=True), Wait)
-
-
-def test_a_drain_that_nobody_looked_after_is_not_carried_out_later() -> None:
-    stale = act(move(Step.DRAINING, waited=600), slurm_job(), report())
-    assert isinstance(stale, Fail)
-    assert "out of date" in stale.reason
-
-
-def test_a_requeue_is_sent_once_and_only_repeated_when_it_shows_no_effect() -> None:
-    the_move = move(Step.CHECKPOINTED)
-    assert act(the_move, slurm_job()) == Requeue()
-    assert act(the_move, slurm_job(), since_try=1.0) == Wait()
-    assert act(the_move, slurm_job(JobState.COMPLETING)) == Wait()
-    assert act(the_move, slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
-
-
-def test_a_start_whose_gpus_did_not_come_free_costs_the_job_no_rest() -> None:
-    waiting = slurm_job(JobState.PENDING)
-    late = act(move(Step.PLANNED, "start", waited=61), waiting, room=room({}))
-    assert isinstance(late, Withdraw)
-    assert not late.rest
-    assert isinstance(act(move(Step.PLANNED, waited=61), slurm_job(), room=room({})), Fail)
-
-
-def test_processes_that_do_not_end_are_not_waited_for_without_bound() -> None:
-    completing = slurm_job(JobState.COMPLETING)
-    for step in (Step.CHECKPOINTED, Step.REQUEUED):
-        assert act(move(step, waited=100), completing) == Wait()
-        stuck = act(move(step, waited=121), completing)
-        assert isinstance(stuck, Fail)
-        assert "did not end within 120 s" in stuck.reason
-
-
-def test_a_stale_acknowledgement_is_not_acted_on() -> None:
-    assert isinstance(act(move(Step.CHECKPOINTED, waited=100), slurm_job()), Fail)
-
-
-def test_a_requeued_job_that_started_by_itself_and_was_suspended_is_not_waited_for() -> None:
-    elsewhere = slurm_job(JobState.SUSPENDED, restarts=1, gpus_per_node_held={"n2": 1})
-    assert isinstance(act(move(Step.REQUEUED), elsewhere), Fail)
-
-
-def test_a_requeued_job_waits_for_the_next_second_and_for_its_gpus() -> None:
-    pending = slurm_job(JobState.PENDING)
-    free = room({"n1": 4, "n2": 4})
-    assert act(move(Step.REQUEUED, waited=0.4), pending, room=free) == Wait()
-    assert act(move(Step.REQUEUED, waited=0.6), pending, room=free) == Configure()
-    assert act(move(Step.REQUEUED), pending, room=room({"n1": 4, "n2": 3})) == Wait()
-    given_up = act(move(Step.REQUEUED, waited=121), pending, room=room({}))
-    assert isinstance(given_up, Fail)
-    assert given_up.keep_back
-
-
-def test_a_job_does_not_wait_for_gpus_that_a_plain_job_has_taken() -> None:
-    taken = room({"n1": 4, "n2": 0})
-    taken.reach = {"n1": 4, "n2": 3}
-    given_up = act(move(Step.REQUEUED), slurm_job(JobState.PENDING), room=taken)
-    assert isinstance(given_up, Fail)
-    assert given_up.keep_back
-    assert not given_up.rest, "the next plan may place it elsewhere at once"
-    for path, job in (("start", slurm_job(JobState.PENDING)), ("requeue", slurm_job())):
-        withdrawn = act(move(Step.PLANNED, path), job, room=taken)
-        assert isinstance(withdrawn, Withdraw)
-        assert not withdrawn.rest
-    taken.reach["n2"] = 4
-    assert act(move(Step.REQUEUED), slurm_job(JobState.PENDING), room=taken) == Wait()
-
-
-def test_a_parked_job_ends_its_move_in_the_queue() -> None:
-    assert act(move(Step.REQUEUED, "park"), slurm_job(JobState.PENDING)) == Reach(Step.PARKED)
-
-
-def test_a_start_is_confirmed_by_where_slurm_put_it() -> None:
-    assert act(move(Step.CONFIGURED), slurm_job(at=TWO)) == Reach(Step.STARTED)
-    assert isinstance(act(move(Step.CONFIGURED), slurm_job(at=ONE)), Fail)
-    assert act(move(Step.CONFIGURED, waited=30), slurm_job(JobState.PENDING)) == Wait()
-    lost = room()
-    lost.reach["n2"] = 1
-    taken = act(move(Step.CONFIGURED), slurm_job(JobState.PENDING), room=lost)
-    assert isinstance(taken, Fail)
-    assert (taken.keep_back, taken.rest) == (True, False)
-    assert act(move(Step.CONFIGURED), slurm_job(at=TWO), room=lost) == Reach(Step.STARTED)
-    stuck = act(move(Step.CONFIGURED, waited=31), slurm_job(JobState.PENDING, reason="Resources"))
-    assert isinstance(stuck, Fail)
-    assert stuck.keep_back
-    assert "Resources" in stuck.reason
-
-
-def test_training_is_confirmed_by_a_report_of_this_attempt() -> None:
-    running = slurm_job(at=TWO, restarts=1)
-    assert act(move(Step.STARTED), running, report(attempt=0)) == Wait()
-    assert act(move(Step.STARTED), running, report(attempt=1, first_step_at=None)) == Wait()
-    assert act(move(Step.STARTED), running, report(attempt=1)) == Reach(Step.TRAINING)
-    silent = act(move(Step.STARTED, waited=121), running, None)
-    assert isinstance(silent, Fail)
-    assert "attach" in silent.reason
-
-
-def test_pause_stops_what_has_not_begun_and_finishes_what_has() -> None:
-    paused = act(move(Step.PLANNED), slurm_job(), paused=True)
-    assert isinstance(paused, Withdraw)
-    assert not paused.rest
-    assert act(move(Step.CHECKPOINTED), slurm_job(), paused=True) == Requeue()
-
-
-def test_a_users_hold_in_the_midst_of_a_move_is_obeyed() -> None:
-    held_back = slurm_job(JobState.PENDING, held_by_user=True)
-    assert isinstance(act(move(Step.REQUEUED), held_back), Fail)
+    result = "fail" if state is JobState.FAILED else "withdraw"
+    assert act(move(step), slurm_job(state)).startswith(f"{result}: ")
+    assert act(move(step), None).startswith("fail: ")
 
 
 def test_uneven_gpus_are_no_placement_of_ours() -> None:
     assert held(slurm_job(gpus_per_node_held={"n1": 4, "n2": 1})) is None
-    assert held(slurm_job(JobState.PENDING)) == NO_PLACEMENT
+    assert held(WAITS) == NO_PLACEMENT
 
 
 def test_capacity_counts_what_is_held_configured_and_promised() -> None:
-    running = slurm_job(at=ONE)
-    waiting = replace(slurm_job(JobState.PENDING), job_id=8)
-    configured = replace(move(Step.CONFIGURED, "start", target=Placement(("n2",), 3)), job_id=8)
-    result = capacity(NODES, {7: running, 8: waiting}, [configured])
-    assert result.free["n1"] == 2
-    assert result.free["n2"] == 1
-    leaving = capacity(NODES, {7: running}, [move(Step.CHECKPOINTED, "park")])
+    configured = move(CONFIGURED, "start", target=Placement(("n2",), 3), job_id=8)
+    jobs = {7: slurm_job(), 8: replace(WAITS, job_id=8)}
+    assert capacity(TWO_NODES, jobs, [configured]).free == {"n1": 2, "n2": 1}
+    leaving = capacity(TWO_NODES, {7: slurm_job()}, [move(CHECKPOINTED, "park")])
     assert leaving.fits_soon(Placement(("n1",), 4), NO_PLACEMENT, 8)
     assert not leaving.fits_now(Placement(("n1",), 4), 8)
-
-
-def test_a_draining_grow_keeps_others_from_its_gpus() -> None:
-    result = capacity(NODES, {7: slurm_job(at=ONE)}, [move(Step.DRAINING)])
-    assert not result.fits_soon(Placement(("n2",), 1), NO_PLACEMENT, 8)
-
-
-def test_intents_give_back_before_they_take() -> None:
-    def job(job_id: int, at: Placement, **more: object) -> SnapshotJob:
-        return replace(
-            build.job(job_id, placement=at),
-            **more,  # type: ignore[arg-type]
-        )
-
-    jobs = {
-        1: job(1, NO_PLACEMENT),
-        2: job(2, TWO),
-        3: job(3, ONE),
-        4: job(4, ONE, pinned=True),
-        5: job(5, ONE),
-    }
-    wanted = {1: ONE, 2: ONE, 3: NO_PLACEMENT, 4: TWO, 5: ONE}
-    plan = Plan(
-        tuple(Allocation(j, p, 1.0, 1.0, 32, True, "why") for j, p in wanted.items()), 1.0, 1.0, "by hand"
-    )
-    assert [(i.job_id, i.path) for i in intents(plan, jobs)] == [(2, "requeue"), (3, "park"), (1, "start")]
-
-
-def test_a_move_taken_back_ends_while_the_job_still_runs_and_not_later() -> None:
-    def cancelled(step: Step, path: str = "requeue") -> Move:
-        return replace(move(step, path), cancelled_by="ann@host")
-
-    for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):
-        assert act(cancelled(step), slurm_job(), report()) == Withdraw("cancelled by ann@host", rest=True)
-    assert act(cancelled(Step.PLANNED, "start"), slurm_job(JobState.PENDING)) == Withdraw(
-        "cancelled by ann@host", rest=True
-    )
-    free = room({"n1": 4, "n2": 4})
-    assert act(cancelled(Step.REQUEUED), slurm_job(JobState.PENDING), room=free) == Configure()
-    assert act(cancelled(Step.CHECKPOINTED), slurm_job(JobState.PENDING, restarts=1)) == Reach(Step.REQUEUED)
-
-
-def test_a_job_that_may_not_start_again_is_not_requeued() -> None:
-    for more, why in (({"held_by_user": True}, "on hold"), ({"deadline": NOW + 60}, "deadline")):
-        running = replace(slurm_job(), **more)  # type: ignore[arg-type]
-        for step in (Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED):
-            found = act(move(step), running, report())
-            assert isinstance(found, Withdraw)
-            assert why in found.reason
-
-
-def test_a_job_whose_limit_is_used_up_is_not_requeued() -> None:
-    drained = replace(move(Step.CHECKPOINTED), ends_at=NOW)
-    assert isinstance(act(drained, slurm_job(), report()), Fail)
-    assert act(drained, replace(slurm_job(), spec=JobSpec(continues=True)), report()) == Requeue()
-    assert act(replace(drained, ends_at=NOW + 1), slurm_job(), report()) == Requeue()
-
-
-def test_a_clock_set_back_ends_no_wait_early_and_prolongs_none() -> None:
-    pending, free = slurm_job(JobState.PENDING), room({"n1": 4, "n2": 4})
-    ahead = move(Step.REQUEUED, waited=-3600.0)  # requeued in what is now the future
-    assert act(ahead, pending, room=free, waited=0.4) == Wait()
-    assert act(ahead, pending, room=free, waited=1.5) == Configure()
+    draining = capacity(TWO_NODES, {7: slurm_job()}, [move(DRAINING)])
+    assert not draining.fits_soon(Placement(("n2",), 1), NO_PLACEMENT, 8), "a grow keeps others from its GPUs"
 
 
 def test_a_node_drained_in_the_meantime_is_no_target() -> None:
     nodes = (Node("n1", 4, schedulable=False), Node("n2", 4))
-    smaller = move(Step.PLANNED, target=Placement(("n1",), 1))
+    smaller = move(PLANNED, target=Placement(("n1",), 1))
     now = capacity(nodes, {7: slurm_job()}, [smaller])
-    assert act(smaller, slurm_job(), room=now) == Wait()
-    away = move(Step.PLANNED, target=Placement(("n2",), 2))
-    assert act(away, slurm_job(), room=now) == Drain()
+    assert act(smaller, slurm_job(), room=now) == "WAIT"
+    assert act(move(PLANNED, target=Placement(("n2",), 2)), slurm_job(), room=now) == "DRAIN"
 
 
-@pytest.mark.parametrize("step", [Step.REQUEUED, Step.CONFIGURED])
-def test_a_job_that_its_user_makes_wait_for_another_keeps_no_gpus(step: Step) -> None:
-    found = act(move(step), slurm_job(JobState.PENDING, dependent=True))
-    assert isinstance(found, Fail)
-    assert (found.keep_back, "Dependency" in found.reason) == (True, True)
+# --- in place ---
+
+ALL_FREE = {"room": capacity(NODES, {}, [])}
+NONE_FREE = {"room": capacity([replace(n, foreign_gpus=4) for n in NODES], {}, [])}
+CLOSED = {"room": Capacity(closed={"n2"})}
+LENT, UNLENT = {"companion": companion(("n2",))}, {"companion": companion(state=PENDING)}
+NO = {"report": resize_report(refused=5, refused_why="sbatch is forbidden")}
+
+
+def shrunk(**more: Any) -> dict[str, Any]:
+    """The job has given its node back, and its agent reports so."""
+    return {"job": resized_job(ONE), **({"report": resize_report(**more)} if more else {})}
+
+
+@pytest.mark.parametrize(
+    ("expected", "grow", "step", "more"),
+    [
+        # A shrink waits for nobody's GPUs, and then for its agent: no checkpoint stands in for ranks that stay.
+        ("DRAIN", False, PLANNED, NONE_FREE),
+        ("WAIT", False, DRAINING, {}),
+        ("fail undrained: *did not shrink*", False, DRAINING, {"report": report(), "waited": 31.0}),
+        # Nodes are given back after the ranks have left, and the end is reported.
+        ("GIVE_BACK", False, CHECKPOINTED, {}),
+        ("WAIT", False, CHECKPOINTED, {"since_try": 1.0}),
+        ("reach configured: ", False, CHECKPOINTED, shrunk()),
+        ("fail: *", False, CHECKPOINTED, {"waited": 61.0}),
+        ("WAIT", False, CONFIGURED, shrunk(resized=4)),
+        ("reach training: ", False, CONFIGURED, shrunk(resized=5)),
+        ("WAIT", False, CONFIGURED, shrunk(resized=5, attempt=1)),
+        ("fail: *", False, CONFIGURED, {**shrunk(), "waited": 121.0}),
+        # A grow starts when its GPUs are free; until then nothing was asked of the job.
+        ("RECRUIT", True, PLANNED, {}),
+        ("WAIT", True, PLANNED, NONE_FREE),
+        ("withdraw: *", True, PLANNED, {**NONE_FREE, "waited": 61.0}),
+        # A companion is placed, watched, and joins.
+        ("WAIT", True, RECRUITING, {}),
+        ("PLACE", True, RECRUITING, UNLENT),
+        ("WAIT", True, RECRUITING, {**UNLENT, **CLOSED}),
+        ("fail: *", True, RECRUITING, {**UNLENT, **CLOSED, "waited": 61.0}),
+        ("fail: *", True, RECRUITING, {"waited": 61.0}),
+        ("reach configured: *lost", True, RECRUITING, LENT),
+        ("WAIT", True, CONFIGURED, UNLENT),
+        ("reach started: ", True, CONFIGURED, LENT),
+        ("fail: *", True, CONFIGURED, {**UNLENT, "waited": 31.0}),
+        ("WAIT", True, STARTED, {**LENT, "report": resize_report(resized=4)}),
+        ("reach training: ", True, STARTED, {**LENT, "report": resize_report(resized=5)}),
+        ("fail: *", True, STARTED, {**LENT, "waited": 121.0}),
+        # What the agent refuses is not waited for, and an earlier refusal is.
+        ("fail: the job's agent could not: sbatch is forbidden", True, RECRUITING, NO),
+        ("fail: the job's agent could not: sbatch is forbidden", True, STARTED, NO),
+        ("fail undrained: the job's agent could not: sbatch is forbidden", False, DRAINING, NO),
+        ("WAIT", True, RECRUITING, {"report": resize_report(refused=4)}),
+        ("WAIT", True, RECRUITING, {"report": resize_report(refused=5, attempt=1)}),
+        ("GIVE_BACK", False, CHECKPOINTED, NO),  # its ranks have left
+        # A move is taken back until the point of no return, and paused before it began.
+        ("withdraw rest: *", False, PLANNED, {"cancelled_by": "ann"}),
+        ("withdraw rest: *", False, DRAINING, {"cancelled_by": "ann"}),
+        ("GIVE_BACK", False, CHECKPOINTED, {"cancelled_by": "ann"}),
+        ("withdraw rest: *", True, RECRUITING, {**UNLENT, "cancelled_by": "ann"}),
+        ("withdraw rest: *", True, CONFIGURED, {**UNLENT, "cancelled_by": "ann"}),
+        ("reach started: ", True, CONFIGURED, {**LENT, "cancelled_by": "ann"}),
+        ("WAIT", True, STARTED, {**LENT, "cancelled_by": "ann"}),
+        (f"withdraw: {PAUSED}", False, PLANNED, {"paused": True}),
+        (f"withdraw: {PAUSED}", True, RECRUITING, {**UNLENT, "paused": True}),
+        ("WAIT", True, CONFIGURED, {**UNLENT, "paused": True}),
+        # A move from where the job is no longer is not begun.
+        ("withdraw: *", True, PLANNED, {"job": resized_job(Placement(("n1", "n3"), 4))}),
+        ("withdraw: *", False, PLANNED, {"job": resized_job(Placement(("n1", "n3"), 4))}),
+        # A companion that is not what was asked for ends the move.
+        *(
+            ("fail: *", True, step, {"companion": lent})
+            for step in (CONFIGURED, STARTED)
+            for lent in (
+                companion(("n3",)),
+                companion(("n2",), COMPLETING),
+                companion(("n2",), SUSPENDED),
+                companion(state=PENDING, held_by_user=True),
+                None,
+            )
+        ),
+        ("fail: *went back to the queue", True, STARTED, UNLENT),
+        # The allocation goes, and the move with it.
+        *(
+            ("fail: *", False, step, {"job": gone})
+            for step in (DRAINING, CHECKPOINTED, CONFIGURED)
+            for gone in (
+                resized_job(BOTH, COMPLETING),
+                resized_job(Placement(), PENDING),
+                resized_job(BOTH, restart_count=1),
+                resized_job(BOTH, SUSPENDED),
+            )
+        ),
+    ],
+)
+def test_in_place(expected: str, grow: bool, step: Step, more: dict[str, Any]) -> None:
+    the_move = resize(step, grow=grow, cancelled_by=more.get("cancelled_by", ""))
+    words = {name: value for name, value in more.items() if name not in ("cancelled_by", "job", "report")}
+    job = more.get("job") or resized_job(the_move.source)
+    found = act(the_move, job, more.get("report"), **{**ALL_FREE, "waited": 1.0, **words})
+    assert fnmatchcase(found, expected), found
+
+
+def test_what_comes_in_is_set_aside_and_what_leaves_is_free_when_slurm_shows_it() -> None:
+    jobs, arriving, there = {7: resized_job(ONE)}, Placement(("n2",), 4), companion(("n2",))
+    coming = capacity(NODES, jobs, [resize(RECRUITING, grow=True)])
+    assert coming.free == {"n1": 0, "n2": 0, "n3": 4}
+    assert coming.kept(arriving)
+    arrived = capacity(NODES, jobs, [resize(STARTED, grow=True)], pending_companions={5: there})
+    assert arrived.free == {"n1": 0, "n2": 0, "n3": 4}
+    assert not capacity(NODES, jobs, [resize(RECRUITING, grow=True)], orphans=[there]).kept(arriving)
+    leaving = capacity(NODES, {7: resized_job(BOTH)}, [resize(CHECKPOINTED, grow=False)])
+    assert (leaving.free["n2"], leaving.fits_soon(arriving, Placement(), 8)) == (0, True)
+    may_stay = capacity(NODES, {7: resized_job(BOTH)}, [resize(DRAINING, grow=False)])
+    assert not may_stay.fits_soon(arriving, Placement(), 8)
+
+
+def test_a_shrink_that_was_carried_out_although_it_failed_leaves_something_over() -> None:
+    failed, done = resize(Step.FAILED, grow=False), resize_report(resized=5)
+    gone = replace(failed, target=Placement(("n1", "n3"), 4))  # a companion on n3 is gone too
+    for left in (failed, gone):
+        assert left_over(resized_job(BOTH), done, {5: left}) == left
+    for job, found, of_move in (
+        (resized_job(ONE), done, failed),
+        (resized_job(BOTH), resize_report(resized=4), failed),
+        (resized_job(BOTH, restart_count=1), done, failed),
+        (resized_job(BOTH), resize_report(resized=5, attempt=1), failed),
+        (resized_job(BOTH), done, replace(failed, job_id=8)),
+        (resized_job(BOTH), done, replace(failed, step=Step.TRAINING)),
+        (resized_job(BOTH), done, resize(Step.FAILED, grow=True)),
+    ):
+        assert left_over(job, found, {5: of_move}) is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.neighbours import left_to_plain_jobs
+from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
 from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -18,8 +18,7 @@ def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = (), **placed: obje
     """GPUs left to plain jobs while jobs of at least 4 GPUs hold `placements`."""
     words = {"spec": JobSpec(min_gpus=4)} | placed
     ours = [placed_job(number, placement, **words) for number, placement in enumerate(placements, 1)]
-    found, _ = left_to_plain_jobs(ClusterState(NOW, NODES, jobs, rules=RULES), ours, {})
-    return dict(found)
+    return dict(left_to_plain_jobs(ClusterState(NOW, NODES, jobs, rules=RULES), ours, {}))
 
 
 def placed_job(job_id: int, placement: Placement, spec: JobSpec, **other: object) -> SnapshotJob:
@@ -43,8 +42,8 @@ def test_a_plain_job_that_asks_for_a_type_blocks_no_gpus_of_others() -> None:
     asks = plain(requested_gpus_per_node=1, tres={"gres/gpu": 1}, demands=of_plain_job("gres:gpu:a100:1"))
     held = [placed_job(1, Placement(("n1", "n3"), 4), JobSpec(min_gpus=4))]
     state = ClusterState(NOW, nodes, (asks, ours()), rules=RULES)
-    assert left_to_plain_jobs(state, held, {}) == ({}, ()), "n2 and n4 have none of that type"
-    assert left_to_plain_jobs(state, [], {})[0].keys() <= {"n1", "n3"}
+    assert left_to_plain_jobs(state, held, {}) == {}, "n2 and n4 have none of that type"
+    assert left_to_plain_jobs(state, [], {}).keys() <= {"n1", "n3"}
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import NOT_BOOTED, PAUSED
-from polluxd.apply.paths import PathOptions, choose, failed_paths, keeps, likely
-from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
+from polluxd.apply.machine import NOT_BOOTED, PAUSED
+from polluxd.apply.paths import MoveRules, choose, failed_paths, intents, keeps, likely
+from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Move, Placement, Plan, Report, Step
 from polluxd.slurm.protocol import SlurmJob
+from tests import build
 from tests.build import slurm_job
 
-ALL = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
+ALL = MoveRules(frozenset({"resize", "requeue"}), can_shrink=True)
 
 
 def on(*names: str, gpus: int = 4) -> Placement:
@@ -42,7 +43,7 @@ def says(able: str, attempt: int = 0) -> Report:
 
 def test_companions_leave_in_place_even_where_slurm_cannot_shrink_a_job() -> None:
     lent = job("n1", "n2", lent=(("n3",),))
-    fixed = PathOptions(ALL.paths, can_shrink=False)
+    fixed = MoveRules(ALL.paths, can_shrink=False)
     assert choose(on("n1", "n2", "n3"), on("n1", "n2"), lent, says("in-place"), fixed)[0] == "resize"
     assert choose(on("n1", "n2", "n3"), on("n1"), lent, says("in-place"), fixed)[0] == "requeue"
 
@@ -139,6 +140,17 @@ def test_the_next_move_is_expected_in_place_of_jobs_on_whole_nodes_alone() -> No
     shown = job("n1", "n2")
     assert likely(shown, says("in-place"), ALL, whole_nodes=True) == "resize"
     assert likely(shown, says("in-place"), ALL, whole_nodes=False) == "requeue"
-    assert likely(shown, says("in-place"), PathOptions(), whole_nodes=True) == "requeue"
+    assert likely(shown, says("in-place"), MoveRules(), whole_nodes=True) == "requeue"
     failed = replace(ALL, failed={7: frozenset({("resize", True)})})
     assert likely(shown, says("in-place"), failed, whole_nodes=True) == "requeue"
+
+
+def test_intents_give_back_before_they_take() -> None:
+    one, two = Placement(("n1",), 2), on("n1", "n2")
+    jobs = {1: NO_PLACEMENT, 2: two, 3: one, 4: one, 5: one}
+    wanted = {1: one, 2: one, 3: NO_PLACEMENT, 4: two, 5: one}
+    ours = [build.job(number, placement=at, pinned=number == 4) for number, at in jobs.items()]
+    shown = [slurm_job(number, at=at) for number, at in jobs.items()]
+    allocations = [Allocation(number, at, 1.0, 1.0, 32, True, "why") for number, at in wanted.items()]
+    found = intents(Plan(tuple(allocations), 1.0, 1.0, "by hand"), ours, shown, {}, ALL)
+    assert [(i.job_id, i.path) for i in found] == [(2, "requeue"), (3, "park"), (1, "start")]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.actions import Fail
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.intents import Intent
+from polluxd.apply.machine import Fail
+from polluxd.apply.paths import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.refusals import LONGEST_S
 from polluxd.config.settings import MoveSettings, PolicySettings
@@ -182,11 +182,11 @@ def test_a_pause_costs_no_job_a_cooldown_and_a_move_taken_back_one() -> None:
     acting = reconciler(slurm, store, cooldown=60.0)
     turn(acting, slurm, store, paused=True)
     assert store.reached == [(first, Step.FAILED)]
-    assert acting.cooldowns.left(first) == 0.0
+    assert acting.past.cooldown(first) == 0.0
     store.moves = [planned(slurm, second, cancelled_by="ann@host")]
     turn(acting, slurm, store)
     assert store.reached[1:] == [(second, Step.FAILED)]
-    assert acting.cooldowns.left(second) == 60.0
+    assert acting.past.cooldown(second) == 60.0
 
 
 def test_a_job_that_started_within_seconds_rests_for_seconds() -> None:
@@ -198,7 +198,7 @@ def test_a_job_that_started_within_seconds_rests_for_seconds() -> None:
     now = slurm.clock()
     trains = Report(attempt=0, at=now, first_step_at=now, limits=BatchLimits(32, 1024, 8, 128))
     acting.tick(acting.gather(slurm.observe()), CycleRecords(moves=[one], reports={started: trains}))
-    assert acting.cooldowns.left(started) == 4.0, "as long as the start took"
+    assert acting.past.cooldown(started) == 4.0, "as long as the start took"
 
 
 def test_a_wait_counts_from_its_own_step_though_the_clock_was_set_back_before() -> None:
@@ -320,10 +320,10 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
     store = MemoryStore(planned(slurm, 99))
     acting = reconciler(slurm, store, cooldown=60.0)
     turn(acting, slurm, store)  # no such job: the move fails
-    assert acting.cooldowns.left(99) > 0.0
+    assert acting.past.cooldown(99) > 0.0
     store.moves = []
     turn(acting, slurm, store)
-    assert acting.cooldowns.left(99) == 0.0
+    assert acting.past.cooldown(99) == 0.0
 
 
 def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once() -> None:
@@ -402,7 +402,7 @@ def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
     store.moves = []
     turn(acting, slurm, store)
     assert not acting.occupied(job_id)
-    assert acting.cooldowns.left(job_id) == 0.0
+    assert acting.past.cooldown(job_id) == 0.0
 
 
 def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from polluxd.apply.intents import Intent
+from polluxd.apply.paths import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
@@ -85,7 +85,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert site.turn() == 0
     assert site.slurm.truth(lent).state is JobState.RUNNING
     assert site.store.records(restarts_since=0.0).restarts == {}, "nobody was restarted"
-    assert site.acting.cooldowns.left(site.job) == 0.0, "it may be resized again at once"
+    assert site.acting.past.cooldown(site.job) == 0.0, "it may be resized again at once"
 
 
 def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:
@@ -161,7 +161,7 @@ def test_a_move_that_fails_ends_its_companion_at_once() -> None:
     site.turn()
     assert site.steps == [Step.FAILED]
     assert site.slurm.truth(lent).raw_state == "CANCELLED"
-    assert site.acting.cooldowns.left(site.job) > 60.0
+    assert site.acting.past.cooldown(site.job) > 60.0
 
 
 def test_a_refused_placing_fails_the_move_and_not_the_job() -> None:

@@ -7,13 +7,10 @@ from math import inf
 
 import pytest
 
-from polluxd.apply.actions import Fail, Reach, Wait, Withdraw
-from polluxd.apply.capacity import Capacity
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.machine import next_action
-from polluxd.apply.refusal_reasons import refused
+from polluxd.apply.machine import Fail, Reach
 from polluxd.apply.refusals import FIRST_S, Refusals
-from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
+from polluxd.apply.startable import Eligibility, combined, eligibility, forbids, refused_group
 from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import JobState, Move, Placement, Step
@@ -106,44 +103,6 @@ def test_which_moves_a_rule_forbids() -> None:
     assert forbids(down, move("park", HERE, Placement())) == down.rule
 
 
-def act(step: Step, path: str = "requeue", state: JobState = JobState.RUNNING, **other: object) -> object:
-    shown = job(1, state, **{k: v for k, v in other.items() if k == "reason"})
-    words = {k: v for k, v in other.items() if k != "reason"}
-    source = HERE if path != "start" else Placement()
-    return next_action(
-        move(path, source, THERE, step),
-        shown,
-        None,
-        Capacity(),
-        now=NOW,
-        limits=MoveSettings(),
-        **{"waited": 1.0, **words},
-    )  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("step", [Step.PLANNED, Step.DRAINING, Step.CHECKPOINTED])
-def test_a_move_that_a_rule_forbids_is_taken_back_and_the_job_runs_on(step: Step) -> None:
-    found = act(step, forbidden="partition main is DOWN")
-    assert isinstance(found, Withdraw)
-    assert "could not start there" in found.reason
-    assert not isinstance(act(step), Withdraw)
-
-
-def test_a_job_that_is_in_the_queue_already_is_not_left_in_between() -> None:
-    assert isinstance(act(Step.CHECKPOINTED, state=JobState.PENDING, forbidden="rule"), Reach)
-
-
-def test_a_refusal_ends_a_start_at_once_and_a_busy_node_does_not() -> None:
-    for reason, waited, kind in (
-        ("AssocGrpGRES", 5.0, Fail),
-        ("AssocGrpGRES", 1.0, Wait),
-        ("ReqNodeNotAvail,_Reserved_for_maintenance", 5.0, Fail),
-        ("Resources", 5.0, Wait),
-    ):
-        found = act(Step.CONFIGURED, state=JobState.PENDING, reason=reason, waited=waited)
-        assert isinstance(found, kind), reason
-
-
 @pytest.mark.parametrize(
     ("reason", "is_one"),
     [
@@ -164,7 +123,7 @@ def test_a_refusal_ends_a_start_at_once_and_a_busy_node_does_not() -> None:
     ],
 )
 def test_reasons(reason: str, is_one: bool) -> None:
-    assert refused(reason) is is_one
+    assert (refused_group(reason) is not None) is is_one
 
 
 def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:

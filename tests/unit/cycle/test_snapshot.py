@@ -14,8 +14,7 @@ import pytest
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.move_rules import MoveRules
-from polluxd.apply.paths import PathOptions
+from polluxd.apply.paths import MoveRules
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import PolicySettings
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
@@ -140,10 +139,10 @@ def test_age_and_cost_come_from_the_database() -> None:
 def test_a_move_costs_what_its_path_does() -> None:
     able = replace(REPORT, resize="in-place")
     whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
-    options = PathOptions(frozenset({"resize", "requeue"}), can_shrink=True)
+    able_to = {"paths": frozenset({"resize", "requeue"}), "can_shrink": True}
 
     def costs(job: SlurmJob, **more: object) -> tuple[float, float | None]:
-        given = {"reports": {1: able}, "options": options, "resize_cost": 2.5, **more}
+        given = {"reports": {1: able}, **able_to, "resize_cost": 2.5, **more}
         found = snapshot(job, **given).jobs[0]
         return found.move_cost, found.resize_cost
 
@@ -154,15 +153,11 @@ def test_a_move_costs_what_its_path_does() -> None:
     assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
     spent = "the cluster's 2 moves an hour are used up"
     stay = {whole.user: spent}.get
-    assert not snapshot(whole, reports={1: able}, options=options, spent=stay).jobs[0].pinned, (
-        "it need not restart"
-    )
-    assert snapshot(whole, reports={1: REPORT}, options=options, spent=stay).jobs[0].pin_reason == spent
+    assert not snapshot(whole, reports={1: able}, **able_to, spent=stay).jobs[0].pinned, "it need not restart"
+    assert snapshot(whole, reports={1: REPORT}, **able_to, spent=stay).jobs[0].pin_reason == spent
     other = replace(whole, user="another")
     assert (
-        not snapshot(
-            other, reports={1: REPORT}, options=options, spent=lambda user: {"x": spent}.get(user, "")
-        )
+        not snapshot(other, reports={1: REPORT}, **able_to, spent=lambda user: {"x": spent}.get(user, ""))
         .jobs[0]
         .pinned
     )

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.reconciler import Reconciler
-from polluxd.apply.refusal_reasons import refused_group
+from polluxd.apply.startable import refused_group
 from polluxd.config.settings import MoveSettings, Objective
 from polluxd.cycle.controller import Controller
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable, StoreUnavailable

@@ -1,4 +1,4 @@
-"""Measure waiting times by a clock that does not step.
+"""What this process knows of moves under way: how long they wait, and which cycle decided on them.
 
 The database stores the times of moves in POSIX seconds, so that another polluxd can continue from them. A wall clock
 that is set back by an hour would make a bounded wait last an hour longer; a clock that is set forward would end all
@@ -9,8 +9,11 @@ on from there by the monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from math import inf
 
-from polluxd.apply.actions import NOT_BOOTED
+from polluxd import logs
+from polluxd.apply.machine import NOT_BOOTED
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Node, Step
 
@@ -20,8 +23,8 @@ PATIENCE = 2
 """A move that stays in one step for so many times the longest timeout of [moves] is stuck."""
 
 
-class Stopwatch:
-    """Waiting times of moves under way, and times of the last calls for them.
+class OpenMoves:
+    """The moves under way.
 
     Args:
         clock: POSIX time [s].
@@ -33,6 +36,8 @@ class Stopwatch:
         self._monotonic = monotonic
         self._since: dict[Stage, float] = {}
         self._tried: dict[Stage, float] = {}
+        self._cycles: dict[int, int] = {}
+        """By move: the cycle that decided on it, in this process."""
         self._booting: frozenset[str] = frozenset()
         self._dead: frozenset[str] = frozenset()
         """Nodes that have not come up since they booted."""
@@ -59,32 +64,36 @@ class Stopwatch:
         self._tried[move.id, move.step] = self._monotonic()
 
     def since_try(self, move: Move) -> float:
-        """Return the seconds since the last `try_now` at this step.
+        """Return the seconds since the last `try_now` of this process at this step; infinite without one."""
+        return self._monotonic() - self._tried.get((move.id, move.step), -inf)
 
-        Infinite where this process has not called `try_now` at this step.
-        """
-        tried = self._tried.get((move.id, move.step))
-        return float("inf") if tried is None else self._monotonic() - tried
+    def decided(self, cycle: int, begun: Iterable[Move]) -> None:
+        """Take the cycle that decided on these moves."""
+        self._cycles |= {move.id: cycle for move in begun}
 
-    def keep(self, moves: Iterable[Move], nodes: Iterable[Node] = ()) -> None:
+    def about(self, move: Move) -> AbstractContextManager[None]:
+        """Add the ids of a move to every line that the body logs: its job, itself, and the deciding cycle."""
+        cycle = {"cycle": self._cycles[move.id]} if move.id in self._cycles else {}
+        return logs.about(**cycle, job=move.job_id, move=move.id)
+
+    def keep(self, moves: Iterable[Move], nodes: Sequence[Node] = ()) -> None:
         """Forget all but these moves; note which of the nodes boot, and which did so in vain."""
-        listed = list(nodes)
-        up = {node.name for node in listed if node.power == "on" and node.schedulable}
-        booting = frozenset(node.name for node in listed if node.power == "booting")
+        up = {node.name for node in nodes if node.power == "on" and node.schedulable}
+        booting = frozenset(node.name for node in nodes if node.power == "booting")
         self._dead = (self._dead | self._booting) - booting - up
         self._booting = booting
         known = {move.id for move in moves}
-        for times in (self._since, self._tried):
-            for stage in [stage for stage in times if stage[0] not in known]:
-                del times[stage]
+        self._since, self._tried = (
+            {stage: at for stage, at in times.items() if stage[0] in known}
+            for times in (self._since, self._tried)
+        )
+        self._cycles = {number: cycle for number, cycle in self._cycles.items() if number in known}
 
 
 def stuck_moves(moves: Sequence[Move], limits: MoveSettings, now: float) -> list[Move]:
     """Return the moves that stay in their step for too long, oldest first."""
     longest = max(value for name, value in limits if name.endswith("_timeout_s"))
-    return sorted(
-        (move for move in moves if now - in_step_since(move) > PATIENCE * longest), key=in_step_since
-    )
+    return sorted((m for m in moves if now - in_step_since(m) > PATIENCE * longest), key=in_step_since)
 
 
 def in_step_since(move: Move) -> float:

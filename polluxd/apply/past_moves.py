@@ -1,0 +1,112 @@
+"""What the ends of a job's moves mean for its next ones.
+
+After a move polluxd leaves a job alone for a while (its cooldown). The cooldown depends on the cost of the move, so a
+job that started within seconds may soon grow. It doubles with each failed move. A job without GPUs has no training to
+protect: it rests only after a person has cancelled its move.
+
+A job that holds more than its user's equal share of the GPUs may refuse one drain, or leave it unanswered: its agent
+may have been unable to save. From the second one on polluxd requeues the job all the same, so that it costs nobody but
+its own user. Such a job gains no GPUs beyond the equal share any more.
+
+A restart of polluxd loses both; the loss costs one early retry, and the other users one more drain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from polluxd.model import Move
+from polluxd.slurm.protocol import ClusterState
+
+_MOST_DOUBLINGS = 6
+
+
+@dataclass(slots=True)
+class _Past:
+    """The ends of one job's moves."""
+
+    rests_until: float = -math.inf
+    """By a clock that does not step [s]."""
+    failures: int = 0
+    """Moves that failed since the last one that completed."""
+    cancelled: bool = False
+    """A person has cancelled the newest move."""
+    undrained: int = 0
+    """Drains that the job's agent refused, or left unanswered."""
+
+
+class PastMoves:
+    """The ends of all jobs' moves.
+
+    Args:
+        cooldown: longest cooldown after a move that did not fail [s].
+        monotonic: seconds that only go forward.
+    """
+
+    def __init__(self, cooldown: float, monotonic: Callable[[], float]) -> None:
+        self._cooldown = cooldown
+        self._monotonic = monotonic
+        self._jobs: dict[int, _Past] = {}
+
+    def cooldown(self, job_id: int) -> float:
+        """Return the rest of the job's cooldown [s]."""
+        past = self._jobs.get(job_id)
+        return 0.0 if past is None else max(0.0, past.rests_until - self._monotonic())
+
+    def undrained(self, job_id: int) -> int:
+        """Return how many drains the job left undone."""
+        return self._jobs[job_id].undrained if job_id in self._jobs else 0
+
+    def completed(self, move: Move, took: float) -> None:
+        """Begin a cooldown, no longer than the move took [s]; none after a resize in place."""
+        past = self._jobs.setdefault(move.job_id, _Past())
+        past.failures, past.cancelled = 0, False
+        self._rest(past, 0.0 if move.path == "resize" else took)
+
+    def failed(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
+        """Begin a cooldown twice as long as after the failure before, with `rest`."""
+        past = self._jobs.setdefault(move.job_id, _Past())
+        past.undrained += undrained
+        if rest:
+            past.failures, past.cancelled = past.failures + 1, False
+            self._rest(past)
+
+    def cancelled(self, move: Move) -> None:
+        """Begin a cooldown as long as the job's last one, after a person has cancelled its move."""
+        past = self._jobs.setdefault(move.job_id, _Past())
+        past.cancelled = True
+        self._rest(past)
+
+    def _rest(self, past: _Past, most: float = math.inf) -> None:
+        whole = self._cooldown * 2.0 ** min(past.failures, _MOST_DOUBLINGS)
+        past.rests_until = self._monotonic() + min(whole, most)
+
+    def keep(self, holding: Collection[int], waiting: Collection[int]) -> None:
+        """Forget all jobs but these; of those that wait, the cooldowns that no cancelled move began."""
+        self._jobs = {
+            job_id: past if job_id in holding or past.cancelled else _Past(undrained=past.undrained)
+            for job_id, past in self._jobs.items()
+            if job_id in holding or job_id in waiting
+        }
+
+    def insisted_on(self, state: ClusterState) -> frozenset[int]:
+        """Return the jobs that polluxd requeues even if they do not drain."""
+        share = equal_share(state)
+        undrained = {job_id for job_id, past in self._jobs.items() if past.undrained}
+        if share is None or not undrained:
+            return frozenset()
+        held: Counter[int] = Counter()
+        for job in state.jobs:
+            if job.spec is not None:
+                held[job.uid] += sum(job.gpus_per_node_held.values())
+        return frozenset(j.job_id for j in state.jobs if j.job_id in undrained and held[j.uid] > share)
+
+
+def equal_share(state: ClusterState) -> float | None:
+    """Return the GPUs of the cluster over the users with Pollux jobs; None: there is at most one such user."""
+    # By user: further jobs of one user take nothing from the share of the others.
+    users = {job.uid for job in state.jobs if job.spec is not None and not job.state.finished}
+    return sum(node.gpus for node in state.nodes) / len(users) if len(users) > 1 else None

@@ -1,0 +1,80 @@
+"""Jobs that rest after a move."""
+
+from __future__ import annotations
+
+import pytest
+
+from polluxd.apply.past_moves import PastMoves
+from polluxd.model import Move
+from tests.build import move as build_move
+
+LONGEST = 60.0
+
+
+def move(number: int = 1, path: str = "requeue") -> Move:
+    return build_move(path, id=number, job_id=number)
+
+
+class Rest:
+    """Cooldowns of 60 s, and the clock that they read."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.past = PastMoves(LONGEST, lambda: self.now)
+
+    def left(self, job_id: int = 1) -> float:
+        return self.past.cooldown(job_id)
+
+
+@pytest.fixture
+def rest() -> Rest:
+    return Rest()
+
+
+def test_a_job_rests_after_a_move_and_not_after_a_resize_in_place(rest: Rest) -> None:
+    assert rest.left() == 0.0
+    rest.past.completed(move(), took=90.0)
+    rest.now += 20.0
+    assert rest.left() == 40.0
+    rest.now += 1000.0
+    assert rest.left() == 0.0
+    rest.past.completed(move(), took=5.0)
+    assert rest.left() == 5.0, "no longer than the move took"
+    rest.past.completed(move(path="resize"), took=5.0)
+    assert rest.left() == 0.0
+    rest.past.failed(move(path="resize"))
+    assert rest.left() == 120.0, "a resize that failed is not tried again at once"
+
+
+def test_each_failure_doubles_the_rest_up_to_a_bound_and_a_completed_move_ends_that(rest: Rest) -> None:
+    found = []
+    for _ in range(8):
+        rest.past.failed(move())
+        found.append(rest.left())
+    assert found == [LONGEST * 2**n for n in (1, 2, 3, 4, 5, 6, 6, 6)]
+    rest.past.failed(move(), rest=False)
+    assert rest.left() == found[-1], "as long as before"
+    rest.past.completed(move(), took=90.0)
+    assert rest.left() == LONGEST
+
+
+def test_a_cancelled_move_begins_the_last_rest_again(rest: Rest) -> None:
+    rest.past.cancelled(move())
+    assert rest.left() == LONGEST
+    rest.past.failed(move())
+    rest.now += 100.0
+    rest.past.cancelled(move())
+    assert rest.left() == 2 * LONGEST
+    rest.past.completed(move(path="resize"), took=5.0)
+    rest.now += 5.0
+    rest.past.cancelled(move())
+    assert rest.left() == LONGEST, "after a resize in place, too"
+
+
+def test_jobs_without_gpus_rest_only_after_a_person_cancelled_their_moves(rest: Rest) -> None:
+    for number in (1, 2, 3, 4):
+        rest.past.failed(move(number), undrained=number == 2)
+    rest.past.cancelled(move(3))
+    rest.past.keep({1}, {2, 3})
+    assert [rest.left(n) for n in (1, 2, 3, 4)] == [120.0, 0.0, 120.0, 0.0], "the last is gone"
+    assert [rest.past.undrained(n) for n in (1, 2, 4)] == [0, 1, 0]
