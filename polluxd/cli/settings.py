@@ -233,7 +233,7 @@ SETTING_COLUMNS = (
 def _option(info: SettingInfo) -> Any:
     """Return the typer option of one setting, from its declaration."""
     name = option_name(info)
-    if info.is_switch:
+    if info.type == "boolean":
         return Annotated[bool | None, typer.Option(f"{name}/--no-{name.removeprefix('--')}", help=info.help)]
     hint = "; NAME=none removes an entry" if info.is_table else "; none turns it off" if info.optional else ""
     option = typer.Option(name, *SHORT_OPTIONS.get(info.key, []), metavar=info.metavar, help=info.help + hint)

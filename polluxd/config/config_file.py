@@ -83,7 +83,8 @@ class Config(BaseModel):
 
 def mode() -> SettingInfo:
     """Return the one setting outside all sections."""
-    return next(info for info in declared("", Config.model_json_schema()) if info.key == "mode")
+    schema = Config.model_json_schema()
+    return declared("", {**schema, "properties": {"mode": schema["properties"]["mode"]}})[0]
 
 
 def load_config(path: Path | str = DEFAULT_PATH) -> Config:

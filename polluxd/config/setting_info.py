@@ -1,4 +1,4 @@
-"""The declaration of each setting, for messages, options and pages."""
+"""The declaration of each setting, for messages, options and pages, from the JSON schema of its class."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from polluxd.config.cloud_settings import CloudSettings
 from polluxd.config.settings import SECTIONS, PolicySettings
 from polluxd.errors import ConfigError
+
+Schema = Mapping[str, Any]
+"""JSON schema, with the words that `polluxd.config.value_types` adds: unit, expected, metavar, run_time_only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +22,29 @@ class SettingInfo:
 
     section: str
     key: str
-    schema: Mapping[str, Any]
-    """Its JSON schema, with the words that `polluxd.config.settings` adds: unit, expected, metavar, run_time_only."""
+    schema: Schema
     required: bool
+    default: Any
+    """As JSON has it; None where the setting is required, or unset by default."""
+    example: Any
+    """What the example file shows where the default shows too little, else None."""
+    run_time_only: str
+    """The command that sets it, where polluxd.toml may not; else empty."""
+    type: str
+    """Its JSON type, where it is set."""
+    entry_type: str
+    """The JSON type of a table's values; else empty."""
+    optional: bool
+    """It may be unset."""
+    doc: str
+    expected: str
+    """Which values it takes, in words."""
+    metavar: str
+    """What stands for a value in `--help`."""
 
     @property
     def name(self) -> str:
         return f"{self.section}.{self.key}" if self.section else self.key
-
-    @property
-    def doc(self) -> str:
-        return " ".join(self.schema.get("description", "").split())
 
     @property
     def help(self) -> str:
@@ -38,52 +52,8 @@ class SettingInfo:
         return self.doc.split(". ")[0].rstrip(".")
 
     @property
-    def default(self) -> Any:
-        """As JSON has it; None where the setting is required."""
-        return self.schema.get("default", {} if self.is_table else None)
-
-    @property
-    def example(self) -> Any:
-        """What the example file shows where the default shows too little, else None."""
-        return next(iter(self.schema.get("examples", ())), None)
-
-    @property
-    def run_time_only(self) -> str:
-        """The command that sets it, where polluxd.toml may not; else empty."""
-        return str(self.schema.get("run_time_only", ""))
-
-    @property
-    def expected(self) -> str:
-        """Which values it takes, in words."""
-        return _expected(self.schema)
-
-    @property
-    def metavar(self) -> str:
-        """What stands for a value in `--help`."""
-        return _metavar(self.schema)
-
-    @property
     def is_table(self) -> bool:
         return self.type == "object"
-
-    @property
-    def is_switch(self) -> bool:
-        return self.type == "boolean"
-
-    @property
-    def optional(self) -> bool:
-        """It may be unset."""
-        return {"type": "null"} in self.schema.get("anyOf", ())
-
-    @property
-    def type(self) -> str:
-        """Its JSON type, where it is set."""
-        return _type(self.schema)
-
-    @property
-    def entry_type(self) -> str:
-        """The JSON type of a table's values."""
-        return _type(_entries(self.schema))
 
     def expected_at(self, path: tuple[int | str, ...]) -> str:
         """Say which values it takes at `path`: of a table, an entry or its name."""
@@ -92,64 +62,67 @@ class SettingInfo:
         return f"{_name(self.schema)} as a name" if path[-1] == "[key]" else _expected(_entries(self.schema))
 
 
-def declared(section: str, schema: Mapping[str, Any]) -> tuple[SettingInfo, ...]:
+def declared(section: str, whole: Schema) -> tuple[SettingInfo, ...]:
     """Return the settings of a section's JSON schema, in the order of their declaration."""
-    return tuple(
-        SettingInfo(section, key, _resolved(inner, schema), key in schema.get("required", ()))
-        for key, inner in schema["properties"].items()
-    )
+    found = []
+    for key, inner in whole["properties"].items():
+        # What the setting itself says stays beside the definition that it refers to.
+        reference = inner.get("$ref", "").rpartition("/")[2]
+        schema = {**whole["$defs"][reference], **inner} if reference else inner
+        kind, entries = _set(schema).get("type", ""), _entries(schema)
+        found.append(
+            SettingInfo(
+                section,
+                key,
+                schema,
+                required=key in whole.get("required", ()),
+                default=schema.get("default", {} if kind == "object" else None),
+                example=next(iter(schema.get("examples", ())), None),
+                run_time_only=schema.get("run_time_only", ""),
+                type=kind,
+                entry_type=_set(entries)["type"] if entries else "",
+                optional={"type": "null"} in schema.get("anyOf", ()),
+                doc=" ".join(schema.get("description", "").split()),
+                expected=_expected(schema),
+                metavar=_metavar(schema),
+            )
+        )
+    return tuple(found)
 
 
 @cache
 def infos(section: str) -> tuple[SettingInfo, ...]:
     """Return the settings of one section."""
-    found = declared(section, TypeAdapter(SECTIONS[section]).json_schema())
-    if section != "policy":
-        return found
-    # pydantic finds docstrings in the class that declares the fields alone.
-    inherited = declared(section, TypeAdapter(CloudSettings).json_schema())
-    return (*found[len(inherited) :], *inherited)
+    return declared(section, TypeAdapter(SECTIONS[section]).json_schema())
 
 
 @cache
 def policy_info(key: str) -> SettingInfo:
     """Return a setting of the policy by name. Raises ConfigError."""
-    for info in infos("policy"):
-        if info.key == key:
-            return info
-    known = ", ".join(sorted(info.key for info in infos("policy")))
-    raise ConfigError(f"no setting {key!r}: there are {known}")
+    known = {info.key: info for info in infos("policy")}
+    if key not in known:
+        raise ConfigError(f"no setting {key!r}: there are {', '.join(sorted(known))}")
+    return known[key]
 
 
-def _resolved(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the definition that a schema refers to into it; what the schema says itself stays."""
-    name = schema.get("$ref", "").rpartition("/")[2]
-    return {**whole["$defs"][name], **schema} if name else schema
+def _set(schema: Schema) -> Schema:
+    """Return the schema of a value that is set."""
+    return next(choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null")
 
 
-def _choices(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the schemas of a value that is set."""
-    return [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
-
-
-def _type(schema: Mapping[str, Any]) -> str:
-    return str(_choices(schema)[0].get("type", ""))
-
-
-def _entries(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a table's values."""
-    entries: Mapping[str, Any] = schema.get("additionalProperties") or next(
-        iter(schema.get("patternProperties", {}).values()), {}
-    )
+def _entries(schema: Schema) -> Schema:
+    """Return the schema of a table's values; empty where it is no table."""
+    patterns = schema.get("patternProperties", {}).values()
+    entries: Schema = schema.get("additionalProperties") or next(iter(patterns), {})
     return entries
 
 
-def _name(schema: Mapping[str, Any]) -> str:
+def _name(schema: Schema) -> str:
     return str(schema.get("expected_name", "names"))
 
 
-def _metavar(schema: Mapping[str, Any]) -> str:
-    schema = _choices(schema)[0]
+def _metavar(schema: Schema) -> str:
+    schema = _set(schema)
     if schema["type"] == "object":
         return f"{schema.get('name_metavar', 'NAME')}={_metavar(_entries(schema))}"
     if "metavar" in schema or "unit" in schema:
@@ -159,11 +132,11 @@ def _metavar(schema: Mapping[str, Any]) -> str:
     return "NUMBER" if schema["type"] in ("integer", "number") else "TEXT"
 
 
-def _expected(schema: Mapping[str, Any]) -> str:
+def _expected(schema: Schema) -> str:
     if "expected" in schema:
         return str(schema["expected"])
     if "anyOf" in schema:
-        return " or ".join(map(_expected, _choices(schema))) + ", or none"
+        return f"{_expected(_set(schema))}, or none"
     if "enum" in schema:
         *most, last = (f'"{choice}"' for choice in schema["enum"])
         return f"{', '.join(most)} or {last}"
@@ -197,9 +170,8 @@ def checked(key: str, value: object) -> Any:
         detail = error.errors(include_url=False)[0]
         path = detail["loc"][1:]
         where = ".".join([key, *(str(part) for part in path[:1])]) if info.is_table else key
-        raise ConfigError(
-            f"setting {where}: expected {info.expected_at(path)}, got {detail['input']!r}"
-        ) from None
+        expected = info.expected_at(path)
+        raise ConfigError(f"setting {where}: expected {expected}, got {detail['input']!r}") from None
 
 
 def policy_document(settings: PolicySettings) -> dict[str, Any]:
@@ -214,9 +186,7 @@ def as_json(value: Any) -> Any:
     return str(value) if value in (float("inf"), float("-inf")) else value
 
 
-OPTIONS: tuple[SettingInfo, ...] = tuple(
-    info for info in infos("policy") if not (info.run_time_only and info.is_switch)
-)
+OPTIONS = tuple(info for info in infos("policy") if not (info.run_time_only and info.type == "boolean"))
 """The settings that are options of `polluxctl settings set`; `paused` has its own commands."""
 SHORT_OPTIONS: Mapping[str, list[str]] = {"power": ["-p"], "fairness_per": ["--per"]}
 """Shorter names of options, by setting."""

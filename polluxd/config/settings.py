@@ -1,157 +1,56 @@
 """Every setting, declared once: type, range, unit, default, help.
 
 Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
-else is derived from these classes: parsing (`config`), what the database may hold (`store.rows`), the options
-of `polluxctl settings`, error messages, the example file and the reference pages (`settings_reference`).
+else is derived from these classes: parsing (`config_file`), what the database may hold (`store.rows`), the
+options of `polluxctl settings`, error messages, the example file and the reference pages (`settings_reference`).
 
 To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.
-All that pages and messages say of a setting is in the JSON schema that pydantic makes of its class.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from annotated_types import Ge, Gt, Le
-from pydantic import (
-    AfterValidator,
-    AllowInfNan,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.annotations import example, expected, run_time_only, unit
-from polluxd.config.cloud_settings import CloudSettings
-from polluxd.config.gpu_counts import RULES, is_rule
-
-
-def _power(value: object) -> object:
-    """Accept max-min fairness by name: JSON has no infinity."""
-    return -math.inf if value in ("-inf", "max-min") else value
-
-
-def _infinite(value: object) -> object:
-    return math.inf if value == "inf" else value
-
-
-def _kappa(value: float) -> float:
-    if 1000 < value < math.inf:
-        raise ValueError("between the largest finite kappa and none")
-    return value
-
-
-def _gpu_rule(value: str) -> str:
-    if not is_rule(value):
-        raise ValueError("not a rule")
-    return value
-
-
-def _postgres_url(value: str) -> str:
-    parts = urlsplit(value)
-    if parts.scheme.partition("+")[0] != "postgresql" or parts.port == 0 or not parts.path.strip("/"):
-        raise ValueError("not a Postgres URL")
-    return value
-
-
-def _listen_address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if value and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError("not an address")
-    return value
-
-
-def _gateway_urls(value: tuple[str, ...]) -> tuple[str, ...]:
-    for each in value:
-        parts = urlsplit(each)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "," in each:
-            raise ValueError("not the URL of a gateway")
-    return value
-
-
-def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
-    if "requeue" not in value or len(set(value)) != len(value):
-        raise ValueError("not a list of paths")
-    return value
-
-
-Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("seconds")]
-Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")]
-Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("days")]
-Count = Annotated[StrictInt, Ge(0)]
-Gpus = Annotated[StrictInt, Ge(0), unit("GPUs")]
-StartGpus = Annotated[StrictInt, Ge(1), unit("GPUs")]
-Share = Annotated[StrictFloat, Ge(0), Le(1), expected("a share from 0 to 1", "SHARE")]
-Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
-# A weight above 1000 would leave the other jobs nothing but rounding.
-Weight = Annotated[StrictFloat, Gt(0), Le(1000), expected("a weight above 0, up to 1000", "WEIGHT")]
-JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$")]
-Power = Annotated[
-    StrictFloat,
-    Le(1),
-    BeforeValidator(_power),
-    expected("a number up to 1, or -inf for max-min fairness", "P"),
-]
-Kappa = Annotated[
-    StrictFloat,
-    Ge(0),
-    AfterValidator(_kappa),
-    BeforeValidator(_infinite),
-    expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
-]
-Exponent = Annotated[StrictFloat, Ge(-4), Le(4), expected("a number from -4 to 4", "Q")]
-Objective = Literal["fair-share", "completion-time"]
-Owner = Literal["job", "user", "account"]
-GpuRule = Annotated[str, AfterValidator(_gpu_rule), expected(RULES, "RULE")]
-PostgresUrl = Annotated[
-    str,
-    AfterValidator(_postgres_url),
-    expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
-]
-ClusterName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[^:\s]{1,40}$"),
-    expected("a name of up to 40 characters without spaces and colons", "NAME"),
-]
-Names = Annotated[
-    tuple[Annotated[str, StringConstraints(pattern=r"^[^,\s]{1,250}$")], ...],
-    Field(strict=False),
-    expected("a list of names, each without spaces and commas", "NAMES"),
-]
-NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
-FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
-ListenAddress = Annotated[
-    str,
-    AfterValidator(_listen_address),
-    expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
-]
-GatewayUrls = Annotated[
-    tuple[str, ...],
-    Field(strict=False),
-    AfterValidator(_gateway_urls),
-    expected("a list of URLs such as https://head.example.org:9851", "URLS"),
-]
-MovePaths = Annotated[
-    tuple[Literal["resize", "requeue"], ...],
-    Field(strict=False),
-    AfterValidator(_paths),
-    expected(
-        'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
-        "PATHS",
-    ),
-]
+from polluxd.config.value_types import (
+    ClusterName,
+    Count,
+    Days,
+    Duration,
+    Exponent,
+    FilePath,
+    GatewayUrls,
+    GpuRule,
+    Gpus,
+    Hours,
+    JobId,
+    Kappa,
+    ListenAddress,
+    Money,
+    MovePaths,
+    Names,
+    NodeList,
+    NodePrice,
+    Nodes,
+    Objective,
+    Owner,
+    PerDay,
+    PostgresUrl,
+    Power,
+    Seconds,
+    Share,
+    Speed,
+    StartGpus,
+    Weight,
+    example,
+    run_time_only,
+)
 
 _SECTION = ConfigDict(extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True)
 
@@ -245,7 +144,7 @@ class CycleSettings(_Section):
 
 # Not strict as a whole: pydantic would then take no table for a dataclass. Its numbers and switches are.
 @dataclass(frozen=True, slots=True, config=_SECTION)
-class PolicySettings(CloudSettings):
+class PolicySettings:
     """How the cluster is shared.
 
     `polluxctl settings set` overrides these defaults at run time.
@@ -299,6 +198,47 @@ class PolicySettings(CloudSettings):
     """Most GPUs, of one node, that a job starts with before it was measured; `min-gpus` may ask for more."""
     hysteresis: Share = 0.05
     """A running job moves only where its predicted goodput rises by more than this share."""
+    cloud_prices: Annotated[Mapping[str, NodePrice], example({"p4d": 32.8, "p4d-spot": 12.5})] = field(
+        default_factory=dict
+    )
+    """Price of a node for an hour, by a Slurm feature of the node or by its GPU type. Nodes with a price are rented:
+    polluxd uses them where that is worth the price."""
+    cloud_interruptions: Annotated[Mapping[str, PerDay], example({"p4d-spot": 2.0})] = field(
+        default_factory=dict
+    )
+    """How often a day the provider takes back a node, by the name that has the price: such a node is a spot node. Jobs
+    that cannot move or have a fixed size get none."""
+    cloud_hour_value: Money = 0.0
+    """What it is worth that one job ends an hour sooner. At 0, no node is rented."""
+    cloud_account_hour_values: Annotated[Mapping[str, Money], example({"physics": 20.0})] = field(
+        default_factory=dict
+    )
+    """The same for the jobs of one account."""
+    cloud_day_budget: Annotated[Money | None, example(500.0)] = None
+    """Most that rented nodes may cost in a day, in UTC."""
+    cloud_month_budget: Annotated[Money | None, example(9000.0)] = None
+    """Most that rented nodes may cost in a month."""
+    cloud_account_day_budgets: Annotated[Mapping[str, Money], example({"physics": 200.0})] = field(
+        default_factory=dict
+    )
+    """Most that the jobs of an account may cost in a day on rented nodes."""
+    cloud_account_month_budgets: Annotated[Mapping[str, Money], example({"physics": 4000.0})] = field(
+        default_factory=dict
+    )
+    """The same for a month."""
+    cloud_boot_s: Duration = 300.0
+    """How long a boot takes, until polluxd has measured one."""
+    cloud_return_s: Duration = 600.0
+    """How long a node costs money after polluxd has begun to vacate it: a move, and Slurm's `SuspendTime`."""
+    cloud_paid_interval_s: Duration = 0.0
+    """The provider takes money for whole intervals of this length, from a node's boot on. 0: for each second. A node
+    stays in use until the end of an interval is near."""
+    cloud_least: Nodes = 0
+    """Rented nodes that jobs may always use, whatever they are worth."""
+    cloud_most: Annotated[Nodes | None, example(16)] = None
+    """Most rented nodes that jobs use at one time."""
+    cloud_hours: Hours = "0-24"
+    """Hours of the day, in UTC, in which jobs may use rented nodes."""
 
     def conflicts(self) -> list[str]:
         """Return each pair of values that contradict each other, as a message."""

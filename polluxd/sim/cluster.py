@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.settings import Duration, Power, Seconds, Share
+from polluxd.config.value_types import Duration, Power, Seconds, Share
 from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policy_knowledge import Knowledge

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.settings import Share
+from polluxd.config.value_types import Share
 from polluxd.sim.applications import Application, most_gpus
 from polluxd.sim.workload import Submission
 

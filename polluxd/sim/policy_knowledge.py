@@ -8,16 +8,8 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.settings import (
-    Duration,
-    Exponent,
-    Kappa,
-    MoveSettings,
-    Objective,
-    PolicySettings,
-    Share,
-    StartGpus,
-)
+from polluxd.config.settings import MoveSettings, PolicySettings
+from polluxd.config.value_types import Duration, Exponent, Kappa, Objective, Share, StartGpus
 
 
 @dataclass(

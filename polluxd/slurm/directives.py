@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from polluxd.config.gpu_counts import RULES, is_rule
+from polluxd.config.value_types import GPU_RULE, GPU_RULES
 from polluxd.errors import DirectiveError, SlurmGarbled
 from polluxd.model import JobSpec
 from polluxd.slurm.demands import Demands, matches, shortened
@@ -126,7 +126,7 @@ def _types(text: str) -> frozenset[str]:
 
 
 def _rule(text: str) -> str:
-    if not is_rule(text):
+    if re.fullmatch(GPU_RULE, text) is None:
         raise ValueError(text)
     return text
 
@@ -159,7 +159,7 @@ _Word = tuple[str, str, Callable[[str], Any]]
 _SPEC: dict[str, _Word] = {
     "min-gpus": ("min_gpus", *_COUNT),
     "max-gpus": ("max_gpus", *_COUNT),
-    "gpu-counts": ("gpu_counts", RULES, _rule),
+    "gpu-counts": ("gpu_counts", GPU_RULES, _rule),
     "adaptive": ("adaptive", *_YES_OR_NO),
     "preemptible": ("preemptible", *_YES_OR_NO),
     "continue": ("continues", *_YES_OR_NO),

@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pollux.goodput import BatchLimits
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.startable import refused_group
-from polluxd.config.settings import MoveSettings, Objective
+from polluxd.config.settings import MoveSettings
+from polluxd.config.value_types import Objective
 from polluxd.cycle.controller import Controller
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable, StoreUnavailable
 from polluxd.metrics import CLUSTER_GAUGES, Metrics

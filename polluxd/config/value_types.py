@@ -1,0 +1,179 @@
+"""Types of settings: each says what a value must be, for pydantic and for pages and messages.
+
+All that pages and messages say of a setting is in the JSON schema that pydantic makes of its class.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from annotated_types import Ge, Gt, Le
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BeforeValidator,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+)
+
+# Nine digits are more than any cluster has, and as many as the submission hook lets pass.
+GPU_RULE = r"^(any|powers-of-two|whole-nodes|[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*)$"
+"""A rule on the numbers of GPUs that a job may be given, as `JobSpec.gpu_counts` and `PolicySettings.gpu_counts`."""
+GPU_RULES = "any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8"
+"""For messages that say what was expected."""
+
+
+def unit(name: str) -> Any:
+    """Return the annotation of a number that names its unit."""
+    return Field(json_schema_extra={"unit": name})
+
+
+def expected(text: str, metavar: str) -> Any:
+    """Return the annotation that says what a value must be; `metavar` stands for it in help."""
+    return Field(json_schema_extra={"expected": text, "metavar": metavar})
+
+
+def example(value: Any) -> Any:
+    """Return the annotation with what the example file shows, where the default shows too little."""
+    return Field(examples=[value])
+
+
+def run_time_only(command: str, **names: str) -> Any:
+    """Return the annotation of a setting that `command` changes, never polluxd.toml.
+
+    `names`: of a table, what its names are (`expected_name`), and what stands for one in help (`name_metavar`).
+    """
+    return Field(json_schema_extra={"run_time_only": command, **names})
+
+
+def _power(value: object) -> object:
+    """Accept max-min fairness by name: JSON has no infinity."""
+    return -math.inf if value in ("-inf", "max-min") else value
+
+
+def _infinite(value: object) -> object:
+    return math.inf if value == "inf" else value
+
+
+def _kappa(value: float) -> float:
+    if 1000 < value < math.inf:
+        raise ValueError("between the largest finite kappa and none")
+    return value
+
+
+def _postgres_url(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme.partition("+")[0] != "postgresql" or parts.port == 0 or not parts.path.strip("/"):
+        raise ValueError("not a Postgres URL")
+    return value
+
+
+def _listen_address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if value and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError("not an address")
+    return value
+
+
+def _gateway_urls(value: tuple[str, ...]) -> tuple[str, ...]:
+    for each in value:
+        parts = urlsplit(each)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "," in each:
+            raise ValueError("not the URL of a gateway")
+    return value
+
+
+def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
+    if "requeue" not in value or len(set(value)) != len(value):
+        raise ValueError("not a list of paths")
+    return value
+
+
+Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("seconds")]
+Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")]
+Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("days")]
+Count = Annotated[StrictInt, Ge(0)]
+Gpus = Annotated[StrictInt, Ge(0), unit("GPUs")]
+StartGpus = Annotated[StrictInt, Ge(1), unit("GPUs")]
+Share = Annotated[StrictFloat, Ge(0), Le(1), expected("a share from 0 to 1", "SHARE")]
+Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
+# A weight above 1000 would leave the other jobs nothing but rounding.
+Weight = Annotated[StrictFloat, Gt(0), Le(1000), expected("a weight above 0, up to 1000", "WEIGHT")]
+JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$")]
+Power = Annotated[
+    StrictFloat,
+    Le(1),
+    BeforeValidator(_power),
+    expected("a number up to 1, or -inf for max-min fairness", "P"),
+]
+Kappa = Annotated[
+    StrictFloat,
+    Ge(0),
+    AfterValidator(_kappa),
+    BeforeValidator(_infinite),
+    expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
+]
+Exponent = Annotated[StrictFloat, Ge(-4), Le(4), expected("a number from -4 to 4", "Q")]
+Objective = Literal["fair-share", "completion-time"]
+Owner = Literal["job", "user", "account"]
+GpuRule = Annotated[str, StringConstraints(pattern=GPU_RULE), expected(GPU_RULES, "RULE")]
+PostgresUrl = Annotated[
+    str,
+    AfterValidator(_postgres_url),
+    expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
+]
+ClusterName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^:\s]{1,40}$"),
+    expected("a name of up to 40 characters without spaces and colons", "NAME"),
+]
+Names = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"^[^,\s]{1,250}$")], ...],
+    Field(strict=False),
+    expected("a list of names, each without spaces and commas", "NAMES"),
+]
+NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
+FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
+ListenAddress = Annotated[
+    str,
+    AfterValidator(_listen_address),
+    expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
+]
+GatewayUrls = Annotated[
+    tuple[str, ...],
+    Field(strict=False),
+    AfterValidator(_gateway_urls),
+    expected("a list of URLs such as https://head.example.org:9851", "URLS"),
+]
+MovePaths = Annotated[
+    tuple[Literal["resize", "requeue"], ...],
+    Field(strict=False),
+    AfterValidator(_paths),
+    expected(
+        'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
+        "PATHS",
+    ),
+]
+Money = Annotated[StrictFloat, Ge(0), AllowInfNan(False), expected("an amount of money from 0", "MONEY")]
+NodePrice = Annotated[StrictFloat, Gt(0), Le(1e6), expected("a price above 0", "PRICE")]
+PerDay = Annotated[StrictFloat, Gt(0), Le(1440), expected("a number above 0, up to 1440", "NUMBER")]
+Nodes = Annotated[StrictInt, Ge(0), expected("a number of nodes from 0", "NODES")]
+
+
+def _hours(value: str) -> str:
+    first, dash, last = value.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 0 <= int(first) < int(last) <= 24):
+        raise ValueError("not hours of the day")
+    return value
+
+
+Hours = Annotated[
+    str,
+    AfterValidator(_hours),
+    expected("hours from 0 to 24, the first below the last, such as 8-18", "HOURS"),
+]
