@@ -23,9 +23,8 @@ from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import Config
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.errors import ConfigError, LeaderLost, PolluxError, SlurmError, StoreError
-from polluxd.metrics import Metrics
+from polluxd.metrics import Metrics, timed_slurm
 from polluxd.metrics.endpoint import Endpoint
-from polluxd.metrics.timed_slurm import timed_slurm
 from polluxd.model import DaemonMode
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store

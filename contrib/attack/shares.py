@@ -12,7 +12,7 @@ from contrib.attack.site import Site
 from pollux.parameters import BatchLimits
 from polluxd.apply.machine import Fail
 from polluxd.apply.refusals import Refusals
-from polluxd.cycle.waiting import WaitingTimes
+from polluxd.cycle.snapshot import WaitingTimes
 from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step
 from polluxd.policy.owners import divided
 from polluxd.slurm.priority import MOST, priority_weights

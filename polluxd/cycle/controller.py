@@ -26,12 +26,10 @@ from polluxd.apply.plain_jobs import contending, impossible, unplaced, with_cont
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.scope import LostMarks, Scope
 from polluxd.config.config_file import Config
-from polluxd.cycle.progress_rates import TrainedOn
-from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
+from polluxd.cycle.snapshot import ClusterFacts, WaitingTimes, build_snapshot
 from polluxd.cycle.spending import Spending
 from polluxd.cycle.triggers import Triggers
 from polluxd.cycle.trusted_reports import Held, TrustedReports
-from polluxd.cycle.waiting import WaitingTimes
 from polluxd.errors import LeaderLost
 from polluxd.metrics import Metrics
 from polluxd.metrics.cluster_view import of_cluster, of_idle, of_moves, of_plan, of_reports
@@ -119,7 +117,7 @@ class Controller:
         self._store.take_in()
         records = self._store.records(self._config.policy)
         open_moves = self._reconciler.tick(seen, records) if acting else 0
-        self._trusted.observe(records.reports, _places(state, self._reconciler.moving), _rigid(state))
+        self._trusted.observe(records.reports, _held(state, self._reconciler.moving))
         self._idle.observe(state)
         self._outcomes.observe(state.jobs, records.reports, self._reconciler.moving)
         due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
@@ -171,10 +169,14 @@ class Controller:
             begun = self._reconciler.begin(wanted, records)
             self._outcomes.begun(begun, records.reports)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
+        senseless = _named([f"{about}: {why}" for about, why in sorted(state.unreadable.items())], "; ")
+        doubted = _named(list(map(str, sorted(doubts))), ", ")
         notes = (
-            _note(self._reconciler.refusals.note(), records.settings.paused, state.unreadable),
+            self._reconciler.refusals.note(),
+            "paused" if records.settings.paused else "",
+            senseless and f"left alone, since their records in Slurm make no sense: {senseless}",
             self._marks.note(),
-            _doubted(doubts),
+            doubted and f"polluxd does not believe {sum(map(len, doubts.values()))} claims of jobs {doubted}",
             self._outcomes.note(),
             idle_note(idle),
         )
@@ -206,7 +208,7 @@ class Controller:
         """Return what the policy decides on, the rules of moves in it, and the claims that polluxd does not believe."""
         state = seen.state
         times = self._waiting.corrected(state.jobs, records.times, state.taken_at)
-        held = _held(state, records.moves, times, self._reconciler.past)
+        held = _held(state, {move.job_id for move in records.moves}, times, self._reconciler.past)
         believed, doubts = self._trusted.trust(records.reports, held, state.taken_at)
         rules = self._reconciler.rules(seen, records)
         records = replace(records, reports=believed, times=times)
@@ -293,64 +295,35 @@ class Controller:
         return cycle
 
 
-def _note(stuck: str, paused: bool, unreadable: Mapping[str, str]) -> str:
-    """What `polluxctl status` says beside the figures."""
-    named = [f"{about}: {why}" for about, why in sorted(unreadable.items())]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    senseless = (
-        f"left alone, since their records in Slurm make no sense: {'; '.join(named[:_NAMED])}{more}"
-        if named
-        else ""
-    )
-    return "; ".join(filter(None, (stuck, "paused" if paused else "", senseless)))
+def _named(names: Sequence[str], separator: str) -> str:
+    """Name the first of them, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return separator.join(names[:_NAMED]) + more
 
 
 def _held(
-    state: ClusterState, moves: Sequence[Move], times: Mapping[int, JobTimes], past: PastMoves
+    state: ClusterState,
+    moving: Collection[int],
+    times: Mapping[int, JobTimes] | None = None,
+    past: PastMoves | None = None,
 ) -> dict[int, Held]:
-    """What polluxd's own records say of each job's GPUs."""
-    share = equal_share(state)
-    rigid = _rigid(state)
-    records = {}
-    for job_id, place in _places(state, {move.job_id for move in moves}).items():
-        known = times.get(job_id)
-        most = (known.most_gpus, known.most_nodes) if known else (0, 0)
-        records[job_id] = Held(
-            place.gpus,
-            place.nodes,
-            *most,
-            share,
-            gpu_type=place.gpu_type,
-            adaptive=job_id not in rigid,
-            undrained=past.undrained(job_id),
-        )
-    return records
-
-
-def _places(state: ClusterState, moving: Collection[int]) -> dict[int, TrainedOn]:
-    """Return where each job trains, by Slurm's records."""
-    kind = {node.name: node.gpu_type for node in state.nodes}
-    places = {}
+    """What polluxd's own records say of each job's GPUs; without `times` and `past`, where it trains alone."""
+    share, kind = equal_share(state), {node.name: node.gpu_type for node in state.nodes}
+    held = {}
     for job in state.jobs:
-        if job.spec is not None:
-            here = {} if job.job_id in moving else job.gpus_per_node_held
-            types = {kind.get(name, "") for name in here}
-            places[job.job_id] = TrainedOn(
-                sum(here.values()), len(here), types.pop() if len(types) == 1 else ""
-            )
-    return places
-
-
-def _rigid(state: ClusterState) -> frozenset[int]:
-    """Return the jobs whose batch size is fixed, whatever their noise scale."""
-    return frozenset(job.job_id for job in state.jobs if job.spec is not None and not job.spec.adaptive)
-
-
-def _doubted(doubts: Mapping[int, tuple[str, ...]]) -> str:
-    """The note of a cycle in which claims were not believed."""
-    if not doubts:
-        return ""
-    claims = sum(map(len, doubts.values()))
-    named = ", ".join(map(str, sorted(doubts)[:_NAMED]))
-    more = f" and {len(doubts) - _NAMED} more" if len(doubts) > _NAMED else ""
-    return f"polluxd does not believe {claims} claims of jobs {named}{more}"
+        if job.spec is None:
+            continue
+        here = {} if job.job_id in moving else job.gpus_per_node_held
+        types = {kind.get(name, "") for name in here}
+        known = times.get(job.job_id) if times else None
+        held[job.job_id] = Held(
+            sum(here.values()),
+            len(here),
+            known.most_gpus if known else 0,
+            known.most_nodes if known else 0,
+            share,
+            gpu_type=types.pop() if len(types) == 1 else "",
+            adaptive=job.spec.adaptive,
+            undrained=past.undrained(job.job_id) if past else 0,
+        )
+    return held

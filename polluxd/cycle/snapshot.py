@@ -1,9 +1,9 @@
-"""One consistent picture of the cluster for the policy. Pure."""
+"""One consistent picture of the cluster for the policy. No I/O, no clock."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.apply.companions import ClusterView
@@ -13,7 +13,6 @@ from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
-from polluxd.cycle.waiting import kept_back
 from polluxd.model import (
     NO_PLACEMENT,
     JobState,
@@ -230,7 +229,7 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
         return False
     if moving or job.state in (JobState.RUNNING, JobState.SUSPENDED):
         return True
-    return job.state is JobState.PENDING and not kept_back(job, now)
+    return job.state is JobState.PENDING and not job.kept_back(now)
 
 
 def _pin_reason(
@@ -259,3 +258,33 @@ def _pin_reason(
     if report is None or report.attempt != job.restart_count or report.first_step_at is None:
         return "has not reported a training step since it started: moving it could lose its work"
     return ""
+
+
+class WaitingTimes:
+    """Count no time as waiting in which a user kept a job back.
+
+    Without this, a user would submit jobs on hold and release them once they have waited past the starvation bound:
+    they would go before all others. A new leader of polluxd knows only of jobs that are still kept back.
+    """
+
+    def __init__(self) -> None:
+        self._kept_back_at: dict[int, float] = {}
+        """By job: when it was last seen to be kept back [POSIX s]."""
+
+    def corrected(
+        self, jobs: Sequence[SlurmJob], times: Mapping[int, JobTimes], now: float
+    ) -> dict[int, JobTimes]:
+        """Return the times of all jobs; `held_at` no earlier than a hold ends."""
+        known = self._kept_back_at
+        self._kept_back_at = {
+            job.job_id: now if job.kept_back(now) else known[job.job_id]
+            for job in jobs
+            if job.spec is not None and (job.kept_back(now) or job.job_id in known)
+        }
+        found = dict(times)
+        for job in jobs:
+            since = self._kept_back_at.get(job.job_id)
+            if since is not None:
+                mine = times.get(job.job_id, JobTimes(job.submit_time))
+                found[job.job_id] = replace(mine, held_at=max(since, mine.held_at or 0.0))
+        return found

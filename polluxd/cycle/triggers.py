@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from polluxd.cycle.waiting import kept_back
 from polluxd.model import JobState, Move, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
@@ -87,7 +86,7 @@ class Triggers:
             for job in state.jobs
             if job.spec is not None
             and job.state is JobState.PENDING
-            and not kept_back(job, state.taken_at)
+            and not job.kept_back(state.taken_at)
             and not self._moves.occupied(job.job_id)
         ]
 

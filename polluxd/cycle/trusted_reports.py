@@ -26,7 +26,7 @@ believed through is in `tests/benchmarks/honesty.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -69,6 +69,9 @@ class Held:
         return TrainedOn(self.gpus, self.nodes, self.gpu_type)
 
 
+_NOTHING = Held(0, 0, 0, 0)
+
+
 @dataclass(slots=True)
 class _ReportHistory:
     """What polluxd has seen of one job."""
@@ -82,11 +85,6 @@ class _ReportHistory:
     """Reports with a claim that was not believed."""
     doubted_at: float = -math.inf
     """When the newest of these reports arrived."""
-
-    def observe(self, report: Report, place: TrainedOn, *, adaptive: bool) -> None:
-        if self.progress.observe(report, place, adaptive=adaptive):
-            # The time that the remaining work may take was reckoned at another speed.
-            self.ends_by = math.inf
 
 
 class TrustedReports:
@@ -111,11 +109,10 @@ class TrustedReports:
         """
         trusted: dict[int, Report] = {}
         doubts: dict[int, tuple[str, ...]] = {}
-        rigid = {job_id for job_id, mine in held.items() if not mine.adaptive}
-        self.observe(reports, {job_id: mine.place for job_id, mine in held.items()}, rigid)
+        self.observe(reports, held)
         for job_id, report in reports.items():
             history, found = self._jobs[job_id], list[str]()
-            trusted[job_id] = _trusted(history, report, held.get(job_id, Held(0, 0, 0, 0)), now, found)
+            trusted[job_id] = _trusted(history, report, held.get(job_id, _NOTHING), now, found)
             if found:
                 doubts[job_id] = tuple(found)
                 if report.at > history.doubted_at:
@@ -126,19 +123,13 @@ class TrustedReports:
             del self._jobs[job_id]
         return trusted, doubts
 
-    def observe(
-        self, reports: Mapping[int, Report], places: Mapping[int, TrainedOn], rigid: Collection[int] = ()
-    ) -> None:
-        """Record the jobs' progress, between decisions too.
-
-        Args:
-            reports: the latest of each job.
-            places: where each job trains; a job that moves, or is not named, trains nowhere.
-            rigid: jobs whose batch size is fixed, whatever their noise scale (`adaptive=no`).
-        """
+    def observe(self, reports: Mapping[int, Report], held: Mapping[int, Held]) -> None:
+        """Record the jobs' progress, between decisions too; a job that is not named in `held` trains nowhere."""
         for job_id, report in reports.items():
-            history = self._jobs.setdefault(job_id, _ReportHistory())
-            history.observe(report, places.get(job_id, TrainedOn(0, 0)), adaptive=job_id not in rigid)
+            history, mine = self._jobs.setdefault(job_id, _ReportHistory()), held.get(job_id, _NOTHING)
+            if history.progress.observe(report, mine.place, adaptive=mine.adaptive):
+                # The time that the remaining work may take was reckoned at another speed.
+                history.ends_by = math.inf
 
     def seen(self, job_id: int) -> bool:
         """Tell whether the job's progress at its present size was seen."""

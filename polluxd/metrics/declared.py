@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from polluxd.config.value_types import Objective
+from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
+from polluxd.model import JobState, Step
+from polluxd.slurm.protocol import SlurmClient
 
 CYCLE_RESULTS = (
     "decided",
@@ -64,7 +72,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
     "polluxd_jobs": ClusterGauge(
         "Pollux jobs that have not ended, by Slurm state.",
         "state",
-        ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED"),
+        tuple(state.value for state in JobState if not state.finished),
     ),
     "polluxd_gpus": ClusterGauge(
         "GPUs of the cluster: held by Pollux jobs, held by other jobs, free, or on nodes that Slurm does not use.",
@@ -80,7 +88,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
     "polluxd_open_moves": ClusterGauge(
         "Moves under way, by the step that they have reached.",
         "step",
-        ("planned", "draining", "recruiting", "checkpointed", "requeued", "configured", "started"),
+        tuple(step.value for step in Step if not step.terminal),
     ),
     "polluxd_stuck": ClusterGauge(
         "What holds jobs up longer than it should: moves that stay in one step (move), and groups of jobs that Slurm "
@@ -100,7 +108,7 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
     ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(
-        "Value of the objective in the newest plan.", "objective", ("fair-share", "completion-time")
+        "Value of the objective in the newest plan.", "objective", get_args(Objective)
     ),
     "polluxd_solver_gap_ratio": ClusterGauge(
         "Relative distance of the newest plan to its proven bound; 0 is optimal."
@@ -160,60 +168,42 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.cluster = _ClusterFigures()
         self.registry.register(self.cluster)
+        count, measure = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
         self._build = Info("polluxd_build", "Version of polluxd and of its Python.", registry=self.registry)
         self._build.info({"version": version, "python_version": platform.python_version()})
         self.is_leader = Gauge(
             "polluxd_is_leader", "1 while this polluxd leads its cluster, else 0.", registry=self.registry
         )
-        self.cycles = Counter(
-            "polluxd_cycles",
-            "Turns of polluxd's loop, by how they ended.",
-            ["result"],
-            registry=self.registry,
+        self.cycles = count("polluxd_cycles", "Turns of polluxd's loop, by how they ended.", ["result"])
+        self.cycle_duration = measure(
+            "polluxd_cycle_duration_seconds", "Duration of cycles that decided.", buckets=_CYCLE_S
         )
-        self.cycle_duration = Histogram(
-            "polluxd_cycle_duration_seconds",
-            "Duration of cycles that decided.",
-            buckets=_CYCLE_S,
-            registry=self.registry,
+        self.late_decisions = count(
+            "polluxd_late_decisions", "Decisions that took longer than cycle.interval_s."
         )
-        self.late_decisions = Counter(
-            "polluxd_late_decisions",
-            "Decisions that took longer than cycle.interval_s.",
-            registry=self.registry,
-        )
-        self.phase_duration = Histogram(
+        self.phase_duration = measure(
             "polluxd_cycle_phase_duration_seconds",
             "Duration of each phase of cycles that decided.",
             ["phase"],
             buckets=_CYCLE_S,
-            registry=self.registry,
         )
-        self.moves = Counter(
-            "polluxd_moves",
-            "Moves that ended, by path and result.",
-            ["path", "result"],
-            registry=self.registry,
-        )
-        self.move_duration = Histogram(
+        self.moves = count("polluxd_moves", "Moves that ended, by path and result.", ["path", "result"])
+        self.move_duration = measure(
             "polluxd_move_duration_seconds",
             "Time from the plan to the first training step (path park: to the requeue) of completed moves.",
             ["path"],
             buckets=_MOVE_S,
-            registry=self.registry,
         )
-        self.slurm_calls = Histogram(
+        self.slurm_calls = measure(
             "polluxd_slurm_call_duration_seconds",
             "Duration of requests to Slurm, by kind and result.",
             ["call", "result"],
             buckets=_CALL_S,
-            registry=self.registry,
         )
-        self.database_errors = Counter(
+        self.database_errors = count(
             "polluxd_database_errors",
             "Transactions that failed: no answer, a refusal, or written by a polluxd that no longer leads.",
             ["kind"],
-            registry=self.registry,
         )
         # A series that begins at 0 shows its first increment as a rate.
         for result in CYCLE_RESULTS:
@@ -252,3 +242,36 @@ class Metrics:
 
     def database_failed(self, kind: str) -> None:
         self.database_errors.labels(kind).inc()
+
+
+class _TimedSlurm:
+    """Passes each request on to `client`, and measures how long it takes and how it ends."""
+
+    def __init__(self, client: SlurmClient, metrics: Metrics, clock: Callable[[], float]) -> None:
+        self._client, self._metrics, self._clock = client, metrics, clock
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        if name not in SLURM_CALLS:
+            # can_shrink is answered from memory most of the time: its duration says nothing about Slurm.
+            return call
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began, result = self._clock(), "ok"
+            try:
+                return call(*arguments, **options)
+            except SlurmError as error:
+                kinds = {SlurmUnavailable: "unavailable", SlurmRefused: "refused"}
+                result = next((kind for of, kind in kinds.items() if isinstance(error, of)), "garbled")
+                raise
+            finally:
+                self._metrics.slurm_calls.labels(name, result).observe(self._clock() - began)
+
+        return timed
+
+
+def timed_slurm(
+    client: SlurmClient, metrics: Metrics, clock: Callable[[], float] = time.perf_counter
+) -> SlurmClient:
+    """Return a client that measures the requests it passes on."""
+    return cast(SlurmClient, _TimedSlurm(client, metrics, clock))

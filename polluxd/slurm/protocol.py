@@ -111,6 +111,11 @@ class SlurmJob:
         lent = {name for companion in self.companions for name in companion.gpus_per_node_held}
         return tuple(sorted(name for name in self.gpus_per_node_held if name not in lent))
 
+    def kept_back(self, now: float) -> bool:
+        """Tell whether the job waits and is not to start yet: its user says so."""
+        later = (self.begin_time or 0.0) > now
+        return self.state is JobState.PENDING and (self.held_by_user or self.dependent or later)
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:

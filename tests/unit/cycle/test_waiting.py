@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.cycle.waiting import WaitingTimes
+from polluxd.cycle.snapshot import WaitingTimes
 from polluxd.model import JobState
 from polluxd.store import JobTimes
 from tests.build import slurm_job
