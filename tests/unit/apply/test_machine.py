@@ -189,7 +189,7 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report(1, first_step_at=None)}),
         ("reach training: ", move(STARTED), slurm_job(**AFTER), {"found": report(1)}),
         ("fail: *attach*", move(STARTED, waited=121), slurm_job(**AFTER), {}),
-        # A user's hold in the midst of a move is obeyed, and a job made to wait for another one keeps no GPUs.
+        # A user's hold during a move is obeyed, and a job made to wait for another one keeps no GPUs.
         ("fail: *held*", move(REQUEUED), slurm_job(PENDING, held_by_user=True), {}),
         ("fail keep-back: *Dependency*", move(REQUEUED), slurm_job(PENDING, dependent=True), {}),
         ("fail keep-back: *Dependency*", move(CONFIGURED), slurm_job(PENDING, dependent=True), {}),
