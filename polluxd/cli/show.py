@@ -230,7 +230,7 @@ def stretches(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _mean(values: Iterable[float]) -> float | None:
     """Mean of the values above 0: a first report has measured nothing."""
-    found = [value for value in values if value > 0]
+    found = [value for value in values if (value or 0.0) > 0]
     return fmean(found) if found else None
 
 
