@@ -230,7 +230,7 @@ class ReportMessage(Message):
         params: dict[str, Any] = flat.pop("params") or {}
         noise = {f"noise_{name}": value for name, value in (flat.pop("noise") or {}).items()}
         limits: dict[str, Any] = flat.pop("limits")
-        sizes = limits | {"batch_initial": limits.pop("initial"), "batch_maximum": limits.pop("maximum")}
+        sizes = {"batch_initial": limits.pop("initial"), "batch_maximum": limits.pop("maximum"), **limits}
         filled = {name: flat[name] or 0 for name in ("prior_gpus", "prior_nodes", "resized")} | {
             "prior_refuted": bool(flat["prior_refuted"]),
             "gpu_type": flat["gpu_type"] or "",

@@ -479,3 +479,24 @@ def test_the_lease_is_renewed_while_a_snapshot_takes_all_the_time_of_a_statement
             )
     assert [a.job_id for a in store.allocations(number)] == [7]
     assert store.cycle_snapshot(number) is None
+
+
+ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_ratio": 1.25}
+
+
+def mode_and_advice(postgres, cluster):
+    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT mode, advice FROM pollux.report WHERE cluster = %s", (cluster,))
+        return cursor.fetchone()
+
+
+def test_mode_and_advice_are_kept_and_go_again(store, agent, seen, report, postgres, cluster):
+    store.sync_jobs([seen(7)])
+    agent(7).publish(report())
+    assert mode_and_advice(postgres, cluster) == (None, None), "an agent of an earlier version"
+    agent(7).publish(report(mode="advise", advice=ADVICE))
+    assert mode_and_advice(postgres, cluster) == ("advise", ADVICE)
+    (row,) = store.jobs_view()
+    assert (row.mode, row.advice) == ("advise", ADVICE)
+    agent(7).publish(report(mode="enforce", advice=None))
+    assert mode_and_advice(postgres, cluster) == ("enforce", None)

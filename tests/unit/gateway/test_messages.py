@@ -28,6 +28,7 @@ NUMBERS = st.one_of(
         [0, 1, -0.0, 1e12, 1e15, 1e300, 1.7e308, 2**31 - 1, 2**63, 10**400, "1", True, None, [], {}]
     ),
 )
+ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_ratio": 1.25}
 TEXTS = st.one_of(
     st.text(max_size=400), st.sampled_from(["in-place", "requeue", "advise", "a100", "\x00", "\ud800"])
 )
@@ -121,10 +122,20 @@ def test_a_row_has_every_column_of_the_table_that_a_report_fills():
         ({"times": {"x" * 1000: 1}}, "times"),
         ({"v": 2}, "v"),
         ({"mode": "rule"}, "mode"),
+        ({"advice": "double it"}, "advice"),
+        ({"advice": ADVICE | {"batch_size": 0}}, "batch_size"),
+        ({"advice": ADVICE | {"goodput_ratio": None}}, "goodput_ratio"),
+        ({"prior_gpus": -1}, "prior_gpus"),
+        ({"prior_refuted": 1}, "prior_refuted"),
+        ({"measured_gpus": "4"}, "measured_gpus"),
         ({"resize": "fast"}, "resize"),
         ({"gpu_type": "\x1b"}, "gpu_type"),
         ({"gpu_type": "x" * 65}, "gpu_type"),
+        ({"gpu_type": "a\nb"}, "gpu_type"),
         ({"resized": -1}, "resized"),
+        ({"resized": "7"}, "resized"),
+        ({"resize_cost": -0.5}, "resize_cost"),
+        ({"resize_refused": "no"}, "resize_refused"),
         ({"resize_refused": {"why": "no"}}, "id"),
         ({"data_wait": 1.5}, "data_wait"),
         ({"search_rank": 1.5}, "search_rank"),
