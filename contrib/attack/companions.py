@@ -84,6 +84,14 @@ def _growing(site: Site) -> tuple[int, Move, str]:
     return parent, move, nonce()
 
 
+def _in_a_growth(site: Site, nonce: str = "", nodes: int = 1) -> tuple[Move, int, bool]:
+    """Submit a companion for a move; return the move, the GPUs that the companion gets, and whether it has ended."""
+    parent, move, own = _growing(site)
+    job_id = _companion(site, _line(parent, move.id, nonce or own), nodes)
+    site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
+    return move, _held(site, job_id), _ended(site, job_id)
+
+
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
 def nobody_asked(site: Site, defended: bool) -> Outcome:
     """Undefended: polluxd ends no companion, which starts when its lease ends."""
@@ -101,22 +109,14 @@ def nobody_asked(site: Site, defended: bool) -> Outcome:
 @attack("mallory", "further: a companion with the wrong nonce")
 def wrong_nonce(site: Site, defended: bool) -> Outcome:
     with nullcontext() if defended else site.patched(ANY_NONCE):
-        parent, move, _ = _growing(site)
-        job_id = _companion(site, _line(parent, move.id, FAKE_NONCE))
-        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
-        held = _held(site, job_id)
-    return Outcome(
-        held > 0, f"move {move.id}; the companion holds {held} GPUs; ended: {_ended(site, job_id)}"
-    )
+        move, held, ended = _in_a_growth(site, FAKE_NONCE)
+    return Outcome(held > 0, f"move {move.id}; the companion holds {held} GPUs; ended: {ended}")
 
 
 @attack("mallory", "further: a companion that asks for three nodes where its move adds one")
 def more_than_ordered(site: Site, defended: bool) -> Outcome:
     with nullcontext() if defended else site.patched(OWN_GEOMETRY):
-        parent, move, nonce = _growing(site)
-        job_id = _companion(site, _line(parent, move.id, nonce), nodes=3)
-        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
-        held = _held(site, job_id)
+        move, held, _ = _in_a_growth(site, nodes=3)
     return Outcome(held > 1, f"the move adds {move.added}; the companion holds {held} GPUs")
 
 

@@ -61,7 +61,6 @@ class Polluxd(_Patched, devcluster.Polluxd):
             cycle={"interval_s": interval_s, "poll_s": 1},
             moves={"cooldown_s": 1, "training_timeout_s": 150},
         )
-        self.migrate()
 
     def ctl(self, patch: str, *words: str) -> str:
         """Return what polluxctl prints, with a defence removed by `patch`."""

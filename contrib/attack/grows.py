@@ -9,6 +9,17 @@ from contrib.attack import gateway, slurm_text, tokens
 from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from contrib.attack.training import Training
+from polluxd.model import Move
+
+
+def _harmed(training: Training, grown: Move) -> Outcome:
+    """Tell whether a growth failed, or the training stands still."""
+    lives = training.goes_on()
+    return Outcome(
+        grown.step != "training" or not lives,
+        f"the growth ended as {grown.step}; the training goes on: {lives}",
+    )
 
 
 @attack("mallory", "row 1, during a grow: names that stop polluxd, in a growth in place")
@@ -23,11 +34,7 @@ def names(site: Site, defended: bool) -> Outcome:
             job_id, trouble = site.sbatch("mallory", site.script("named.sh"), f"--job-name={name}")
             assert job_id is not None, trouble
         grown = training.ended(move.id)
-    lives = training.goes_on()
-    return Outcome(
-        grown.step != "training" or not lives,
-        f"the growth ended as {grown.step}; the training goes on: {lives}",
-    )
+    return _harmed(training, grown)
 
 
 @attack("mallory", "row 12, during a grow: 3,000 silent connections to the gateway, in a growth in place")
@@ -35,16 +42,9 @@ def connections(site: Site, defended: bool) -> Outcome:
     if not defended:
         return gateway.silence(site, False)
     training = site.training()
-    with (
-        training.growing() as move,
-        gateway.flood(site, "silent", 3000),
-    ):
+    with training.growing() as move, gateway.flood(site, "silent", 3000):
         grown = training.ended(move.id)
-    lives = training.goes_on()
-    return Outcome(
-        grown.step != "training" or not lives,
-        f"the growth ended as {grown.step}; the training goes on: {lives}",
-    )
+    return _harmed(training, grown)
 
 
 @attack("mallory", "row 21, during a grow: an order to grow, and its nonce, asked with a token of mallory's")

@@ -61,8 +61,10 @@ def _submitted(site: Site, name: str, *head: str, gpus: int = 0) -> tuple[int, s
 
 
 @attack("mallory", "row 1: a job's name stops polluxd for everybody")
-def name_stops_polluxd(site: Site, defended: bool) -> Outcome:
-    job_id, said = _submitted(site, "x UserId=a(1) GroupId=b TimeLimit=zz")
+def name_stops_polluxd(
+    site: Site, defended: bool, name: str = "x UserId=a(1) GroupId=b TimeLimit=zz"
+) -> Outcome:
+    job_id, said = _submitted(site, name)
     if not defended:
         try:
             _before(site, job_id)
@@ -81,17 +83,7 @@ def name_stops_polluxd(site: Site, defended: bool) -> Outcome:
 
 @attack("mallory", "row 1: a line break in a name stops polluxd")
 def line_break_stops_polluxd(site: Site, defended: bool) -> Outcome:
-    job_id, said = _submitted(site, "x\nfoo")
-    if not defended:
-        try:
-            _before(site, job_id)
-        except ValueError as error:
-            return Outcome(True, f"every cycle ended: {error}")
-        return Outcome(False, "the decoder of before read it")
-    state = site.slurm.observe()
-    return Outcome(
-        job_id not in {j.job_id for j in state.jobs} or bool(state.unreadable), f"read; the hook: {said}"
-    )
+    return name_stops_polluxd(site, defended, "x\nfoo")
 
 
 @attack("mallory", "row 2: GPUs claimed by a name")

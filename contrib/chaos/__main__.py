@@ -94,7 +94,6 @@ class Run:
         print(f"{time.monotonic() - self.started:6.0f} s  {text}", flush=True)
 
     def go(self) -> None:
-        self.daemons[0].migrate()
         for daemon in self.daemons:
             daemon.start()
         self.chaos.start()

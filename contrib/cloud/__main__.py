@@ -94,7 +94,6 @@ class Arm:
 
     def _start_polluxd(self) -> None:
         self.daemon = Polluxd(self.cluster, self.folder)
-        self.daemon.migrate()
         if self.name != "fixed":
             words = ["--cloud-price", f"{KIND}={PRICE}", "--cloud-hour-value", str(HOUR_VALUE)]
             words += ["--cloud-return-s", str(self.power.idle_s + 25)]

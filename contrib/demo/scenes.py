@@ -93,7 +93,6 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=plain)
     title = "Pollux jobs and plain jobs" if plain else "Pollux on Slurm"
     try:
-        daemon.migrate()
         daemon.start()
         with daemon.live_page() as url:
             stage.console.print(f"Live page, for one browser: {url}", soft_wrap=True, highlight=False)

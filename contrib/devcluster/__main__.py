@@ -70,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
         extra = {"POLLUX_DATABASE_URL": cluster.database_url, "PS1": r"(devcluster) \w\$ "}
         daemon = Polluxd(cluster, arguments.directory) if arguments.polluxd else None
         if daemon is not None:
-            daemon.migrate()
             daemon.start()
             extra["POLLUXD_CONFIG"] = str(daemon.config)
         print(f"{cluster.command('sinfo')}logs: {cluster.logs}; leave the shell to stop the cluster")

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from polluxd.store import Store
+
 from .accounting import DevAccounting
 from .errors import DevClusterError
 from .gateways import Gateways
@@ -29,7 +31,7 @@ _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
 
 
 class DevCluster:
-    """A private Slurm cluster on this machine, with a Postgres.
+    """A private Slurm cluster on this machine, with a Postgres that has polluxd's schema.
 
     It runs munged, slurmctld, Postgres, gateways, and `nodes` slurmd with `gpus_per_node` stand-in GPUs each. A job
     runs as the user who submits it. The Python interpreter of this process comes first in the job's PATH.
@@ -154,6 +156,9 @@ class DevCluster:
         self._lay_out()
         if self.postgres is not None:
             self.postgres.start()
+            store = Store(self.postgres.url, self.cluster_name)
+            store.migrate()
+            store.close()
         self._write_configuration()
         self._start_munged()
         self._start_accounting()

@@ -17,7 +17,7 @@ from polluxd.store import Store
 from .cluster import DevCluster
 from .configuration import write_configuration
 from .errors import DevClusterError
-from .processes import Daemon
+from .processes import Daemon, wait_until
 
 BIN = Path(sys.executable).parent
 
@@ -57,11 +57,27 @@ class Polluxd(Daemon):
         chosen = {section: {**pace, **sections.get(section, {})} for section, pace in PACE.items()}
         write_configuration(cluster, self.config, **chosen)
 
-    def migrate(self) -> None:
-        """Bring the database to this version's schema. Raises DevClusterError where that fails."""
-        done = self.command("polluxd", "migrate")
-        if done.returncode:
-            raise DevClusterError(f"polluxd migrate: {(done.stderr or done.stdout).strip()}")
+    def explain(self, job_id: int) -> str:
+        """What polluxctl tells of a job, on one line."""
+        return " ".join(self.command("polluxctl", "explain", str(job_id)).stdout.split())
+
+    def explained(self, store: Store, job_id: int, words: str, seconds: float = 120.0) -> str:
+        """Wait until the newest decision's reason for a job has these words; return what polluxctl then tells.
+
+        Raises:
+            DevClusterError: no decision gave this reason, or polluxctl does not tell it.
+        """
+
+        def decided() -> bool:
+            found = store.explain(job_id)
+            return found is not None and found.allocation is not None and words in found.allocation.reason
+
+        # polluxctl itself takes most of a second of CPU time.
+        wait_until(decided, seconds, f"a reason of job {job_id} that has {words!r}", every_s=0.3)
+        told = self.explain(job_id)
+        if words not in told:
+            raise DevClusterError(f"polluxctl does not tell {words!r}: {told}")
+        return told
 
     def command(self, program: str, *words: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
         """Run a command of polluxd or polluxctl by the same account."""

@@ -62,7 +62,7 @@ def free_ports(count: int) -> list[int]:
     raise DevClusterError(f"no {count} free TCP ports")
 
 
-def wait_until(ready: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
+def wait_until(ready: Callable[[], object], timeout_s: float, what: str, every_s: float = 0.05) -> None:
     """Poll `ready` until it is true.
 
     Raises:

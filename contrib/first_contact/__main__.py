@@ -39,7 +39,6 @@ def main() -> int:
             jobs.mkdir()
             jobs.chmod(0o1777)
             daemon = Polluxd(cluster, jobs)
-            daemon.migrate()
             daemon.start()
             try:
                 found["mistakes"] += directive_rows(cluster, jobs) + command_rows(cluster)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from contrib.sites import kept, preemption
+from contrib.sites import preemption
 from contrib.sites.idle import Wish
 from contrib.sites.place import WATCH_S, Place
 from polluxd.model import JobState
@@ -33,11 +33,10 @@ def _forbidden(place: Place, begin: Callable[[], object], end: Callable[[], obje
     attempt = place.job(running).restart_count
     begin()
     waiting = place.sbatch("waits", "sleep 900", _LIMIT, "POLLUX max-gpus=1", wish=Wish(1, barred=True))
-    place.until(lambda: rule in place.explain(waiting), f"explain to name {rule!r}", 120)
+    told = place.explained(waiting, rule)
     place.stays(
         lambda: place.runs(running) and place.job(running).restart_count == attempt, "the training", WATCH_S
     )
-    told = place.explain(waiting)
     if place.moves(waiting):
         raise AssertionError("a start was tried in vain")
     end()
@@ -77,11 +76,8 @@ def _limit_reached_by_others(place: Place) -> str:
     one_type = "SBATCH --exclude=n3,n4"
     running = place.train("trains", lab, one_type, "POLLUX min-gpus=1 max-gpus=1")
     waiting = place.sbatch("waits", "sleep 900", lab, "POLLUX min-gpus=3", wish=Wish(3, barred=True))
-    place.until(
-        lambda: "gres/gpu=6 of account lab" in place.explain(waiting), "explain to name the limit", 120
-    )
+    told = place.explained(waiting, "gres/gpu=6 of account lab")
     place.stays(lambda: place.runs(running) and not place.moves(waiting), "no move in vain", WATCH_S)
-    told = place.explain(waiting)
     place.command("scancel", str(plain))
     place.admit(waiting)
     place.until(lambda: place.runs(waiting), "its start once the plain job has ended")
@@ -223,8 +219,7 @@ def _license(place: Place) -> str:
         for i in (1, 2)
     ]
     place.until(lambda: place.runs(ids[0]), "the first job")
-    place.until(lambda: "license matlab is in use" in place.explain(ids[1]), "explain to name the license")
-    told = place.explain(ids[1])
+    told = place.explained(ids[1], "license matlab is in use")
     if place.moves(ids[1]):
         raise AssertionError("a start was tried in vain")
     place.command("scancel", str(ids[0]))
@@ -338,6 +333,38 @@ def _never_reports(place: Place) -> str:
     return told
 
 
+def _on_hold(place: Place) -> str:
+    """A training that may not start again, as it is on hold, stays on a node that is drained."""
+    both = frozenset({"n1", "n2"})
+    running = place.train(
+        "trains", _LIMIT, "SBATCH --exclude=n3,n4", "POLLUX max-gpus=1", wish=Wish(1, on=both)
+    )
+    place.command("scontrol", "hold", str(running))
+    (node,), attempt = place.job(running).nodes, place.job(running).restart_count
+    place.until(lambda: "on hold" in place.explain(running), "explain to name the hold")
+    place.command("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=sites")
+    try:
+        place.stays(
+            lambda: place.runs(running) and place.job(running).restart_count == attempt,
+            "the training",
+            3 * WATCH_S,
+        )
+    finally:
+        place.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return place.explain(running)
+
+
+def _deadline(place: Place) -> str:
+    """sbatch refuses --deadline."""
+    try:
+        place.sbatch("late", "sleep 900", _LIMIT, "SBATCH --deadline=now+3hours", "POLLUX max-gpus=1")
+    except RuntimeError as error:
+        if "--deadline cannot be used by a Pollux job" in str(error):
+            return str(error)
+        raise
+    raise AssertionError("sbatch took --deadline")
+
+
 CASES = (
     Case("maintenance now", _maintenance("now")),
     Case("maintenance in 30 minutes", _maintenance("now+30minutes", "maint")),
@@ -356,8 +383,8 @@ CASES = (
     Case("DefMemPerGPU and no memory option", _default_memory),
     Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
     Case("job that never reports", _never_reports),
-    Case("--deadline", kept.deadline),
-    Case("scontrol hold of a running training", kept.held),
+    Case("--deadline", _deadline),
+    Case("scontrol hold of a running training", _on_hold),
     Case("--reservation", _reservation),
     Case("--exclusive", _exclusive),
     Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),

@@ -93,7 +93,6 @@ class Place:
 
     def start(self) -> None:
         """Start polluxd as the cluster's unprivileged `daemon_user`, and wait for its first cycle."""
-        self.daemon.migrate()
         self.daemon.start()
         self.until(self.cluster.hooks.heartbeat_file.exists, "polluxd's first cycle")
 
@@ -229,8 +228,10 @@ class Place:
         return not any(states.get(job_id, set()) & _ALIVE for job_id in job_ids)
 
     def explain(self, job_id: int) -> str:
-        """What polluxctl tells of the job, on one line."""
-        return " ".join(self.polluxd("polluxctl", "explain", str(job_id)).stdout.split())
+        return self.daemon.explain(job_id)
+
+    def explained(self, job_id: int, words: str) -> str:
+        return self.daemon.explained(self.store, job_id, words)
 
     def moves(self, job_id: int) -> list[Move]:
         return self.store.moves(job_id)

@@ -22,8 +22,6 @@ import signal
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
 from contrib.chaos.ledger import ledgers  # noqa: E402
 from contrib.devcluster import DevCluster  # noqa: E402
+from contrib.devcluster.processes import wait_until  # noqa: E402
 
 PATIENCE_S = 240.0
 CASES = (("pollux run", "rank lost"), ("srun loop", "rank lost"), ("srun loop", "node leaves"))
@@ -71,13 +70,6 @@ def first_step(folder: Path, launch: int) -> int:
     return max(each.start for each in ledgers(folder / "ledger") if each.launch == launch)
 
 
-def until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def trained(folder: Path, start: int) -> bool:
     """Whether a start, by its number, has made 40 steps on each rank."""
     made = steps(folder)
@@ -107,17 +99,14 @@ def measure(cluster: DevCluster, launcher: str, ending: str) -> tuple[float, int
             "sbatch", "--parsable", "--nodes=3", "--exclusive", f"--output={folder}/out", str(script)
         )
         try:
-            until(
-                lambda: trained(folder, 0),
-                (folder / "out").read_text() if (folder / "out").exists() else "no start",
-            )
+            wait_until(lambda: trained(folder, 0), PATIENCE_S, "a start")
             (before,) = steps(folder)
             if ending == "rank lost":
                 os.kill(pid_of(folder, 2), signal.SIGKILL)
             else:
                 (folder / "leave").touch()
                 os.kill(int((folder / "srun").read_text()), signal.SIGTERM)
-            until(lambda: trained(folder, 1), "no second start")
+            wait_until(lambda: trained(folder, 1), PATIENCE_S, "a second start")
             made_steps = steps(folder)
             after = sorted(made_steps)[1]
             pause = made_steps[after][0] - made_steps[before][-1]
@@ -125,9 +114,10 @@ def measure(cluster: DevCluster, launcher: str, ending: str) -> tuple[float, int
         finally:
             (folder / "end").touch()
             cluster.command("scancel", job.strip())
-            until(
+            wait_until(
                 lambda: not cluster.command("squeue", "--noheader", "--jobs", job.strip()).strip(),
-                "the job stays",
+                PATIENCE_S,
+                "the job's end",
             )
 
 

@@ -186,7 +186,6 @@ class Bench:
         )
         self.slurm = ScontrolClient(conf=cluster.slurm_conf, timeout=config.slurm.timeout_s)
         self.store = Store(config.database.url, config.slurm.cluster)
-        self.store.migrate()
         self.script = Script()
         self.failed: dict[int, str] = {}
         """Why moves failed, by move id."""

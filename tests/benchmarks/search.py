@@ -187,7 +187,6 @@ def one(cluster: DevCluster, folder: Path, arguments: argparse.Namespace, way: s
     home = folder / f"polluxd-{run}"
     home.mkdir()
     daemon = Polluxd(cluster, home, cycle={"interval_s": 5, "busy_poll_s": 0.2}, moves={"cooldown_s": 20})
-    daemon.migrate()
     daemon.start()
     try:
         return bench.search(way, run)

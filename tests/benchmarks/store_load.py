@@ -238,7 +238,6 @@ def measure(agents: int, users: int, interval: float, seconds: float) -> dict[st
         with DevCluster(folder / "cluster") as cluster:
             assert cluster.postgres is not None
             store = Store(cluster.database_url, CLUSTER)
-            store.migrate()
             epoch = store.lead()
             assert epoch is not None
             began = time.time()

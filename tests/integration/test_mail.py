@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contrib.devcluster import DevCluster, SiteLines
+from contrib.devcluster.processes import wait_until
 from polluxd.model import JobState
 from polluxd.slurm.protocol import Geometry
 from polluxd.slurm.scontrol import ScontrolClient
@@ -38,26 +39,19 @@ def test_moves_send_no_mail(mailing: tuple[DevCluster, Path], tmp_path: Path) ->
 
     def runs_on(node: str) -> None:
         slurm.configure(job_id, Geometry((node,), 1, 1), start=True)
-        until(lambda: slurm.jobs([job_id])[job_id].state is JobState.RUNNING)
+        wait_until(lambda: slurm.jobs([job_id])[job_id].state is JobState.RUNNING, 60, "a start")
 
     runs_on("n1")
-    until(lambda: "Began" in sent.read_text())
+    wait_until(lambda: "Began" in sent.read_text(), 60, "the mail of its begin")
     for node in ("n2", "n1"):
         slurm.requeue(job_id)
-        until(lambda: slurm.jobs([job_id])[job_id].state is JobState.PENDING)
+        wait_until(lambda: slurm.jobs([job_id])[job_id].state is JobState.PENDING, 60, "a requeue")
         time.sleep(1.1)  # a start in the second of the requeue fails
         runs_on(node)
     cluster.command("scancel", str(job_id))
-    until(lambda: "Ended" in sent.read_text())
+    wait_until(lambda: "Ended" in sent.read_text(), 60, "the mail of its end")
     told = [line for line in sent.read_text().splitlines() if f"Job_id={job_id} " in line]
     assert [word for line in told for word in ("Began", "Requeued", "Ended") if word in line] == [
         "Began",
         "Ended",
     ]
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -162,7 +162,7 @@ def world(
 @pytest.fixture(scope="module")
 def accounted(scratch: Path) -> Iterator[DevCluster]:
     """A cluster with slurmdbd."""
-    with DevCluster(scratch / "accounted", lease_s=60, accounting=True) as cluster:
+    with DevCluster(scratch / "accounted", postgres=False, lease_s=60, accounting=True) as cluster:
         yield cluster
 
 

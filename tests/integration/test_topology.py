@@ -34,7 +34,7 @@ def racked(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevCluste
         return plain(layout, *more) + "TopologyPlugin=topology/tree\n"  # type: ignore[arg-type]
 
     monkeypatch.setattr(devcluster, "slurm_conf", with_topology)
-    with DevCluster(scratch / "racked", lease_s=60) as cluster:
+    with DevCluster(scratch / "racked", postgres=False, lease_s=60) as cluster:
         yield cluster
 
 

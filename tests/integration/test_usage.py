@@ -7,13 +7,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contrib.devcluster import DevCluster
+from contrib.devcluster.processes import wait_until
 from polluxd.model import JobState
 from polluxd.site.slurm_checks import Slurm
 from polluxd.slurm.protocol import Geometry
@@ -31,13 +32,6 @@ def accounted(scratch: Path) -> Iterator[DevCluster]:
         scratch / "usage", nodes=3, gpus_per_node=2, lease_s=60, postgres=False, accounting=True
     ) as cluster:
         yield cluster
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def usage(cluster: DevCluster, job_id: int) -> subprocess.CompletedProcess[str]:
@@ -64,7 +58,7 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
 
     def start(job_id: int, nodes: tuple[str, ...], gpus: int) -> None:
         slurm.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
-        until(lambda: state(job_id) is JobState.RUNNING)
+        wait_until(lambda: state(job_id) is JobState.RUNNING, 60, "the job's start")
 
     # Each is timed from before its start to after its end: no record of Slurm's is longer.
     before = time.time()
@@ -73,7 +67,7 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
     start(job_id, ("n1",), 1)
     time.sleep(3)
     slurm.requeue(job_id)
-    until(lambda: state(job_id) is JobState.PENDING)
+    wait_until(lambda: state(job_id) is JobState.PENDING, 60, "its requeue")
     used[1] = time.monotonic() - begun
     time.sleep(1.1)  # a start in the second of the requeue fails
     begun = time.monotonic()
@@ -85,10 +79,10 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
     start(companion, ("n3",), 2)
     time.sleep(3)
     accounted.command("scancel", str(companion))
-    until(lambda: state(companion).finished)
+    wait_until(lambda: state(companion).finished, 60, "the companion's end")
     used[2] = time.monotonic() - joined
     accounted.command("scancel", str(job_id), str(other))
-    until(lambda: state(job_id).finished)
+    wait_until(lambda: state(job_id).finished, 60, "the job's end")
     used[4] = time.monotonic() - begun
     told: dict[str, Any] = {}
 
@@ -99,7 +93,7 @@ def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_pat
         (told,) = json.loads(done.stdout)
         return told["state"] == "CANCELLED" and told["companions"] == 1
 
-    until(recorded)
+    wait_until(recorded, 60, "slurmdbd's record")
     most = sum(gpus * (seconds + 1) for gpus, seconds in used.items())
     assert sum(gpus * 2 for gpus in used) <= told["gpu_s"] <= most
     assert 2 * 2 <= told["companion_gpu_s"] <= 2 * (used[2] + 1)

@@ -7,9 +7,7 @@ panel of the dashboard is asked of Prometheus.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from typing import Any
 import pytest
 
 from contrib.devcluster import DevCluster
+from contrib.devcluster.processes import free_ports, wait_until
 from tests.integration.conftest import scratch
 from tests.integration.loop.conftest import Loop, loop_cluster, polluxd
 
@@ -30,25 +29,15 @@ RULES = CONTRIB / "prometheus" / "polluxd.rules.yml"
 DASHBOARD = json.loads((CONTRIB / "grafana" / "polluxd-prometheus.json").read_text())
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def until(holds: Callable[[], Any], why: str, seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, why
-        time.sleep(0.5)
-    return found
+def until(holds: Callable[[], object], why: str) -> None:
+    wait_until(holds, 120, why, every_s=0.5)
 
 
 class Prometheus:
     """A Prometheus of its own, on loopback, that scrapes every second."""
 
     def __init__(self, folder: Path, target: str) -> None:
-        self.port = free_port()
+        (self.port,) = free_ports(1)
         config = folder / "prometheus.yml"
         config.write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
@@ -94,14 +83,14 @@ def watched(
     """One polluxd that serves metrics, and a Prometheus that scrapes it."""
     folder = tmp_path_factory.mktemp("metrics")
     folder.chmod(0o755)
-    listen = f"127.0.0.1:{free_port()}"
+    (port,) = free_ports(1)
+    listen = f"127.0.0.1:{port}"
     daemon = polluxd(loop_cluster, folder)
     text = daemon.config.read_text()
     assert 'listen = ""' in text
     daemon.config.write_text(
         text.replace('listen = ""', f'listen = "{listen}"') + '\n[log]\nformat = "json"\n'
     )
-    daemon.migrate()
     daemon.start()
     loop = Loop(loop_cluster, daemon, folder)
     prometheus = Prometheus(folder, listen)
@@ -154,7 +143,7 @@ def test_prometheus_sees_a_training_start_and_polluxd_end(watched: tuple[Loop, P
     # Everything that the dashboard shows is there, and nobody's text is in a label.
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
-            until(lambda e=target["expr"]: prometheus.ask(e), f"panel {panel['title']} shows nothing", 60)
+            until(lambda e=target["expr"]: prometheus.ask(e), f"panel {panel['title']} shows nothing")
     labels = prometheus.get("labels")
     assert set(labels) <= {
         "__name__", "instance", "job", "le", "version", "python_version", "result", "phase", "path", "call", "kind",

@@ -164,10 +164,8 @@ def test_many_credentials_that_are_no_good_leave_good_ones_their_way(url, creden
 
 def test_one_user_gets_so_many_tokens_and_another_one_still_gets_his(url, credential, store, seen):
     store.sync_jobs([seen(7, uid=ADA.pw_uid), seen(8, uid=BOB.pw_uid)])
-    asking, codes = Caller(url), []
-    for _ in range(200):
-        codes.append(asking.ask("POST", "/v1/tokens", credential(ADA))[0])
-        if codes[-1] != 200:
-            break
-    assert codes[-1] == 429
+    asking = Caller(url)
+    # Made before: the budget refills while a busy machine runs munge.
+    credentials = [credential(ADA) for _ in range(120)]
+    assert 429 in {asking.ask("POST", "/v1/tokens", each)[0] for each in credentials}
     assert asking.ask("POST", "/v1/tokens", credential(BOB, job=8))[0] == 200

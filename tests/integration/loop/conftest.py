@@ -152,6 +152,9 @@ class Loop:
 
         self.until(planned, why="a park to be planned")
 
+    def explained(self, job_id: int, words: str, seconds: float = 60.0) -> None:
+        self.daemon.explained(self.store, job_id, words, seconds)
+
     def completed_moves(self, job_id: int) -> int:
         """How many moves of a running job have ended well."""
         return sum(m.path != "start" and m.step is Step.TRAINING for m in self.store.moves(job_id))
@@ -191,7 +194,7 @@ def loop(loop_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
     yield from loop_on(loop_cluster, polluxd(loop_cluster, tmp_path), tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def elastic_cluster(scratch: Path) -> Iterator[DevCluster]:
     """Start a cluster of five nodes with one GPU each, and slurmdbd.
 
@@ -212,7 +215,6 @@ def elastic_loop(elastic_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
 
 def loop_on(cluster: DevCluster, daemon: Polluxd, folder: Path, user: str = "root") -> Iterator[Loop]:
     """Start polluxd on a cluster; end its jobs and itself when the test has ended."""
-    daemon.migrate()
     daemon.start()
     made = Loop(cluster, daemon, folder, user=user)
     try:

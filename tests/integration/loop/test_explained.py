@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_otherwise(loop: Loop) -> None:
+    audit = loop.store.setting_audit()
     job_id = loop.train("explained", 300, directive="#POLLUX max-gpus=2 gpu-counts=2,1")
     loop.until(
         lambda: any(m.path == "requeue" and m.step.terminal for m in loop.store.moves(job_id)),
@@ -39,4 +40,4 @@ def test_decisions_of_a_living_polluxd_can_be_replayed_explained_and_tried_other
     (row,) = (r for r in json.loads(tried.stdout)["jobs"] if r["job_id"] == job_id)
     assert row["gpus_before"] == loop.job(job_id).spec.max_gpus == 2
     assert loop.job(job_id).spec.gpu_counts == "1,2"
-    assert not loop.store.setting_audit()
+    assert loop.store.setting_audit() == audit

@@ -24,7 +24,8 @@ def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_woul
     plain = loop.sbatch("plain", f"until [ -e {ends} ]; do sleep 0.2; done", directive=None)
     loop.until(lambda: loop.job(plain).state is JobState.RUNNING, why="the plain job's start")
     # Nothing comes or goes until the training has grown: only its measurements bring a decision.
-    job_id = loop.train("grows", 20, "--alpha 0.002 --beta 0.0012 --sync 0.005 0.01")
+    words = "--alpha 0.002 --beta 0.0012 --sync 0.005 0.01"
+    job_id = loop.train("grows", 20, words, directive="#POLLUX min-gpus=1 prior=no")
     loop.until(lambda: loop.completed_moves(job_id) >= 1, why="growth between two regular decisions")
     assert loop.store.moves(job_id)[1].reason.startswith("grows from 1 to 2 GPUs")
     ends.touch()
@@ -50,10 +51,17 @@ def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_woul
 
 
 def test_a_training_that_was_never_measured_starts_on_the_gpus_of_a_node(loop: Loop) -> None:
-    told = loop.daemon.command("polluxctl", "settings", "set", "--start-gpus", "4")
-    assert told.returncode == 0, told.stderr
-    broad, fixed = loop.train("broad", 6), loop.train("fixed", 3, directive="#POLLUX adaptive=no")
-    loop.until(lambda: all(loop.job(j).state.finished for j in (broad, fixed)), why="the trainings' end")
+    def set_start_gpus(count: str) -> None:
+        told = loop.daemon.command("polluxctl", "settings", "set", "--start-gpus", count)
+        assert told.returncode == 0, told.stderr
+
+    set_start_gpus("4")
+    try:
+        broad = loop.train("broad", 6, directive="#POLLUX min-gpus=1 prior=no")
+        fixed = loop.train("fixed", 3, directive="#POLLUX adaptive=no")
+        loop.until(lambda: all(loop.job(j).state.finished for j in (broad, fixed)), why="the trainings' end")
+    finally:
+        set_start_gpus("1")
     first = {j: loop.store.moves(j)[0] for j in (broad, fixed)}
     assert [first[j].path for j in (broad, fixed)] == ["start", "start"]
     assert (len(first[broad].target.nodes), first[broad].target.gpus) == (1, 4)
@@ -144,17 +152,13 @@ def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -
     loop.daemon.stop()
     loop.daemon = polluxd(loop.cluster, loop.folder, training_timeout=4.0)
     loop.daemon.start()
-    job_id = loop.sbatch("silent", "pollux run -m timeit -n 1 -r 1 'import time; time.sleep(30)'")
+    ends = loop.folder / "ends"
+    waits = f"import os, time\nwhile not os.path.exists('{ends}'): time.sleep(0.2)"
+    job_id = loop.sbatch("silent", f'pollux run -m timeit -n 1 -r 1 "{waits}"')
     loop.until(lambda: loop.job(job_id).state is JobState.RUNNING, 80, why="its start")
-    loop.until(
-        lambda: (
-            "has not reported a training step"
-            in loop.daemon.command("polluxctl", "explain", str(job_id)).stdout
-        ),
-        60,
-        why="polluxctl explain says why it is left alone",
-    )
-    assert "pollux.attach()" in loop.store.moves(job_id)[0].detail
+    loop.until(lambda: "pollux.attach()" in loop.store.moves(job_id)[0].detail, 60, why="the move's end")
+    loop.explained(job_id, "has not reported a training step")
+    ends.touch()
     loop.until(lambda: loop.job(job_id).state.finished, 100, why="its end")
     assert loop.job(job_id).state is JobState.COMPLETED
     assert loop.job(job_id).restart_count == 0
@@ -165,11 +169,7 @@ def test_more_gpus_than_there_are_is_said_at_once(loop: Loop) -> None:
     if refused.returncode == 0:
         job_id = int(refused.stdout.split()[-1])
         loop.submitted.append(job_id)
-        loop.until(
-            lambda: "64" in loop.daemon.command("polluxctl", "explain", str(job_id)).stdout,
-            60,
-            why="a reason",
-        )
+        loop.explained(job_id, "64")
         assert loop.job(job_id).state is JobState.PENDING
     else:
         assert "64" in refused.stderr

@@ -43,19 +43,12 @@ def test_a_reached_limit_moves_nothing_and_is_named(limited: Loop) -> None:
     )
     # Even without the training, the account has only two of its five GPUs left.
     waits = limited.sbatch("waits", "sleep 600", directive=f"{lab}\n#POLLUX min-gpus=3")
-    rule = "gres/gpu=5 of account lab"
-
-    def explained(job_id: int) -> str:
-        return limited.daemon.command("polluxctl", "explain", str(job_id)).stdout
-
-    limited.until(lambda: rule in " ".join(explained(waits).split()), 60, why="explain to name the limit")
+    limited.explained(waits, "gres/gpu=5 of account lab")
     licensed = [
         limited.sbatch(f"licensed{i}", "sleep 600", directive="#SBATCH --licenses=matlab\n#POLLUX max-gpus=1")
         for i in (1, 2)
     ]
-    limited.until(
-        lambda: "license matlab is in use" in explained(licensed[1]), 60, why="explain to name the license"
-    )
+    limited.explained(licensed[1], "license matlab is in use")
     # The license counts as in use from the moment that polluxd starts the first of the two.
     limited.until(
         lambda: limited.job(licensed[0]).state is JobState.RUNNING, 60, why="the licensed job's start"

@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 NODES = ("n1", "n2", "n3", "n4", "n5")
 
 
-@pytest.fixture
-def varied(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
-    """Start two nodes of a100, and one each of 2080ti, MIG and no type."""
+@pytest.fixture(scope="module")
+def varied_cluster(scratch: Path) -> Iterator[DevCluster]:
+    """Start two nodes of a100, and one each of 2080ti, MIG and no type; the last is reserved."""
     site = SiteLines(
         gpu_types={"n1": "a100", "n2": "a100", "n3": "2080ti", "n4": "1g.5gb"},
         nodes={"n1": "Feature=ib,old", "n2": "Feature=ib,new", "n5": "Feature=new"},
@@ -32,15 +32,20 @@ def varied(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
     with DevCluster(
         scratch / "varied", nodes=5, gpus_per_node=2, lease_s=60, publish_interval_s=1.0, site=site
     ) as cluster:
-        yield from loop_on(cluster, polluxd(cluster, tmp_path, cooldown=1.0), tmp_path)
+        cluster.command(
+            *("scontrol", "create", "reservation", "ReservationName=course", "StartTime=now", "Duration=60"),
+            *("Nodes=n5", "Users=root", "Flags=ignore_jobs"),
+        )
+        yield cluster
+
+
+@pytest.fixture
+def varied(varied_cluster: DevCluster, tmp_path: Path) -> Iterator[Loop]:
+    yield from loop_on(varied_cluster, polluxd(varied_cluster, tmp_path, cooldown=1.0), tmp_path)
 
 
 def test_options_of_sbatch_hold_for_every_placement(varied: Loop) -> None:
     command = varied.cluster.command
-    command(
-        *("scontrol", "create", "reservation", "ReservationName=course", "StartTime=now", "Duration=60"),
-        *("Nodes=n5", "Users=root", "Flags=ignore_jobs"),
-    )
 
     def submit(name: str, *options: str, directive: str = "#POLLUX max-gpus=1") -> int:
         lines = [f"#SBATCH {option}" for option in options]
@@ -69,11 +74,7 @@ def test_options_of_sbatch_hold_for_every_placement(varied: Loop) -> None:
     shown = command("scontrol", "show", "job", "-o", str(cases["type"][0]))
     assert "TresPerNode=gres:gpu:2080ti:1" in shown
     waits = submit("waits", "--constraint=old", directive="#POLLUX min-gpus=4")
-    varied.until(
-        lambda: "--constraint=old" in varied.daemon.command("polluxctl", "explain", str(waits)).stdout,
-        60,
-        why="explain to name the option",
-    )
+    varied.explained(waits, "--constraint=old")
     varied.cancel_all()
 
     # Exclusive: all GPUs of a node, and no node that a plain job uses.

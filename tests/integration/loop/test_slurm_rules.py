@@ -41,11 +41,7 @@ def test_no_job_is_taken_from_its_gpus_while_a_rule_forbids_its_start(elastic_lo
         attempt = job.slurm.restart_count
         begin()
         waiting = loop.sbatch("waits", "sleep 600", directive="#POLLUX max-gpus=1")
-        loop.until(
-            lambda j=waiting, r=rule: r in loop.daemon.command("polluxctl", "explain", str(j)).stdout,  # type: ignore[misc]
-            60,
-            why="explain to name the rule",
-        )
+        loop.explained(waiting, rule)
         # polluxd knows the rule by now: it had read Slurm's state before, if the move came in the same moment.
         refused = job.moved(job.order("requeue", ("n4",)))
         assert refused.step is Step.FAILED

@@ -29,7 +29,7 @@ def test_a_training_leaves_a_node_that_the_notice_drains(
     lent: bool, elastic_loop: Loop, taken: list[str]
 ) -> None:
     loop = elastic_loop
-    job = Elastic(loop, "drained", f"#POLLUX min-gpus={1 if lent else 2} max-gpus=2")
+    job = Elastic(loop, "drained", f"#POLLUX min-gpus={1 if lent else 2} max-gpus=2 prior=no")
     job.begin(pinned=False)
     job.steps_among(2)
     assert bool(job.companions()) is lent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -158,6 +159,8 @@ def test_a_rank_that_ends_in_a_move_leaves_nothing_undone(tmp_path: Path) -> Non
 
     It ends as a rank that waits for the teardown: files are flushed, threads joined and `atexit` functions called.
     """
+    # Loaders that other tests have left: the rank's `atexit` functions would kill their processes.
+    gc.collect()
     script = tmp_path / "train.py"
     script.write_text(f"""
 import atexit, sys, threading, time
