@@ -7,6 +7,7 @@ placements change. A job that gets GPUs trains from that tick on, after its rest
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -106,35 +107,36 @@ def simulate(
     policy: Policy,
     scenario: Scenario,
     progress: Progress | None = None,
+    *,
+    make: Callable[..., SimulatedJob] = SimulatedJob,
+    at_once: float = math.inf,
 ) -> SimulationResult:
-    """Run the trace to its end; deterministic except for decision times."""
+    """Run the trace to its end; deterministic except for decision times.
+
+    `make` makes the jobs; at most `at_once` of them are there at a time, as of an array.
+    """
     thresholds = gc.get_threshold()
     # A run makes many small objects and no cycles: looking for these takes a twentieth of it.
     gc.set_threshold(SELDOM, *thresholds[1:])
     try:
-        return _Engine(submissions, applications, policy, scenario).run(progress)
+        jobs = trainings(submissions, applications, policy, scenario, make)
+        return _Engine(jobs, policy, scenario, at_once).run(progress)
     finally:
         gc.set_threshold(*thresholds)
 
 
 class _Engine:
     def __init__(
-        self,
-        submissions: Sequence[Submission],
-        applications: Mapping[str, Application],
-        policy: Policy,
-        scenario: Scenario,
+        self, jobs: tuple[SimulatedJob, ...], policy: Policy, scenario: Scenario, at_once: float
     ) -> None:
-        self._policy = policy
-        self._scenario = scenario
-        self._jobs = trainings(submissions, applications, policy, scenario)
-        self._restart = {name: scenario.restart_of(name) for name in applications}
+        self._jobs, self._policy, self._scenario, self._at_once = jobs, policy, scenario, at_once
+        self._restart = {job.app.name: scenario.restart_of(job.app.name) for job in jobs}
         self._now = 0.0
         self._decided_at = float("-inf")
         self._seen: list[int] = []
         self._moments: list[Moment] = []
         self._decision_seconds: list[float] = []
-        horizon = max(job.time for job in submissions) + 30 * 86400.0
+        horizon = jobs[-1].submission.time + 30 * 86400.0
         self._outages = scenario.outages(horizon)
         self._down: dict[int, float] = {}
         self._sizes = scenario.sizes
@@ -169,7 +171,7 @@ class _Engine:
                 if progress is not None:
                     progress(ended, len(self._jobs))
             active = still
-            while waiting and waiting[0].submission.time <= self._now:
+            while waiting and waiting[0].submission.time <= self._now and len(active) < self._at_once:
                 active.append(waiting.pop(0))
             if active and self._due(active):
                 self._decide(active)
@@ -296,13 +298,14 @@ def trainings(
     applications: Mapping[str, Application],
     policy: Policy,
     scenario: Scenario,
+    make: Callable[..., SimulatedJob] = SimulatedJob,
 ) -> tuple[SimulatedJob, ...]:
     """Return the trace's jobs before they are submitted, with agents as the policy wants them."""
     present = {job.application: applications[job.application] for job in submissions}
     memories = {name: Memory() for name in present} if policy.remembers else {}
     on = {name: _by_type(app, scenario) for name, app in present.items()}
     return tuple(
-        _training(i, job, on[job.application], policy, scenario, memories.get(job.application))
+        _training(i, job, on[job.application], policy, scenario, memories.get(job.application), make)
         for i, job in enumerate(submissions)
     )
 
@@ -324,6 +327,7 @@ def _training(
     policy: Policy,
     scenario: Scenario,
     memory: Memory | None,
+    make: Callable[..., SimulatedJob],
 ) -> SimulatedJob:
     if job.work != 1.0:
         on = {kind: ScaledApplication(app, job.work) for kind, app in on.items()}
@@ -338,7 +342,7 @@ def _training(
         seconds_apart=policy.seconds_between_fits,
     )
     batch = app.fixed_batch if policy.chooses_batch else job.batch_size
-    return SimulatedJob(
+    return make(
         number,
         job,
         app,

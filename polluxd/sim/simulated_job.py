@@ -91,6 +91,9 @@ class SimulatedJob:
         self._measures = measures
         self._chosen_for: tuple[int, object] | None = None
 
+    search_rank: float | None = None
+    """Of a trial in its search: what the job claims."""
+
     @property
     def nodes(self) -> int:
         return len(self.seats)
@@ -143,6 +146,13 @@ class SimulatedJob:
         begun = self.app.progress(self.epoch)
         self.progress = begun + (self.progress - begun) * (1.0 - lost_share)
         self.place((), now, 0.0)
+
+    def resume(self, other: SimulatedJob, restart_seconds: float) -> None:
+        """Go on from another job's checkpoint, on the same GPUs."""
+        self.progress, self.epoch = other.progress, other.epoch
+        self.restarting = restart_seconds
+        self._chosen_for = None
+        self._reconsider()
 
     def _choose(self) -> None:
         """The batch size for the present placement, as the agent sees things now."""

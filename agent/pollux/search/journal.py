@@ -10,7 +10,6 @@ import os
 import re
 from pathlib import Path
 
-import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
@@ -63,7 +62,6 @@ def cut_half_line(path: Path) -> None:
 
 def open_journal(path: Path) -> JournalStorage:
     """Open the file of a search, and create it where there is none. Raises SearchError."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         # Only the user may read what the user's trainings found.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, BruteForceSampler, CmaEsSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pollux.errors import SearchError
@@ -50,13 +51,23 @@ class SearchSettings:
 class Search:
     """A study of Optuna in a journal. Raises SearchError where the journal cannot be read or written."""
 
-    def __init__(self, path: Path, name: str, settings: SearchSettings | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        settings: SearchSettings | None = None,
+        *,
+        storage: BaseStorage | None = None,
+        seed: int | None = None,
+    ) -> None:
         """Open the search; create it with `settings`, which count for nothing if it exists.
 
-        Without `settings`, raises KeyError if the search does not exist yet.
+        Without `settings`, raises KeyError if the search does not exist yet. `storage`: in place of the journal;
+        `seed`: of the sampler. Both are for simulations.
         """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.path, self.name = path, name
-        storage = open_journal(path)
+        storage = storage or open_journal(path)
         try:
             study = optuna.load_study(study_name=name, storage=storage)
         except KeyError:
@@ -69,7 +80,7 @@ class Search:
             study.set_user_attr("settings", asdict(settings))
         self.study = study
         self.settings = SearchSettings(**study.user_attrs.get("settings", {"maximize": self._maximizes}))
-        study.sampler, study.pruner = _sampler(self.settings.sampler), _pruner(self.settings.pruner)
+        study.sampler, study.pruner = _sampler(self.settings.sampler, seed), _pruner(self.settings.pruner)
 
     @property
     def _maximizes(self) -> bool:
@@ -366,17 +377,17 @@ def _to_come(trial: FrozenTrial) -> float:
     return float(trial.user_attrs.get("gpu_seconds", 0.0)) * (STEPS - last) / made
 
 
-def _sampler(name: str) -> BaseSampler:
+def _sampler(name: str, seed: int | None) -> BaseSampler:
     match name:
         case "tpe":
             # Of trials that run at the same time, each avoids the values of the others.
-            return TPESampler(constant_liar=True)
+            return TPESampler(constant_liar=True, seed=seed)
         case "random":
-            return RandomSampler()
+            return RandomSampler(seed=seed)
         case "grid":
-            return BruteForceSampler()
+            return BruteForceSampler(seed=seed)
         case "cma":
-            return CmaEsSampler()
+            return CmaEsSampler(seed=seed)
     raise SearchError(_unknown("sampler", name, SAMPLERS))
 
 

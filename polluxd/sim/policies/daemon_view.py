@@ -83,6 +83,7 @@ def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True
         first_step_at=job.started_at,
         gpu_type=agent.fitted_on,
         params_by_type=agent.by_type() if types and view.scenario.groups else {},
+        search_rank=job.search_rank,
     )
 
 
@@ -106,8 +107,8 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     It allows no more GPUs than the job's batch limits, or the evaluation, allow.
     """
     if job.submission.rigid:
-        return _spec(job.submission.gpus, job.submission.gpus)
-    return _spec(1, min(most_gpus(job.app), COUNTED_GPUS, gpus))
+        return _spec(job.submission.gpus, job.submission.gpus, "")
+    return _spec(1, min(most_gpus(job.app), COUNTED_GPUS, gpus), job.submission.search)
 
 
-_spec = lru_cache(lambda least, most: JobSpec(min_gpus=least, max_gpus=most))
+_spec = lru_cache(lambda least, most, search: JobSpec(min_gpus=least, max_gpus=most, search=search))
