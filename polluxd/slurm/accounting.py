@@ -65,7 +65,7 @@ def read_usage(ask: Callable[..., str], job_id: int) -> Usage | None:
     """Add up what slurmdbd knows of a job; None where it knows no such job.
 
     Args:
-        ask: runs a command of Slurm with SLURM_TIME_FORMAT=%s, and returns what it prints.
+        ask: runs a command of Slurm with SLURM_TIME_FORMAT=%s and in UTC, and returns what it prints.
 
     Raises:
         SlurmError: no answer, no slurmdbd, or an answer that makes no sense.

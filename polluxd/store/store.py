@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +20,6 @@ from polluxd.model import DaemonMode, Move, Placement, Plan, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 
 from . import rows
-from .bell import Bell
 from .connection import Connector, our_errors
 from .costs import costs_of, totals
 from .migrations import apply_migrations
@@ -33,6 +35,36 @@ _DAY_S = 86400.0
 _RENTALS_S = 800 * _DAY_S
 _NEWS_S = 0.5
 """Time between two looks for news of moves under way."""
+
+
+class Bell:
+    """A pause that a signal handler may end: a pipe rather than an Event.
+
+    A handler that takes a lock of the thread that it interrupts never returns.
+    """
+
+    def __init__(self) -> None:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._out, False)
+        os.set_blocking(self._in, False)
+
+    def ring(self) -> None:
+        """End a wait now. Safe in a signal handler and in any thread."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._in, b"!")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the bell; True where it rang."""
+        if not select.select([self._out], [], [], max(0.0, timeout_s))[0]:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._out, 4096)
+        return True
+
+    def close(self) -> None:
+        for end in (self._out, self._in):
+            with contextlib.suppress(OSError):
+                os.close(end)
 
 
 class Store(PeopleStore):
