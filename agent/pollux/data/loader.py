@@ -12,6 +12,7 @@ number of ranks, the loader yields again every sample that was not part of a ste
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
 from typing import Any, cast
@@ -27,7 +28,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pollux.data.divided import DividedStream, reshards
 from pollux.data.place import ElasticData, RankShare, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
@@ -42,13 +42,6 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
 
     `batch_size` is M0. Raises BatchError if a pass has fewer samples: no step would be whole at any number of ranks.
     """
-    divided = options.pop("divided", None)
-    if divided and not reshards(dataset):
-        raise DataError(
-            f"expected divided=True with a stream that goes on at any number of ranks, as Mosaic's StreamingDataset "
-            f"does, got {type(dataset).__name__}: give every rank the whole data (without webdataset's split_by_node, "
-            "say), and leave divided=True out; the loader divides it"
-        )
     _check_undivided(dataset, options)
     indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not indexed:
@@ -63,8 +56,6 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
                 "shuffle inside the dataset, and for workers pass DataLoader(dataset, batch_size=None)"
             )
         options = {k: v for k, v in options.items() if k not in unknown}
-        if divided is not False and reshards(dataset):
-            return _divided(dataset, share, batch_size, options)
         stream = ElasticStream(dataset, share, **options)
         if not stream.length:
             raise DataError(
@@ -78,24 +69,15 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
     return ElasticLoader(dataset, share, **options)
 
 
-def _divided(dataset: Any, share: RankShare, batch_size: int, options: dict[str, Any]) -> DividedStream:
-    if options.pop("equal_parts", False):
-        raise DataError(
-            f"{type(dataset).__name__} divides itself by rank, so its ranks may end a pass with different numbers of "
-            "samples: leave out equal_parts, and use drop_last=True"
-        )
-    length = options.get("length")
-    if not isinstance(length, int) or length < 1:
-        raise DataError(
-            f"{type(dataset).__name__} divides itself by rank: give the number of samples of a pass over all ranks as "
-            f"length=..., got {length!r}"
-        )
-    _check_length(length, batch_size)
-    return DividedStream(dataset, share, **options)
-
-
 def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
-    """Raise DataError for options that already divide or order the data."""
+    """Raise DataError for data or options that already divide or order the samples."""
+    stream = dataset.dataset if isinstance(dataset, DataLoader) else dataset
+    if {"num_samples", "from_beginning"} <= _arguments(getattr(stream, "state_dict", None)):
+        raise DataError(
+            f"expected data that the loader divides, got {type(stream).__name__}, a stream that divides itself by "
+            "rank as Mosaic's StreamingDataset does: give the loader its samples by number, "
+            "torch.utils.data.Subset(stream, range(stream.size))"
+        )
     if isinstance(dataset, DataLoader) and (
         dataset.batch_size is not None or dataset.batch_sampler is not None
     ):
@@ -111,9 +93,18 @@ def _check_undivided(dataset: Any, options: Mapping[str, Any]) -> None:
     for name, instead in {
         "batch_sampler": "give a sampler of single samples; the loader makes batches of any size from them",
         "generator": "the order follows attach(..., seed=...)",
+        "divided": "give every rank the whole stream (webdataset's without split_by_node); the loader divides it",
     }.items():
         if options.get(name) is not None:
             raise DataError(f"expected no {name}: {instead}")
+
+
+def _arguments(method: Any) -> set[str]:
+    """Return the names of a method's arguments; none where they are not known."""
+    try:
+        return set(inspect.signature(method).parameters)
+    except (TypeError, ValueError):
+        return set()
 
 
 def _check_length(length: int, batch_size: int) -> None:

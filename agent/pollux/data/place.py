@@ -59,9 +59,6 @@ class ElasticData(ABC):
     Leaving the loop early keeps the place.
     """
 
-    divided = False
-    """The dataset itself gives each rank samples of its own."""
-
     def __init__(self, share: RankShare, *, seed: int, drop_last: bool, equal_parts: bool = False) -> None:
         self.drop_last, self.equal_parts = drop_last, equal_parts
         self.num_workers = 0

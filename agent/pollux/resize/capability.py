@@ -79,8 +79,6 @@ def _obstacle_in_script(training: Training) -> str | None:
     sharded = under_fully_shard(first.module)
     if len(training.models) > 1:
         return "it trains several models"
-    if training.data.divided:
-        return "its data stream divides itself by rank"
     if not (world.own or sharded):
         return "its process group is the script's own"
     if not training.step.managed:

@@ -10,16 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import resource
+import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pollux.selftest.checks import CHECKS, Check, Result, carry_out
 from pollux.selftest.machine import Machine, this_machine
 from pollux.version import __version__
+
+USERS = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+"""Whose CPU time counts: this process, and its children that have ended."""
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -46,7 +53,9 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     options = argument_parser().parse_args(argv)
     import torch  # noqa: PLC0415 - `--help` needs none of it
 
-    machine = this_machine("cpu" if options.cpu else None)
+    # In a process of its own: a process that has used CUDA cannot fork ranks that use it.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        machine = pool.submit(this_machine, "cpu" if options.cpu else None).result()
     start, load = time.monotonic(), os.getloadavg()[0]
     print(
         f"{machine.name}; torch {torch.__version__}; {machine.ranks} ranks over {machine.backend}", flush=True
@@ -54,11 +63,15 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     for note in machine.notes:
         print(note, flush=True)
     results = []
-    with tempfile.TemporaryDirectory(prefix="pollux-selftest-") as folder:
+    # No TemporaryDirectory: each fork of this process would remove it at its end.
+    folder = Path(tempfile.mkdtemp(prefix="pollux-selftest-"))
+    try:
         for number, check in enumerate(checks):
             if options.only is None or check.name in options.only:
-                results.append(carry_out(check, machine, Path(folder) / str(number)))
+                results.append(carry_out(check, machine, folder / str(number)))
                 print(line_of(results[-1]), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     failed = [result for result in results if result.outcome == "failed"]
     for result in failed:
         print(f"\n{result.check} failed: {result.trouble}\n  remedy: {result.remedy}")
@@ -73,6 +86,7 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
         "cuda": torch.version.cuda,
         "nccl": machine.nccl,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(sum(sum(resource.getrusage(who)[:2]) for who in USERS), 1),
         "load": round(load, 1),
         "checks": [result.document() for result in results],
     }
@@ -110,7 +124,7 @@ def page_of(machine: Machine, document: dict[str, Any], results: Sequence[Result
     return (
         f"# {title}\n\n`make bench-gpu` runs `pollux selftest`: {machine.name}, {versions}, "
         f"{machine.ranks} ranks over {machine.backend}, {document['seconds']:.0f} s, "
-        f"load {document['load']} at the start.\n\n{nobody}"
+        f"{document['cpu_seconds']:.0f} s of CPU time, load {document['load']} at the start.\n\n{nobody}"
         + "".join(f"{note}\n\n" for note in machine.notes)
         + f"| check | outcome | seconds | figures |\n|---|---|---|---|\n{rows}\n"
     )

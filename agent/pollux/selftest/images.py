@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 import pollux
 
 Floats = NDArray[np.float64]
-M0, MOST, EPOCHS = 32, 512, 6
-TRAINED, HELD_OUT = 3072, 2048
-PASS_S = 0.008
+M0, MOST, EPOCHS = 32, 512, 4
+TRAINED, HELD_OUT = 2048, 2048
+PASS_S = 0.02
 """Least time of a pass: the agent needs seconds to try larger batches, however quick the device is."""
 
 

@@ -1,16 +1,21 @@
-"""Run the ranks of a check by `pollux run`, on this machine alone."""
+"""Run the ranks of a check by `pollux run`, on this machine alone.
+
+Each launcher is a fork of this process, which has imported torch. Otherwise the checks would import it sixteen times,
+which costs more than the checks themselves.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import multiprocessing
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -105,42 +110,60 @@ def run_resized(machine: Machine, folder: Path) -> list[dict[str, Any]]:
             os.kill(int((folder / "companion.pid").read_text()), signal.SIGTERM)
 
 
+def import_once() -> None:
+    """Import what launchers and ranks need, before the first fork."""
+    from pollux.launcher.node import PRELOAD  # noqa: PLC0415 - `--help` needs none of it
+
+    parts = (f"pollux.selftest.{part}" for part in ("images", "known_noise", "known_training"))
+    for name in (*PRELOAD, "pollux.launcher.launch", "pollux.launcher.supervisor", *parts):
+        importlib.import_module(name)
+
+
+def _launch(arguments: Sequence[str], environ: Mapping[str, str], output: Path) -> None:
+    """Be `pollux run` in this fork."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.environ.clear()
+    os.environ.update(environ)
+    from pollux.launcher import launch  # noqa: PLC0415 - `--help` needs none of it
+
+    launch.main(["run", *arguments])
+
+
 @contextlib.contextmanager
 def launched(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: Path
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+) -> Iterator[list[ForkProcess]]:
     """Start a launcher per (arguments, environment); end those that are left."""
-    found: list[subprocess.Popen[bytes]] = []
-    with (folder / "output").open("ab") as output:
-        try:
-            for arguments, environ in commands:
-                command = [sys.executable, "-m", "pollux.launcher.launch", "run", *arguments]
-                found.append(
-                    subprocess.Popen(
-                        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-                    )
-                )
-            yield found
-        finally:
-            for launcher in found:
-                if launcher.poll() is None:
-                    launcher.terminate()
-            for launcher in found:
-                try:
-                    launcher.wait(20)
-                except subprocess.TimeoutExpired:
-                    launcher.kill()
+    import_once()
+    fork = multiprocessing.get_context("fork").Process
+    launchers = [
+        fork(target=_launch, args=(arguments, environ, folder / "output")) for arguments, environ in commands
+    ]
+    try:
+        for launcher in launchers:
+            launcher.start()
+        yield launchers
+    finally:
+        started = [launcher for launcher in launchers if launcher.pid is not None]
+        for launcher in started:
+            launcher.terminate()
+        for launcher in started:
+            launcher.join(20)
+            launcher.kill()
 
 
-def finish(launchers: Sequence[subprocess.Popen[bytes]], folder: Path) -> list[dict[str, Any]]:
+def finish(launchers: Sequence[ForkProcess], folder: Path) -> list[dict[str, Any]]:
     """Wait for the launchers' end; return what their ranks found. Raises CheckFailed."""
     deadline = time.monotonic() + PATIENCE_S
-    try:
-        statuses = [each.wait(max(deadline - time.monotonic(), 0.1)) for each in launchers]
-    except subprocess.TimeoutExpired:
-        raise CheckFailed(f"the ranks had not ended after {PATIENCE_S:.0f} s: {last_lines(folder)}") from None
-    if any(statuses):
-        raise CheckFailed(f"`pollux run` ended with status {max(statuses)}: {last_lines(folder)}")
+    for launcher in launchers:
+        launcher.join(max(deadline - time.monotonic(), 0.1))
+    statuses = [launcher.exitcode for launcher in launchers]
+    if None in statuses:
+        raise CheckFailed(f"the ranks had not ended after {PATIENCE_S:.0f} s: {last_lines(folder)}")
+    if failed := [status for status in statuses if status]:
+        raise CheckFailed(f"`pollux run` ended with status {failed[0]}: {last_lines(folder)}")
     found = [json.loads(path.read_text()) for path in folder.glob("found-*.json")]
     if not found:
         raise CheckFailed(f"no rank wrote what it found: {last_lines(folder)}")

@@ -60,6 +60,8 @@ class OverheadPlan:
     rounds: int
     """At most."""
     warm_rounds: int = 3
+    warm_steps: int = STEPS
+    """Of a round that only warms up."""
     least_rounds: int = 12
     """Minimum of rounds, for a machine so slow that the time is up before."""
     join: Callable[[int, int], None] | None = None
@@ -208,7 +210,7 @@ def _worker(rank: int, plan: OverheadPlan, model: str, optimizer: str, port: int
     going = True
     while going:
         spent: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
-        for _ in range(STEPS):
+        for _ in range(plan.warm_steps if len(rounds) < plan.warm_rounds else STEPS):
             for name in order.sample(list(variants), len(variants)):
                 start = meet()
                 cpu = time.process_time()

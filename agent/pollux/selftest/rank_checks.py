@@ -123,7 +123,7 @@ def resize(folder: Path) -> Found:
 
     def move(job: pollux.Job) -> bool:
         nonlocal last, size, quiet, moved_at
-        time.sleep(0.05)  # a joiner needs seconds to come: so many steps, not more
+        time.sleep(0.1)  # a joiner needs seconds to come: few steps, since they would slow it down
         resizer, now = job.coordinator.resizer, time.time()
         if size and job.world.size != size:
             pauses[f"{size} to {job.world.size} ranks"] = now - last

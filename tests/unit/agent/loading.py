@@ -6,7 +6,6 @@ Each sample is its own number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -108,37 +107,3 @@ def loaders(
     length: int, world_size: int, local_batch: int, *, kind: str = "map", **options: Any
 ) -> list[Any]:
     return [one_rank(kind, length, rank, world_size, local_batch, **options) for rank in range(world_size)]
-
-
-DIVIDED_LENGTH = 48
-
-
-class LikeMosaic(IterableDataset[int]):
-    """The documented interface of Mosaic's StreamingDataset, in miniature.
-
-    The state counts samples over all ranks, and each iteration is an epoch.
-    """
-
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks, self.next_epoch = rank, ranks, 0
-        self.loaded: dict[str, int] | None = None
-
-    def __len__(self) -> int:
-        return DIVIDED_LENGTH // self.ranks
-
-    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int]:
-        assert from_beginning
-        return {"epoch": self.next_epoch - 1, "sample_in_epoch": num_samples}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.loaded = state
-
-    def __iter__(self) -> Iterator[int]:
-        first = 0
-        if self.loaded is not None:
-            self.next_epoch, first = self.loaded["epoch"], self.loaded["sample_in_epoch"]
-            self.loaded = None
-        turn = self.next_epoch
-        self.next_epoch += 1
-        rest = [(number + turn) % DIVIDED_LENGTH for number in range(first, DIVIDED_LENGTH)]
-        return iter(rest[self.rank :: self.ranks])

@@ -46,16 +46,11 @@ LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
 # -- abilities ------------------------------------------------------------------------------------------------
 
 
-def training(
-    models: int = 1, *, managed: bool = True, own: bool = True, divided: bool = False, **changes: Any
-) -> Any:
+def training(models: int = 1, *, managed: bool = True, own: bool = True, **changes: Any) -> Any:
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
-    data = SimpleNamespace(divided=divided)
-    return SimpleNamespace(
-        models=[first] * models, step=step, world=world, data=data, on_ranks=None, followed=[]
-    )
+    return SimpleNamespace(models=[first] * models, step=step, world=world, on_ranks=None, followed=[])
 
 
 def started(**changes: Any) -> Any:
@@ -103,7 +98,6 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
         "a hook with a state": training(comm_hook=(object(), len)),
         "a plain model": training(model=nn.Linear(1, 1)),
         "a process group of the script's": training(own=False),
-        "data of each rank": training(divided=True),
     }
     for name, found in obstacles.items():
         assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE, name
