@@ -55,7 +55,7 @@ def regroup(
     decision = ResizeDecision.parse(sent)
     shards = moving_shards(training)
     if shards is not None and len(decision.stay) < size:
-        shards.send(range(size), decision.stay, training.world)
+        shards.send(size, decision.stay, training.world)
     if rank not in decision.stay:
         groups.leave(decision, rank)
     _enter(decision, decision.stay.index(rank), training, exchange, checkpointer, groups, shards)
@@ -108,7 +108,7 @@ def _enter(
             training.agree(state["agreed"])
         shards = shards or moving_shards(training)
         if shards is not None:
-            shards.send(range(len(decision.stay)), range(decision.size), world)
+            shards.send(len(decision.stay), range(decision.size), world)
     if shards is not None:
         shards.install(world, f"resize{groups.generation}")
     exchange.change_group(world.control)

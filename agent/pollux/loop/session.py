@@ -27,8 +27,7 @@ from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.trial import judge_by
 from pollux.noise.noise_scale import DECAY
-from pollux.ranks.ending import print_lost_ranks_in_one_line
-from pollux.ranks.world import join
+from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.memory import MemoryBounds

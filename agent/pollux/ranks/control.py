@@ -10,7 +10,7 @@ do wait for the decision, for some milliseconds, because they may have to end wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +20,6 @@ import torch.distributed as dist
 from pollux.errors import LoopMistake, RankLost
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.ranks.gathering import gather_values
-
-_HEAD = 11  # numbers of a decision beside the noise scales
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,20 @@ class Decision:
         return replace(self, local_batch=choice.local_batch, accumulation=choice.accumulation)
 
     def encode(self, groups: int) -> list[float]:
+        """All fields as numbers, in their order."""
         noise = self.noise if len(self.noise) == groups else (None,) * groups
         scales = [x for n in noise for x in (n if n is not None else (-1.0, -1.0))]
-        orders = [self.move, self.resize, self.checkpoint, self.copy, self.end]
-        sizes = [self.local_batch, self.accumulation, self.sampling, self.next_exchange]
-        return [float(x) for x in (*orders, *sizes, self.epoch, self.sample)] + scales
+        return [float(getattr(self, name)) for name in _NUMBERS] + scales
 
     @classmethod
     def decode(cls, values: list[float]) -> Decision:
-        head, scales = [int(x) for x in values[:_HEAD]], values[_HEAD:]
+        numbers, scales = values[: len(_NUMBERS)], values[len(_NUMBERS) :]
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
-        orders = (head[0], head[1], bool(head[2]), bool(head[3]), head[4])
-        return cls(*orders, head[5], head[6], max(head[7], 1), max(head[8], 0), head[9], head[10], noise)
+        return cls(*map(int, numbers), noise)  # type: ignore[arg-type]
+
+
+_NUMBERS = tuple(each.name for each in fields(Decision) if each.name != "noise")
 
 
 OTHER_PLACE = (
@@ -104,10 +103,9 @@ class ControlExchange:
         self.group = group
         self.groups = groups
         """Parameter groups of all models together; not to be changed after the first exchange."""
-        self._pending: tuple[torch.Tensor, Any] | None = None
+        self._pending: tuple[torch.Tensor, Any, tuple[int, int]] | None = None
+        """The decision under way, its transfer, and this rank's epoch and sample when it was sent."""
         self._countdown = 1
-        self._place = (-1, -1)
-        """This rank's epoch and sample, when it sent the decision under way."""
         self._prompt = False
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -143,26 +141,33 @@ class ControlExchange:
 
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""
-        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
-        # The group's own method: the function of torch.distributed takes at least twice as long.
-        work = None if self.group is None else self.group.broadcast([vector], self._options)
-        self._pending, self._place = (vector, work), (decision.epoch, decision.sample)
+        self._pending = self._sent(decision)
 
     def take(self) -> Decision | None:
         """The decision under way, waited for. Raises RankLost where a rank has left."""
-        if self._pending is None:
-            return None
-        vector, work = self._pending
-        self._pending = None
+        pending, self._pending = self._pending, None
+        return None if pending is None else self._received(*pending)
+
+    def agree(self, decision: Decision) -> Decision:
+        """Rank 0's decision on every rank at once, waiting for it. Raises RankLost where a rank has left."""
+        return self._received(*self._sent(decision))
+
+    def _sent(self, decision: Decision) -> tuple[torch.Tensor, Any, tuple[int, int]]:
+        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
+        try:
+            # The group's own method: the function of torch.distributed takes at least twice as long.
+            work = None if self.group is None else self.group.broadcast([vector], self._options)
+        except RuntimeError as error:
+            raise RankLost(f"a rank left before the control exchange: {error}") from error
+        return vector, work, (decision.epoch, decision.sample)
+
+    def _received(self, vector: torch.Tensor, work: Any, own: tuple[int, int]) -> Decision:
+        """Return rank 0's decision. Raises LoopMistake if its place differs from this rank's `own`."""
         if work is not None:
             try:
                 work.wait()
             except RuntimeError as error:
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
-        return self._checked(vector, self._place)
-
-    def _checked(self, vector: torch.Tensor, own: tuple[int, int]) -> Decision:
-        """Return rank 0's decision. Raises LoopMistake if its place differs."""
         decision = Decision.decode(vector.tolist())
         theirs = decision.epoch, decision.sample
         if any(mine != other and -1 not in (mine, other) for mine, other in zip(own, theirs, strict=True)):
@@ -173,16 +178,6 @@ class ControlExchange:
     def under_way(self) -> Decision | None:
         """On rank 0: what was sent last and is not acted on yet."""
         return None if self._pending is None else Decision.decode(self._pending[0].tolist())
-
-    def agree(self, decision: Decision) -> Decision:
-        """Rank 0's decision on every rank at once, waiting for it. For starts and restarts only."""
-        vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
-        if self.group is not None:
-            try:
-                dist.broadcast(vector, src=0, group=self.group)
-            except RuntimeError as error:
-                raise RankLost(f"a rank left while all were to agree: {error}") from error
-        return self._checked(vector, (decision.epoch, decision.sample))
 
     @property
     def rank(self) -> int:

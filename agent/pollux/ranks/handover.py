@@ -1,10 +1,8 @@
 """Hand a training's whole state to joining ranks.
 
-The structure first, then the tensors.
-
-Rank 0 sends the content of a checkpoint over the ranks' process groups. The structure is JSON, with a number in place
-of each tensor (see `plain_values`). Tensors go unchanged from device to device. Small tensors are bundled, because each
-message has a fixed cost.
+Rank 0 sends the content of a checkpoint over the ranks' process groups: first the structure as JSON, with a number in
+place of each tensor (see `plain_values`), then the bytes of all tensors as one stream, in pieces, from device to
+device.
 
 Tensors on a GPU are broadcast over NCCL to all ranks. Tensors on the host go from receiver to receiver, so that each
 network link carries them once, and ranks that hold the state already stay out.
@@ -13,9 +11,10 @@ network link carries them once, and ranks that hold the state already stay out.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,40 +26,11 @@ from pollux.ranks.gathering import broadcast_bytes
 from pollux.ranks.plain_values import decode, encode
 from pollux.ranks.world import World
 
-BUNDLE = 16 << 20
-"""Bytes sent in one message, where single tensors are smaller."""
-
 PIECE = 4 << 20
-"""Bytes that a receiver has before it passes them on to the next one."""
+"""Bytes of one message: a receiver passes a piece on while it receives the next one."""
 
-_ALIGNED = 16  # bytes: no dtype is wider
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A tensor's shape, dtype and device."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    cuda: bool
-
-    @classmethod
-    def parse(cls, raw: Any) -> Self:
-        """Raises ValueError."""
-        match raw:
-            case [[*shape], str(name), bool(cuda)]:
-                dtype = getattr(torch, name, None)
-                whole = all(type(length) is int and length >= 0 for length in shape)
-                if whole and isinstance(dtype, torch.dtype):
-                    return cls(tuple(shape), dtype, cuda)
-        raise ValueError(f"expected a tensor's shape, dtype and device, got {raw!r:.200}")
-
-    @property
-    def bytes(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * self.dtype.itemsize
+UNDER_WAY = 8
+"""Pieces that a rank sends at the same time."""
 
 
 def hand_over(
@@ -75,25 +45,19 @@ def hand_over(
     """
     assert world.control is not None
     tensors: list[Tensor] = []
+    chain = [source, *sorted({*receivers, *range(world.size - joiners, world.size)} - {source})]
+    receives = world.rank in chain[1:]
     try:
         text = _header(state, tensors) if world.rank == source else None
-        header = broadcast_bytes(text, world.control, source)
-        structure, kinds = _understood(header)
-        chain = [source, *sorted({*receivers, *range(world.size - joiners, world.size)} - {source})]
-        receives = world.rank in chain[1:]
-        received: dict[int, Tensor] = {}
-        for bundle in _bundles(kinds):
-            cuda = kinds[bundle[0]].cuda
-            if not cuda and world.rank not in chain:
-                continue
-            chunk = _message(bundle, kinds, tensors, world, source)
-            if cuda:
-                dist.broadcast(chunk, src=source)
-            else:
-                _pass_on(chunk, chain, world)
-            if receives:
-                received.update(_cut(chunk, bundle, kinds))
-        return decode(structure, received.__getitem__) if receives else None
+        structure, kinds = _understood(broadcast_bytes(text, world.control, source))
+        if world.rank != source:
+            tensors = [_room(kind, world, receives) for kind in kinds]
+        if world.rank in chain:
+            _pass_on([t for t, kind in zip(tensors, kinds, strict=True) if not kind[2]], chain, world)
+        for parts in _pieces([t for t, kind in zip(tensors, kinds, strict=True) if kind[2]]):
+            with _joined(parts, world.device, sends=world.rank == source, receives=receives) as piece:
+                dist.broadcast(piece, src=source)
+        return decode(structure, dict(enumerate(tensors)).__getitem__) if receives else None
     except ValueError as error:
         raise RankLost(f"rank 0 handed over a state that this agent does not send: {error}") from error
     except RuntimeError as error:
@@ -117,87 +81,71 @@ def _header(state: Any, tensors: list[Tensor]) -> bytes:
     return json.dumps([structure, kinds]).encode()
 
 
-def _understood(header: bytes) -> tuple[Any, list[_Kind]]:
+def _understood(header: bytes) -> tuple[Any, list[list[Any]]]:
     """Raises ValueError."""
     try:
-        structure, raw = json.loads(header)
-        return structure, [_Kind.parse(each) for each in raw]
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"not a header: {error}") from error
+        match json.loads(header):
+            case [structure, [*kinds]] if all(isinstance(kind, list) and len(kind) == 3 for kind in kinds):
+                return structure, kinds
+    except RecursionError:
+        pass
+    raise ValueError(f"not a header: {header!r:.200}")
 
 
-def _bundles(kinds: Sequence[_Kind]) -> Iterator[list[int]]:
-    """Indices of tensors to be sent together. Of one device, up to BUNDLE bytes, or a single larger one."""
-    bundle: list[int] = []
-    held = 0
-    # An optimizer's counts lie on the host, between moments that lie on the device.
-    for index, kind in sorted(enumerate(kinds), key=lambda each: each[1].cuda):
-        if bundle and (kinds[bundle[0]].cuda != kind.cuda or held + kind.bytes > BUNDLE):
-            yield bundle
-            bundle, held = [], 0
-        bundle.append(index)
-        held += kind.bytes
-    if bundle:
-        yield bundle
+def _room(kind: list[Any], world: World, receives: bool) -> Tensor:
+    """Memory for a tensor; none on a rank that does not keep it. Raises ValueError."""
+    match kind:
+        case [[*shape], str(name), bool(cuda)]:
+            dtype = getattr(torch, name, None)
+            whole = all(type(length) is int and length >= 0 for length in shape)
+            if whole and isinstance(dtype, torch.dtype):
+                device = (world.device if cuda else "cpu") if receives else "meta"
+                return torch.empty(shape, dtype=dtype, device=device)
+    raise ValueError(f"expected a tensor's shape, dtype and device, got {kind!r:.200}")
 
 
-def _length(kind: _Kind) -> int:
-    return -(-kind.bytes // _ALIGNED) * _ALIGNED
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut the bytes of tensors into pieces of PIECE bytes. A piece is a list of parts of tensors."""
+    piece, room = list[Tensor](), PIECE
+    for tensor in tensors:
+        rest = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        while rest.numel():
+            piece.append(rest[:room])
+            rest, room = rest[room:], room - piece[-1].numel()
+            if not room:
+                yield piece
+                piece, room = [], PIECE
+    if piece:
+        yield piece
 
 
-def _total(bundle: list[int], kinds: Sequence[_Kind]) -> int:
-    """Return the bytes of a message; several tensors are aligned, one is not."""
-    if len(bundle) == 1:
-        return kinds[bundle[0]].bytes
-    return sum(_length(kinds[index]) for index in bundle)
+@contextmanager
+def _joined(
+    parts: Sequence[Tensor], device: torch.device | str, *, sends: bool, receives: bool
+) -> Iterator[Tensor]:
+    """A piece as one message: to be sent, or to be received and copied into its parts afterwards."""
+    if len(parts) == 1 and (sends or receives):
+        yield parts[0]
+        return
+    sizes = [part.numel() for part in parts]
+    piece = torch.cat(list(parts)) if sends else torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    yield piece
+    if receives:
+        for part, content in zip(parts, piece.split(sizes), strict=True):
+            part.copy_(content)
 
 
-def _message(
-    bundle: list[int], kinds: Sequence[_Kind], tensors: Sequence[Tensor], world: World, source: int
-) -> Tensor:
-    """The bundle's bytes on rank `source`, memory for them on the others."""
-    if world.rank == source and len(bundle) == 1:
-        return _flat(tensors[bundle[0]])
-    device = world.device if kinds[bundle[0]].cuda else torch.device("cpu")
-    chunk = torch.empty(_total(bundle, kinds), dtype=torch.uint8, device=device)
-    if world.rank == source:
-        start = 0
-        for index in bundle:
-            size = kinds[index].bytes
-            if size:
-                chunk[start : start + size].copy_(_flat(tensors[index]))
-            start += _length(kinds[index])
-    return chunk
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _pass_on(chunk: Tensor, chain: Sequence[int], world: World) -> None:
-    """Receive `chunk` from the rank before in `chain`, send it to the next.
-
-    The first rank of the chain holds it already.
-    """
+def _pass_on(tensors: Sequence[Tensor], chain: Sequence[int], world: World) -> None:
+    """Receive the bytes of tensors from the rank before in `chain`, send them to the next."""
     at = chain.index(world.rank)
-    sending = []
-    for start in range(0, chunk.numel(), PIECE):
-        piece = chunk[start : start + PIECE]
-        if at:
-            dist.recv(piece, src=chain[at - 1], group=world.control)
+    sending: deque[tuple[Any, Tensor]] = deque()
+    for parts in _pieces(tensors):
+        with _joined(parts, "cpu", sends=not at, receives=at > 0) as piece:
+            if at:
+                dist.recv(piece, src=chain[at - 1], group=world.control)
         if at + 1 < len(chain):
-            sending.append(dist.isend(piece, dst=chain[at + 1], group=world.control))
-    for work in sending:
-        assert work is not None
+            sending.append((dist.isend(piece, dst=chain[at + 1], group=world.control), piece))
+        if len(sending) > UNDER_WAY:
+            sending.popleft()[0].wait()
+    for work, _ in sending:
         work.wait()
-
-
-def _cut(chunk: Tensor, bundle: list[int], kinds: Sequence[_Kind]) -> Iterator[tuple[int, Tensor]]:
-    start = 0
-    for index in bundle:
-        kind = kinds[index]
-        flat = chunk[start : start + kind.bytes]
-        # Copy each of several tensors: otherwise one of them would keep the whole bundle in memory.
-        flat = flat.clone() if len(bundle) > 1 else flat
-        yield index, flat.view(kind.dtype).reshape(kind.shape)
-        start += _length(kind)

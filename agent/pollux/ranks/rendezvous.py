@@ -60,14 +60,10 @@ class Rendezvous:
     @classmethod
     def join(cls, address: str, port: int, secret: str) -> Rendezvous:
         """On the other ranks. Raises RankLost where the store does not answer."""
-        deadline = time.monotonic() + HANDSHAKE_S
-        while True:
-            try:
-                return cls(address, port, secret, RemoteStore(address, port, secret.encode()))
-            except NoAnswer as error:
-                if error.refused or time.monotonic() >= deadline:
-                    raise RankLost(f"the store of the ranks is not found at {address}: {error}") from error
-                time.sleep(0.1)
+        try:
+            return cls(address, port, secret, RemoteStore(address, port, secret.encode(), HANDSHAKE_S))
+        except NoAnswer as error:
+            raise RankLost(f"the store of the ranks is not found at {address}: {error}") from error
 
     def tell(self, key: str, value: Any) -> None:
         """Leave a value (of JSON) for the others. Raises RankLost."""

@@ -1,8 +1,8 @@
 """Move a sharded model's shards between ranks.
 
 `fully_shard` cuts a tensor of n rows into k runs of ceil(n / k) rows, one for each of k ranks; the last runs may be
-shorter or empty. When the number of ranks changes, each rank sends only the rows that another rank must hold from then
-on, so no rank ever holds a whole tensor. The optimizer's moments move with their parameters.
+shorter or empty. When the number of ranks changes, all ranks gather one tensor after the other, as a forward pass
+gathers parameters, and each keeps its new rows. The optimizer's moments move with their parameters.
 
 Parameters and moments stay the same Python objects, because the script and its optimizer may refer to them.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -32,9 +31,6 @@ from pollux.ranks.sharding import (
 )
 from pollux.ranks.torch_internals import is_compiled, mesh_of_all_ranks, shard_as
 from pollux.ranks.world import World
-
-BUNDLE = 16 << 20
-"""Bytes of one rank's shards that are sent together, where single shards are smaller."""
 
 
 def sharding_of(model: torch.nn.Module) -> str:
@@ -77,37 +73,6 @@ def _moves_with(value: object, param: Tensor) -> bool:
     return same
 
 
-class _Rows(NamedTuple):
-    """A run of a tensor's rows."""
-
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, length: int, parts: int, part: int) -> _Rows:
-        """The rows of one of `parts` ranks."""
-        each = -(-length // parts)
-        return cls(min(each * part, length), min(each * (part + 1), length))
-
-
-class _Shared(NamedTuple):
-    """A rank's part before and another rank's after, each as (parts, part)."""
-
-    before: tuple[int, int]
-    after: tuple[int, int]
-
-    def rows(self, length: int) -> _Rows:
-        old, new = _Rows.of(length, *self.before), _Rows.of(length, *self.after)
-        start = max(old.start, new.start)
-        return _Rows(start, max(start, min(old.stop, new.stop)))
-
-
-def _shared(before: Sequence[int], source: int, after: Sequence[int], target: int) -> _Shared | None:
-    if source not in before or target not in after:
-        return None
-    return _Shared((len(before), before.index(source)), (len(after), after.index(target)))
-
-
 class MovingShards:
     """Moves the shards of a model and its optimizer to other ranks.
 
@@ -124,11 +89,10 @@ class MovingShards:
         """This rank's rows of each tensor, flat; they may be followed by padding."""
 
     @torch.no_grad()
-    def send(self, before: Sequence[int], after: Sequence[int], world: World) -> None:
-        """Send the rows of ranks `before` to ranks `after`.
+    def send(self, before: int, after: Sequence[int], world: World) -> None:
+        """Send the rows of the first `before` ranks to the ranks `after`, in this order.
 
-        Each of the two lists the ranks of `world` that hold the rows, in their order. Every rank of `world` calls it.
-        Raises RankLost where a rank left, or holds other tensors.
+        Every rank of `world` calls it. Raises RankLost where a rank left, or holds other tensors.
         """
         assert world.control is not None
         kinds = json.dumps([[list(t.shape), str(t.dtype)] for t in self._tensors])
@@ -136,81 +100,32 @@ class MovingShards:
         try:
             if len(set(gather_values(digest, world.control))) > 1:
                 raise RankLost("the ranks' models or optimizers have different shards")
-            arrived = {
-                i: rows
-                for bundle in self._bundles(world.size)
-                for i, rows in self._sent(bundle, before, after, world)
-            }
+            self._held = [
+                self._moved(tensor, held, before, after, world)
+                for tensor, held in zip(self._tensors, self._held, strict=True)
+            ]
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(f"a rank left while shards moved between ranks: {error}") from error
             raise
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)  # a rank that leaves ends its process
-        self._held = [arrived[index] for index in range(len(self._tensors))]
 
-    def _bundles(self, ranks: int) -> Iterator[list[int]]:
-        """Indices of tensors of one dtype to be sent together; equal on all ranks."""
-        bundle: list[int] = []
-        size = 0
-        order = sorted(range(len(self._tensors)), key=lambda index: str(self._tensors[index].dtype))
-        for index in order:
-            tensor = self._tensors[index]
-            new = bundle and self._tensors[bundle[0]].dtype != tensor.dtype
-            if bundle and (new or size >= BUNDLE * ranks):
-                yield bundle
-                bundle, size = [], 0
-            bundle.append(index)
-            size += tensor.numel() * tensor.element_size()
-        if bundle:
-            yield bundle
-
-    def _sent(
-        self, bundle: list[int], before: Sequence[int], after: Sequence[int], world: World
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Send a bundle; return this rank's new rows of each tensor, by index."""
-        me, dtype = world.rank, self._tensors[bundle[0]].dtype
-        new = {index: self._room(index, after, world) for index in bundle}
-        pieces: list[Tensor] = []
-        places: list[Tensor] = []
-        given, taken = [0] * world.size, [0] * world.size
-        for peer in range(world.size):
-            for index in bundle:
-                goes = self._cut(self._held[index], index, before, me, _shared(before, me, after, peer))
-                comes = self._cut(new[index], index, after, me, _shared(before, peer, after, me))
-                if peer == me:
-                    comes.copy_(goes)
-                    continue
-                pieces.append(goes)
-                places.append(comes)
-                given[peer] += goes.numel() * dtype.itemsize
-                taken[peer] += comes.numel() * dtype.itemsize
-        sent = torch.cat(pieces)
-        received = torch.empty(sum(map(Tensor.numel, places)), dtype=dtype, device=world.device)
-        dist.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), taken, given)
-        for place, piece in zip(
-            places, torch.split(received, [place.numel() for place in places]), strict=True
-        ):
-            place.copy_(piece)
-        yield from new.items()
-
-    def _room(self, index: int, after: Sequence[int], world: World) -> Tensor:
-        """Return zeros for the longest part of a tensor. It is empty on a rank that leaves."""
-        tensor = self._tensors[index]
-        rows = _Rows.of(len(tensor), len(after), 0).stop if world.rank in after else 0
-        return torch.zeros(rows * _width(tensor), dtype=tensor.dtype, device=world.device)
-
-    def _cut(
-        self, flat: Tensor, index: int, ranks: Sequence[int], rank: int, shared: _Shared | None
-    ) -> Tensor:
-        """Return the shared rows out of `flat`, which has those of `rank`."""
-        if shared is None:
-            return flat[:0]
-        tensor = self._tensors[index]
-        rows = shared.rows(len(tensor))
-        first = _Rows.of(len(tensor), len(ranks), ranks.index(rank)).start
-        width = _width(tensor)
-        return flat[(rows.start - first) * width : (rows.stop - first) * width]
+    @staticmethod
+    def _moved(tensor: Tensor, held: Tensor, before: int, after: Sequence[int], world: World) -> Tensor:
+        """Return this rank's new rows of a tensor, with zeros after them up to the length of the longest part."""
+        mine = held.new_zeros(_longest(tensor, before))
+        if world.rank < before:
+            mine[: held.numel()] = held
+        gathered = held.new_empty(world.size * mine.numel())
+        dist.all_gather_into_tensor(gathered.view(torch.uint8), mine.view(torch.uint8))
+        length = _longest(tensor, len(after)) if world.rank in after else 0
+        new = held.new_zeros(length)
+        if length:
+            # The parts of the ranks before follow each other; only the last rows are padding.
+            own = gathered[: tensor.numel()][after.index(world.rank) * length :][:length]
+            new[: own.numel()] = own
+        return new
 
     def install(self, world: World, name: str) -> None:
         """Install the received rows, sharded over the ranks of `world`.
@@ -227,5 +142,7 @@ class MovingShards:
             shard_as(moment, flat[: shape.numel()].view(shape), param)
 
 
-def _width(tensor: Tensor) -> int:
-    return tensor.numel() // len(tensor) if len(tensor) else 0
+def _longest(tensor: Tensor, ranks: int) -> int:
+    """Elements of the longest part of a tensor on so many ranks."""
+    rows = len(tensor)
+    return -(-rows // ranks) * (tensor.numel() // rows) if rows else 0

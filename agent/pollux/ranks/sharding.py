@@ -6,7 +6,7 @@ This module imports torch's sharding only if the user's script has imported it, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,11 +160,11 @@ class ShardedModel:
 
     def shards(self) -> dict[str, Tensor]:
         """Map names to this rank's DTensors; loading into them loads the model."""
-        return {name: value for name, value in self._state().items() if is_shard(value)}
+        return {name: value for name, value in self.model.state_dict().items() if is_shard(value)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state without the shards."""
-        return {name: value for name, value in self._state().items() if not is_shard(value)}
+        return {name: value for name, value in self.model.state_dict().items() if not is_shard(value)}
 
     def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return DTensors to load saved shards into."""
@@ -176,10 +176,6 @@ class ShardedModel:
         missing = set(found.missing_keys) - set(shards)
         if missing or found.unexpected_keys:
             raise RuntimeError(f"missing {sorted(missing)}, unexpected {list(found.unexpected_keys)}")
-
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.model.state_dict()
-        return state
 
 
 class ShardedOptimizer:
@@ -209,7 +205,7 @@ class ShardedOptimizer:
 
     def template(self, saved: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return new DTensors, sharded like the parameters, to load shards into."""
-        params = dict(enumerate(self._params()))
+        params = dict(enumerate(self.params()))
         found = {}
         for name, dtype in saved["shards"].items():
             number = int(name.partition(".")[0])
@@ -231,7 +227,4 @@ class ShardedOptimizer:
 
     def params(self) -> list[Tensor]:
         """Return the parameters, in the order of torch's numbers."""
-        return list(self._params())
-
-    def _params(self) -> Iterable[Tensor]:
-        return (p for group in self.optimizer.param_groups for p in group["params"])
+        return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -210,6 +211,19 @@ def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -
     mine = address.split(".")[-2] if address.count(".") >= 1 else ""
     found = gather_values((mine, node_name(environ)), control)
     return len({rack for rack, _ in found}), tuple(str(node) for _, node in found)
+
+
+def print_lost_ranks_in_one_line(rank: int) -> None:
+    """Print an uncaught RankLost as one line. The output of the rank that failed first shows the cause."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, RankLost):
+            print(f"pollux: rank {rank} ends: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 def _check(environ: Mapping[str, str], size: int) -> None:

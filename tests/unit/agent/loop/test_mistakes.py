@@ -421,7 +421,7 @@ def test_progress_counts_the_step_in_hand(tmp_path: Path) -> None:
 
 def test_an_innocent_rank_prints_one_line() -> None:
     script = (
-        "from pollux.ranks.ending import print_lost_ranks_in_one_line as one_line\n"
+        "from pollux.ranks.world import print_lost_ranks_in_one_line as one_line\n"
         "from pollux.errors import RankLost\n"
         "one_line(3)\n"
         "raise RankLost('another rank ended\\nConnection closed')\n"

@@ -71,7 +71,7 @@ def test_a_stranger_gets_nothing() -> None:
     with socket.create_connection(("127.0.0.1", first.port)) as line:
         stranger = Connection(os.dup(line.fileno()))
         for _ in range(2):
-            stranger.send_bytes(json.dumps(["get", "secret", "", "", 0]).encode())
+            stranger.send_bytes(json.dumps(["get", "secret"]).encode())
         stranger.close()
         line.settimeout(20)
         found = b""
@@ -97,7 +97,7 @@ def test_without_the_store_there_is_a_typed_error() -> None:
 def test_what_is_no_request_ends_its_connection_alone() -> None:
     first = Rendezvous.open(dict(LOCAL))
     link = connect("127.0.0.1", [first.port], first.secret.encode(), RANKS, b"{}")
-    link.send(b'["shell", "x", "", "", 0]')
+    link.send(b'["shell", "x"]')
     with pytest.raises(OSError, match="ended the connection"):
         link.receive(20)
     link.close()

@@ -341,15 +341,15 @@ def whole() -> dict[str, Any]:
     }
 
 
-def give(size_of_bundle: int) -> Any:
-    handover.BUNDLE, handover.PIECE = size_of_bundle, 1000
+def give(piece: int) -> Any:
+    handover.PIECE = piece
     world = join(torch.device("cpu"))
     return handover.hand_over(whole() if world.rank == 0 else None, world, joiners=2)
 
 
-@pytest.mark.parametrize("size_of_bundle", [1, 9000, 1 << 24])
-def test_a_state_arrives_as_it_is(ranks: Any, size_of_bundle: int) -> None:
-    first, second, joiner, last = ranks(4, give, size_of_bundle)
+@pytest.mark.parametrize("piece", [7, 1000, 1 << 24])
+def test_a_state_arrives_as_it_is(ranks: Any, piece: int) -> None:
+    first, second, joiner, last = ranks(4, give, piece)
     assert first is None
     assert second is None
     assert torch.equal(last["large"], joiner["large"])
