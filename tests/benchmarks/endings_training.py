@@ -25,8 +25,8 @@ from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.resize.machine import ResizePhase
-from pollux.scheduler.orders import ResizeOrder
+from pollux.resize.resizer import ResizePhase
+from pollux.scheduler.line import ResizeOrder
 from pollux.training.training import Training
 
 EXAMPLES, BATCH, PASSES = 240, 12, 3
@@ -111,8 +111,8 @@ def grow(nodes: list[str]) -> None:
         if self.training.world.rank == 0 and self.training.progress.optimizer_steps == 3:
             per_node = self.training.world.per_node
             order = {"id": 1, "path": "resize", "kind": "grow", "nodes": nodes, "gpus_per_node": per_node}
-            self.inbox.put(ResizeOrder(order | {"nonce": "5eed"}))
-            while self.resizer.state.phase is ResizePhase.RECRUITING:
+            self.take(ResizeOrder(order | {"nonce": "5eed"}))
+            while self.resizer.phase is ResizePhase.RECRUITING:
                 time.sleep(0.05)
 
     resizer.capability_of = capability

@@ -46,8 +46,8 @@ def train(folder: Path, mb: int, kind: str) -> None:
     from pollux.loop.coordinator import Coordinator
     from pollux.resize import resizer
     from pollux.resize.capability import ResizeCapability
-    from pollux.resize.machine import ResizePhase
-    from pollux.scheduler.orders import ResizeOrder
+    from pollux.resize.resizer import ResizePhase
+    from pollux.scheduler.line import ResizeOrder
 
     resizer.capability_of = lambda *_: ResizeCapability.IN_PLACE
     after_step = Coordinator.after_step
@@ -58,13 +58,13 @@ def train(folder: Path, mb: int, kind: str) -> None:
         nonlocal moves, quiet
         after_step(self)
         world = self.training.world
-        idle = self.resizer.state.phase is ResizePhase.IDLE
+        idle = self.resizer.phase is ResizePhase.IDLE
         quiet = quiet + 1 if idle else 0
         if world.rank == 0 and quiet > STEPS_BETWEEN:
             moves, quiet = moves + 1, 0
             kind, nodes = ("shrink", ["n0"]) if world.lent else ("grow", ["n0", "c0"])
             order = {"id": moves, "path": "resize", "kind": kind, "nodes": nodes, "nonce": "5eed"}
-            self.inbox.put(ResizeOrder(order | {"gpus_per_node": world.per_node}))
+            self.take(ResizeOrder(order | {"gpus_per_node": world.per_node}))
 
     Coordinator.after_step = stepped  # type: ignore[method-assign]
     torch.manual_seed(0)

@@ -20,7 +20,6 @@ from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
 from pollux.loop.divergence import check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
-from pollux.loop.inbox import Inbox
 from pollux.loop.notices import in_words, notice, summary
 from pollux.loop.regroup import join, regroup
 from pollux.loop.report import report_of
@@ -33,7 +32,7 @@ from pollux.resize.groups import Groups
 from pollux.resize.joining import Joiner
 from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
-from pollux.scheduler.line import Receipt, SchedulerLine
+from pollux.scheduler.line import DrainOrder, Order, Receipt, ResizeOrder, ResizeWithdrawn, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
@@ -59,7 +58,6 @@ class Coordinator:
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
-        self.inbox = Inbox(self.drains, self.resizer)
         self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
         self._loops = 0
@@ -115,8 +113,18 @@ class Coordinator:
         """Begin to report to the scheduler and to receive its orders."""
         if self._main:
             self.resizer.prepare()
-        self.line.open(self.report, self.inbox.put, introduction, main=self._main)
+            self.line.open(self.report, self.take, introduction)
         self.resizer.acknowledge_earlier()
+
+    def take(self, order: Order) -> None:
+        """On rank 0, in any thread: an order of the scheduler has come."""
+        match order:
+            case DrainOrder(move):
+                self.drains.order(move)
+            case ResizeOrder(terms):
+                self.resizer.order(terms, resting=self.drains.resting)
+            case ResizeWithdrawn():
+                self.resizer.withdraw()
 
     def begin_loop(self) -> None:
         """A loop over the epochs begins; a joiner joins here."""
@@ -231,7 +239,7 @@ class Coordinator:
                 if choice.local_batch > most:
                     # Chosen before memory ran out, or more than the GPU is expected to hold.
                     choice, advisor.limits = None, replace(training.limits, local_max=most)
-        drain, resize = self.inbox.wanted()
+        drain, resize = self.drains.wanted(), self.resizer.offer()
         checkpoint = self.checkpointer.due()
         if resize and self.checkpointer.sharded:
             resize, asks = self._ready(resize)

@@ -1,7 +1,12 @@
 """Do rank 0's part in a resize: order, joiners, decision, answer.
 
-`machine.transition` says what comes next; a `Resizer` does it. Orders come from the publisher's thread, joiners from a
-thread of their own, everything else from the training thread.
+    idle --order (shrink)---------------------------> ready --offer--> acting --decide--> moving --resized--> idle
+      `----order (grow)--> recruiting --recruited---^
+
+There is at most one open order, until rank 0 follows or refuses it, or the scheduler withdraws it. Until the ranks
+move, rank 0 can still refuse: at any obstacle it refuses with a reason, and the training goes on.
+
+Orders come from the publisher's thread, joiners from a thread of their own, everything else from the training thread.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from typing import Any
 
 from pollux.checkpoint.parts import fingerprint_of
@@ -19,11 +25,9 @@ from pollux.launcher.rank_channel import LauncherLine
 from pollux.ranks.rendezvous import until
 from pollux.ranks.resharding import obstacle_to_resharding, sharding_of
 from pollux.ranks.world import World
-from pollux.resize import machine
 from pollux.resize.capability import ResizeCapability, capability_of
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
-from pollux.resize.machine import ResizePhase, ResizeState, transition
 from pollux.resize.rehearsal import NewestCall
 from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeRequest, objection
 from pollux.scheduler.line import Receipt, SchedulerLine
@@ -38,13 +42,38 @@ ANSWERS = 5
 """Attempts of rank 0 to acknowledge a resize if nobody receives it, each of some 20 s."""
 
 
+class ResizePhase(StrEnum):
+    """How far the order that stands is."""
+
+    IDLE = "idle"
+    """No order stands."""
+    RECRUITING = "recruiting"
+    """A companion job's ranks are on their way."""
+    READY = "ready"
+    """The ranks can carry the order out; the next decision tells them to."""
+    ACTING = "acting"
+    """The decision is sent. All ranks carry it out after the same optimizer step."""
+    CALLED_BACK = "called back"
+    """The order was withdrawn before the ranks carried it out. They will go on unchanged."""
+    MOVING = "moving"
+    """The ranks form new process groups, or end: there is no way back."""
+
+
 class Resizer:
     """The resizes of one training. Only rank 0 gets orders."""
 
     def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
         self.capability = ResizeCapability.REQUEUE
         """Known in full where the loop begins."""
-        self.state = ResizeState(first_step_of=attempt.resized_for)
+        self.phase = ResizePhase.IDLE
+        self.request: ResizeRequest | None = None
+        """The order that stands; None when idle."""
+        self.first_step_of = attempt.resized_for
+        """The finished move whose first optimizer step has not been made yet; 0: none."""
+        self.answering = False
+        """An acknowledgement is being sent: the next order waits for it."""
+        self.in_effect = 0
+        """The newest move after which a step was made; 0: none."""
         self.cost: float | None = None
         """Seconds from the last step before the newest resize to the first step after it."""
         self.refused: dict[str, Any] | None = None
@@ -70,8 +99,7 @@ class Resizer:
     def acknowledge_earlier(self) -> None:
         """Acknowledge the shrink after which these processes started."""
         if self._attempt.resized_for and self._line.connected:
-            answer = Answer(self._receipt(0.0, self._stopped_at))
-            self._advance(machine.Started(self._attempt.resized_for, answer))
+            self._acknowledge(self._attempt.resized_for, Answer(self._receipt(0.0, self._stopped_at)))
 
     def interrupted(self, at: float | None) -> None:
         """Take from the checkpoint when the last step before it ended."""
@@ -97,19 +125,57 @@ class Resizer:
         try:
             request = ResizeRequest.parse(terms)
         except PolluxAgentError as error:
-            self._advance(machine.Garbled(int(terms["id"]), str(error)))
+            self.refuse(int(terms["id"]), str(error))
             return
-        world = self._training.world
-        done, obstacle = None, None
-        if request.kind == "shrink" and set(request.nodes) == set(world.places):
-            done = Answer(self._receipt(0.0, self._training.last_step_at))
-        else:
-            obstacle = self._obstacle(request, resting=resting)
-        self._advance(machine.Ordered(request, obstacle, done))
+        done = request.kind == "shrink" and set(request.nodes) == set(self._training.world.places)
+        obstacle = None if done else self._obstacle(request, resting=resting)
+        with self._lock:
+            number, standing = request.number, 0 if self.request is None else self.request.number
+            if number in (self.first_step_of, self.in_effect, standing):
+                return
+            if done:
+                # An earlier start shrank, and died before it could acknowledge.
+                self.in_effect = number
+                self._acknowledge(number, Answer(self._receipt(0.0, self._training.last_step_at)))
+            elif obstacle is not None:
+                self.refuse(number, obstacle)
+            elif self.phase in (ResizePhase.ACTING, ResizePhase.CALLED_BACK, ResizePhase.MOVING):
+                self.refuse(number, "the ranks are acting on another order at this moment")
+            else:
+                self._send_away()
+                self.request = request
+                self.phase = ResizePhase.READY if request.kind == "shrink" else ResizePhase.RECRUITING
+                if request.kind == "grow":
+                    self._recruit(request)
 
     def withdraw(self) -> None:
         """No order to resize stands any more."""
-        self._advance(machine.Withdrawn())
+        with self._lock:
+            if self.phase is ResizePhase.ACTING:
+                self.phase = ResizePhase.CALLED_BACK
+                self._send_away()
+            elif self.phase in (ResizePhase.RECRUITING, ResizePhase.READY):
+                self._rest()
+
+    def recruited(self, move: int, trouble: str | None = None) -> None:
+        """All joiners of a move are ready. `trouble`: why not all of them come."""
+        with self._lock:
+            if (
+                self.phase is not ResizePhase.RECRUITING
+                or self.request is None
+                or self.request.number != move
+            ):
+                return
+            if trouble is None:
+                self.phase = ResizePhase.READY
+            else:
+                self._rest()
+                self.refuse(move, trouble)
+
+    def _rest(self) -> None:
+        """Forget the order that stands."""
+        self.phase, self.request = ResizePhase.IDLE, None
+        self._send_away()
 
     def _obstacle(self, request: ResizeRequest, *, resting: bool) -> str | None:
         why = objection(request, self._training.world, self.capability, resting=resting)
@@ -138,12 +204,19 @@ class Resizer:
 
     def offer(self) -> int:
         """The move that all ranks are to act on by the next decision; 0 for none."""
-        found = self._advance(machine.Offered())
-        return next((action.move for action in found if isinstance(action, machine.Announce)), 0)
+        with self._lock:
+            if self.phase is not ResizePhase.READY or self.request is None or self.answering:
+                return 0
+            self.phase = ResizePhase.ACTING
+            return self.request.number
 
     def put_off(self) -> None:
         """The decision did not come right after a step: it has to come again."""
-        self._advance(machine.PutOff())
+        with self._lock:
+            if self.phase is ResizePhase.ACTING:
+                self.phase = ResizePhase.READY
+            elif self.phase is ResizePhase.CALLED_BACK:
+                self._rest()
 
     def decide(self, move: int, seconds: float | None, trouble: str = "") -> ResizeDecision | None:
         """On rank 0 at the agreed step: the decision for all ranks.
@@ -152,7 +225,7 @@ class Resizer:
 
         `seconds`: duration of the checkpoint; None if none was written. `trouble`: why it could not be written.
         """
-        request = self.state.request
+        request = self.request
         if request is None or request.number != move:
             return None
         try:
@@ -160,12 +233,18 @@ class Resizer:
                 # In place, too: if the move fails half-way, the ranks start again from this checkpoint.
                 raise PolluxAgentError(trouble)
             decision = self._decision(request)
-            self._advance(machine.Decided())
-            if self.state.phase is not ResizePhase.MOVING:
-                return None  # withdrawn at the last moment
+            with self._lock:
+                if self.phase is not ResizePhase.ACTING:
+                    self._rest()
+                    return None  # withdrawn at the last moment
+                self.phase = ResizePhase.MOVING
             self._tell(decision)
         except PolluxAgentError as error:
-            self._advance(machine.Declined(str(error)))
+            with self._lock:
+                called_back = self.phase is ResizePhase.CALLED_BACK
+                self._rest()
+            if not called_back:
+                self.refuse(move, str(error))
             return None
         receipt = self._receipt(seconds or 0.0, self._training.last_step_at)
         self._answer = Answer(receipt, self._leavers(self._training.world, decision))
@@ -225,26 +304,45 @@ class Resizer:
 
     def resized(self) -> None:
         """On rank 0: all ranks are in their new groups."""
-        self._advance(machine.Regrouped(self._answer))
+        with self._lock:
+            request, self.request, self.phase = self.request, None, ResizePhase.IDLE
+            assert request is not None
+            self.first_step_of = request.number
+            if request.kind == "shrink":
+                self._acknowledge(request.number, self._answer)
+            elif self._companion is not None:
+                # The scheduler sees the companion's ranks run, and the move in the next report.
+                self._companion.close()
+                self._companion = None
 
     def refuse(self, move: int, why: str) -> None:
         """Tell the scheduler why a move, or a drain, is refused."""
-        self._do(machine.Refuse(move, why))
+        logger.warning("move %d: refused: %s", move, why)
+        self.refused = {"id": move, "why": why[:300]}
+        self._line.wake()
 
     def after_step(self) -> None:
         """An optimizer step is over."""
-        if self.state.first_step_of:
+        if self.first_step_of:
             if self._stopped_at:
                 self.cost = max(self._training.last_step_at - self._stopped_at, 0.0)
-            self._advance(machine.Stepped())
+            with self._lock:
+                self.in_effect, self.first_step_of = self.first_step_of, 0
+            self._line.wake()
 
     def close(self) -> None:
         """End the resizes: send joiners back, refuse the standing order."""
-        self._advance(machine.Closed())
+        with self._lock:
+            request, called_back = self.request, self.phase is ResizePhase.CALLED_BACK
+            if request is None or self.phase is ResizePhase.MOVING:
+                return
+            self._rest()
+        if not called_back:
+            self.refuse(request.number, "the training is over")
 
     def report(self) -> dict[str, Any]:
         """The resizes' share of a report."""
-        capability, done = self.capability, self.state.in_effect
+        capability, done = self.capability, self.in_effect
         found = {
             "resize": capability.value if capability is not ResizeCapability.REQUEUE else None,
             "resized": done or None,
@@ -253,43 +351,28 @@ class Resizer:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    # -- what the machine says --------------------------------------------------------------------------------
+    # -- in threads of their own ------------------------------------------------------------------------------
 
-    def _advance(self, event: machine.Event) -> tuple[machine.Action, ...]:
-        with self._lock:
-            self.state, actions = transition(self.state, event)
-        for action in actions:
-            self._do(action)
-        return actions
+    def _recruit(self, request: ResizeRequest) -> None:
+        """Submit a companion job, and wait for its ranks."""
+        self._companion = self._companion_for(request)
+        threading.Thread(
+            target=self._bring, args=(self._companion,), name="pollux-recruit", daemon=True
+        ).start()
 
-    def _do(self, action: machine.Action) -> None:
-        match action:
-            case machine.Refuse(move, why):
-                logger.warning("move %d: refused: %s", move, why)
-                self.refused = {"id": move, "why": why[:300]}
-                self._line.wake()
-            case machine.SubmitCompanion(request):
-                self._companion = self._companion_for(request)
-                self._thread("pollux-recruit", self._bring, self._companion, daemon=True)
-            case machine.SendAway():
-                companion, self._companion = self._companion, None
-                if companion is not None:
-                    # Not a daemon: a script that ends waits until Slurm has been told.
-                    self._thread("pollux-send-away", companion.send_away, daemon=False)
-            case machine.Admit():
-                companion, self._companion = self._companion, None
-                if companion is not None:
-                    companion.close()
-            case machine.Acknowledge(move, answer):
-                self._thread("pollux-answer", self._acknowledge, move, answer, daemon=True)
-            case machine.ReportNow():
-                self._line.wake()
-            case machine.Announce():
-                pass  # `offer` returns it
+    def _send_away(self) -> None:
+        """End the companion job and its ranks, if there is one: they are not needed."""
+        companion, self._companion = self._companion, None
+        if companion is not None:
+            # Not a daemon: a script that ends waits until Slurm has been told.
+            threading.Thread(target=companion.send_away, name="pollux-send-away", daemon=False).start()
 
-    @staticmethod
-    def _thread(name: str, body: Any, *args: Any, daemon: bool) -> None:
-        threading.Thread(target=body, args=args, name=name, daemon=daemon).start()
+    def _acknowledge(self, move: int, answer: Answer) -> None:
+        """Tell the scheduler that the move is done."""
+        self.answering = True
+        threading.Thread(
+            target=self._answered, args=(move, answer), name="pollux-answer", daemon=True
+        ).start()
 
     def _companion_for(self, request: ResizeRequest) -> CompanionJob:
         world, directory = self._training.world, self._attempt.directory
@@ -309,18 +392,17 @@ class Resizer:
         return CompanionJob(wanted, rendezvous, directory, facts, self.same(), wait=self.recruit_wait)
 
     def _bring(self, companion: CompanionJob) -> None:
-        move = companion.wanted.move
+        trouble = None
         try:
             companion.bring()
         except Exception as error:  # any error: the training goes on, and the scheduler has to know
-            self._advance(machine.RecruitmentEnded(move, str(error)))
-        else:
-            self._advance(machine.Recruited(move))
+            trouble = str(error)
+        self.recruited(companion.wanted.move, trouble)
 
     def _receipt(self, seconds: float, last_step_at: float | None) -> Receipt:
         return Receipt(self._training.progress.optimizer_steps, seconds, last_step_at or 0.0)
 
-    def _acknowledge(self, move: int, answer: Answer) -> None:
+    def _answered(self, move: int, answer: Answer) -> None:
         """In a thread: acknowledge as soon as every leaving rank has ended. The training goes on."""
         try:
             self._see_off(answer.leavers)
@@ -331,7 +413,8 @@ class Resizer:
                     return
             logger.warning("move %d is done, but the acknowledgement could not be delivered", move)
         finally:
-            self._advance(machine.Answered())
+            with self._lock:
+                self.answering = False
 
     def _see_off(self, leavers: Leavers) -> None:
         """Wait until the leavers have ended. Launchers see it on the job's own nodes; a companion's ranks say so."""

@@ -5,21 +5,35 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from pollux.scheduler.orders import Order
 from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
+if TYPE_CHECKING:
+    from pollux.scheduler.publisher import Publisher
 
-class Reporter(Protocol):
-    """The part of `Publisher` that a training uses."""
 
-    def wake(self) -> None: ...
+@dataclass(frozen=True)
+class DrainOrder:
+    """Stop at a checkpoint, acknowledge it, and wait to be killed."""
 
-    def acknowledge(self, move_id: int, payload: Mapping[str, Any], /) -> bool: ...
+    move: int
 
-    def close(self) -> None: ...
+
+@dataclass(frozen=True)
+class ResizeOrder:
+    """Resize in place. `terms` as the gateway gives them, unchecked."""
+
+    terms: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ResizeWithdrawn:
+    """No order to resize stands."""
+
+
+Order = DrainOrder | ResizeOrder | ResizeWithdrawn
 
 
 @dataclass(frozen=True)
@@ -48,61 +62,43 @@ class SchedulerLine:
 
     def __init__(self, access: GatewayAccess | None) -> None:
         self.access = access
-        self._reporter: Reporter | None = None
+        self.publisher: Publisher | None = None
+        """On rank 0 of a Pollux job."""
 
     def open(
         self,
         collect: Callable[[], dict[str, Any]],
         deliver: Callable[[Order], None],
         introduction: Introduction | None,
-        *,
-        main: bool,
     ) -> None:
-        """Begin to report and to receive orders, on rank 0 of a Pollux job. See `Publisher`."""
-        if self.access is None:
-            return
-        if main:
-            self.lead(collect, deliver, introduction)
-        # A script that ends has made its last step: its last report says so.
-        atexit.register(self.close)
-
-    def lead(
-        self,
-        collect: Callable[[], dict[str, Any]],
-        deliver: Callable[[Order], None],
-        introduction: Introduction | None = None,
-    ) -> None:
-        """Report from this rank, on rank 0 of a Pollux job."""
+        """Begin to report and to receive orders, on rank 0. See `Publisher`."""
         if self.access is not None:
             from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads ssl and http.client
 
-            publisher = Publisher(self.access, collect, deliver, introduction=introduction)
-            publisher.start()
-            self.connect(publisher)
-
-    def connect(self, reporter: Reporter) -> None:
-        """Report by `reporter` from here on."""
-        self._reporter = reporter
+            self.publisher = Publisher(self.access, collect, deliver, introduction=introduction)
+            self.publisher.start()
+            # A script that ends has made its last step: its last report says so.
+            atexit.register(self.close)
 
     @property
     def connected(self) -> bool:
         """This rank talks to the scheduler."""
-        return self._reporter is not None
+        return self.publisher is not None
 
     def wake(self) -> None:
         """Report now, because the scheduler waits for this news."""
-        if self._reporter is not None:
-            self._reporter.wake()
+        if self.publisher is not None:
+            self.publisher.wake()
 
     def acknowledge(self, move: int, receipt: Receipt, stopped_at: float) -> bool:
         """Answer an order. This may take a while.
 
         Returns False if the move is over, or if nobody receives the answer.
         """
-        return self._reporter is not None and self._reporter.acknowledge(move, receipt.payload(stopped_at))
+        return self.publisher is not None and self.publisher.acknowledge(move, receipt.payload(stopped_at))
 
     def close(self) -> None:
         """End the reports; the last one is sent first."""
         atexit.unregister(self.close)
-        if self._reporter is not None:
-            self._reporter.close()
+        if self.publisher is not None:
+            self.publisher.close()

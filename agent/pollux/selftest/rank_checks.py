@@ -22,8 +22,8 @@ from torch import Tensor
 
 import pollux
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.resize.machine import ResizePhase
-from pollux.scheduler.orders import ResizeOrder
+from pollux.resize.resizer import ResizePhase
+from pollux.scheduler.line import ResizeOrder
 from pollux.selftest import images, known_noise, known_training
 from pollux.selftest.known_training import error_of
 from pollux.selftest.launching import STEPS
@@ -128,7 +128,7 @@ def resize(folder: Path) -> Found:
         if size and job.world.size != size:
             pauses[f"{size} to {job.world.size} ranks"] = now - last
         last, size = now, job.world.size
-        quiet = quiet + 1 if resizer.state.phase is ResizePhase.IDLE else 0
+        quiet = quiet + 1 if resizer.phase is ResizePhase.IDLE else 0
         if job.is_main and resizer.refused:
             raise RuntimeError(f"the resize was refused: {resizer.refused['why']}")
         if job.is_main and orders and quiet > QUIET_STEPS:
@@ -137,7 +137,7 @@ def resize(folder: Path) -> Found:
             if why is not None:
                 raise RuntimeError(f"this training cannot be resized in place: {why}")
             resizer.capability, quiet = ResizeCapability.IN_PLACE, 0
-            job.coordinator.inbox.put(ResizeOrder(orders.pop(0) | {"gpus_per_node": job.world.per_node}))
+            job.coordinator.take(ResizeOrder(orders.pop(0) | {"gpus_per_node": job.world.per_node}))
         if job.coordinator.groups.generation == 2 and moved_at < 0:
             moved_at = job.progress.optimizer_steps
         return moved_at >= 0 and job.progress.optimizer_steps >= moved_at + QUIET_STEPS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.goodput import BatchChoice
-from pollux.scheduler.orders import DrainOrder
+from pollux.scheduler.line import DrainOrder
 
 EXAMPLES = 83
 """Of the data sets here; prime to every batch size: uneven tails."""
@@ -56,7 +56,7 @@ class Orders:
         if step in self.choices:
             job.training.advisor.proposal = self.choices[step]
         if step == self.drain_at:
-            job.coordinator.inbox.put(DrainOrder(7))
+            job.coordinator.take(DrainOrder(7))
             if self.killed:
                 job.coordinator.drains.wait_for_end = stop
 
@@ -79,7 +79,7 @@ EPOCHS = 1000
 from pollux.loop import job as loop
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.scheduler.orders import ResizeOrder
+from pollux.scheduler.line import ResizeOrder
 
 def capability(training, *_):
     obstacle = obstacle_in_place(training)
@@ -101,7 +101,7 @@ def trouble(job, where="pass"):
         since += 1
         if since == 20:
             since, asked = 0, asked + 1
-            job.coordinator.inbox.put(ResizeOrder({"path": "resize", "gpus_per_node": 1, **ORDERS[asked]}))
+            job.coordinator.take(ResizeOrder({"path": "resize", "gpus_per_node": 1, **ORDERS[asked]}))
 
 def enough(job):
     return job.coordinator.groups.generation == 2

@@ -24,7 +24,7 @@ from pollux import Job, attach
 from pollux.errors import CheckpointError
 from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
-from pollux.scheduler.orders import ResizeOrder
+from pollux.scheduler.line import ResizeOrder
 from pollux.slurm_job.environment import LENT_RANKS
 
 PATIENCE = 100.0
@@ -179,7 +179,7 @@ class Training:
         )
         self.model = self.job.model  # as a script keeps it
         self.line = Line()
-        self.job.coordinator.line.connect(self.line)
+        self.job.coordinator.line.publisher = self.line
         self.loader = self.job.loader(data(), self.batch, per_gpu=self.per_gpu)
         self.used: list[tuple[int, int]] = []
         self.worlds: list[tuple[int, int]] = []
@@ -283,7 +283,7 @@ def follow(
 def await_answer(training: Training) -> None:
     """Wait until the scheduler has heard the answer to a resize."""
     end = time.monotonic() + PATIENCE - 10
-    while training.job.coordinator.resizer.state.answering:
+    while training.job.coordinator.resizer.answering:
         assert time.monotonic() < end
         time.sleep(0.005)
 
@@ -308,7 +308,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
         store.save = full
         # After a failed checkpoint, the one of a resize has to be on disk before ranks end.
         training.job.coordinator.checkpointer.writer.trouble = "no space left"
-    training.job.coordinator.inbox.put(ResizeOrder(wanted))
+    training.job.coordinator.take(ResizeOrder(wanted))
     return int(wanted["id"])
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.ranks.control import Decision
-from pollux.scheduler.orders import DrainOrder
+from pollux.scheduler.line import DrainOrder
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -57,7 +57,7 @@ class Line:
 
 def connected(job: Job) -> Line:
     line = Line()
-    job.coordinator.line.connect(line)
+    job.coordinator.line.publisher = line
     job.coordinator.drains.wait = 0.0
     return line
 
@@ -109,7 +109,7 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
     job, optimizer, loader = start(tmp_path)
     line = connected(job)
     leave(job, optimizer, loader, 11)
-    job.coordinator.inbox.put(DrainOrder(4))
+    job.coordinator.take(DrainOrder(4))
     assert line.came.wait(60)
     steps = job.progress.optimizer_steps
     assert line.heard == [(4, steps)]
@@ -117,7 +117,7 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
     # A loop that goes on answers at its own steps again.
     line.came.clear()
     leave(job, optimizer, loader, steps + 3)
-    job.coordinator.inbox.put(DrainOrder(5))
+    job.coordinator.take(DrainOrder(5))
     assert line.came.wait(60)
     assert line.heard[1] == (5, job.progress.optimizer_steps)
     job.close()
@@ -153,7 +153,7 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
         if job.progress.optimizer_steps == 4:
             break
     if job.is_main:
-        job.coordinator.inbox.put(DrainOrder(7))
+        job.coordinator.take(DrainOrder(7))
     for _ in range(3):
         job.poll()
     heard = list(line.heard)
@@ -182,7 +182,7 @@ def test_an_order_is_heard_while_amp_skips_every_step(
     line = connected(job)
     for n, (x, y) in enumerate(loader):
         if n == 2:
-            job.coordinator.inbox.put(DrainOrder(8))
+            job.coordinator.take(DrainOrder(8))
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * float("inf"))
         if job.sync_gradients:

@@ -32,9 +32,9 @@ from pollux.resize.capability import (
 )
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
-from pollux.resize.machine import ResizePhase, ResizeState
 from pollux.resize.requests import ResizeRequest, objection
-from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
+from pollux.resize.resizer import ResizePhase
+from pollux.scheduler.line import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
@@ -169,18 +169,18 @@ def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     job = attach(model, optimizer, adaptive=False)
     loader = job.loader(TensorDataset(torch.randn(8, 2)), 4)
-    resizer, ready = job.coordinator.resizer, ResizeState(ResizePhase.READY, ask("n1"))
-    resizer.state = ready
+    resizer = job.coordinator.resizer
+    resizer.phase, resizer.request = ResizePhase.READY, ask("n1")
     job.poll()
-    assert resizer.state == ready, "it comes again after a step"
+    assert resizer.phase is ResizePhase.READY, "it comes again after a step"
     assert resizer.refused is None
     for _ in job.epochs(1, statistical=True):
-        resizer.state = ResizeState()
+        resizer.phase, resizer.request = ResizePhase.IDLE, None
         for (x,) in loader:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        resizer.state = ready
+        resizer.phase, resizer.request = ResizePhase.READY, ask("n1")
     assert resizer.refused == {"id": 4, "why": "the training is over"}
     job.close()
 
