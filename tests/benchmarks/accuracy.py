@@ -39,7 +39,7 @@ from scipy import stats  # noqa: E402
 
 import pollux.loop.session  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
-from pollux.scheduler.line import DrainOrder  # noqa: E402
+from pollux.scheduler.orders import DrainOrder  # noqa: E402
 
 RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
 """(ranks, share of the training's progress at which they are taken away)."""

@@ -26,7 +26,7 @@ from pollux.loop.stepper import Stepper
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.line import ResizeOrder
+from pollux.scheduler.orders import ResizeOrder
 from pollux.training.training import Training
 
 EXAMPLES, BATCH, PASSES = 240, 12, 3

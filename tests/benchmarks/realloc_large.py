@@ -47,7 +47,7 @@ def train(folder: Path, mb: int, kind: str) -> None:
     from pollux.resize import resizer
     from pollux.resize.capability import ResizeCapability
     from pollux.resize.resizer import ResizePhase
-    from pollux.scheduler.line import ResizeOrder
+    from pollux.scheduler.orders import ResizeOrder
 
     resizer.capability_of = lambda *_: ResizeCapability.IN_PLACE
     after_step = Coordinator.after_step

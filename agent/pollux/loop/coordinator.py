@@ -32,7 +32,8 @@ from pollux.resize.groups import Groups
 from pollux.resize.joining import Joiner
 from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
-from pollux.scheduler.line import DrainOrder, Order, Receipt, ResizeOrder, ResizeWithdrawn, SchedulerLine
+from pollux.scheduler.line import Receipt, SchedulerLine
+from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training

@@ -34,14 +34,11 @@ class Groups:
             self.rendezvous = Rendezvous.open()
         return self.rendezvous
 
-    def meet(self, address: str, port: int, secret: str) -> Rendezvous:
+    def _join(self, decision: ResizeDecision) -> Rendezvous:
         """The store of the rendezvous, on any rank. Raises RankLost."""
         if self.rendezvous is None:
-            self.rendezvous = Rendezvous.join(address, port, secret)
+            self.rendezvous = Rendezvous.join(decision.address, decision.port, decision.secret)
         return self.rendezvous
-
-    def _join(self, decision: ResizeDecision) -> Rendezvous:
-        return self.meet(decision.address, decision.port, decision.secret)
 
     def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
         """End this rank. Its groups stay as they are: the script may still end them itself."""

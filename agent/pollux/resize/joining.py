@@ -8,7 +8,6 @@ restart would.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 from collections.abc import Mapping, MutableMapping
@@ -19,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LEFT_STATUS, LaunchError, RankLost
+from pollux.launcher.companion_file import CompanionFile, CompanionFileGone, read_companion_file
 from pollux.ranks.rendezvous import Rendezvous, alone, leave_groups
 from pollux.ranks.world import World, is_own
-from pollux.slurm_job.private_file import Unusable, read_private
 
 logger = logging.getLogger("pollux")
 
@@ -30,9 +29,11 @@ STOP = "stop"
 
 
 class Joiner:
-    """This rank on its way into a job. `content` is that of the companion's file."""
+    """This rank on its way into a job."""
 
-    def __init__(self, content: Mapping[str, Any], environ: MutableMapping[str, str] = os.environ) -> None:
+    def __init__(self, file: CompanionFile, environ: MutableMapping[str, str] = os.environ) -> None:
+        """Raises LaunchError where the file says nothing to ranks."""
+        self._file, content = file, file.document
         try:
             per_node = int(content["per_node"])
             node, local = int(environ.get("GROUP_RANK") or 0), int(environ.get("LOCAL_RANK") or 0)
@@ -46,7 +47,6 @@ class Joiner:
             """The job began on one rank."""
             self.call = content["call"]
             """Shapes of the arguments of rank 0's newest pass; see `rehearsal`."""
-            self._address = (str(content["address"]), int(content["port"]), str(content["secret"]))
             environ["POLLUX_ADAPTIVE"] = "yes" if content["adaptive"] else "no"
         except (KeyError, TypeError, ValueError) as error:
             raise LaunchError(f"the companion's file is not one that rank 0 writes: {error!r}") from error
@@ -62,20 +62,16 @@ class Joiner:
         name = environ.get("POLLUX_COMPANION")
         if not name:
             return None
-        path = Path(name)
         try:
-            content = json.loads(read_private(path))
-        except FileNotFoundError:
+            return cls(read_companion_file(Path(name)), environ)
+        except CompanionFileGone:
             # The launcher has read it: rank 0 gave the move up since then.
             logger.info("rank 0 does not need this rank any more")
             raise SystemExit(LEFT_STATUS) from None
-        except (OSError, ValueError, Unusable) as error:
-            raise LaunchError(f"the companion's file {path} cannot be read: {error}") from error
-        return cls(content, environ)
 
     def world(self, device: torch.device) -> World:
         """The world that this rank will be in. Until then it has a process group of its own. Raises RankLost."""
-        self._rendezvous = Rendezvous.join(*self._address)
+        self._rendezvous = Rendezvous.join(self._file.address, self._file.port, self._file.secret)
         atexit.register(self._failed)
         if is_own():
             leave_groups()  # another library formed it, of the companion's ranks

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pollux.scheduler.orders import Order
 from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
 if TYPE_CHECKING:
     from pollux.scheduler.publisher import Publisher
-
-
-@dataclass(frozen=True)
-class DrainOrder:
-    """Stop at a checkpoint, acknowledge it, and wait to be killed."""
-
-    move: int
-
-
-@dataclass(frozen=True)
-class ResizeOrder:
-    """Resize in place. `terms` as the gateway gives them, unchecked."""
-
-    terms: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ResizeWithdrawn:
-    """No order to resize stands."""
-
-
-Order = DrainOrder | ResizeOrder | ResizeWithdrawn
 
 
 @dataclass(frozen=True)

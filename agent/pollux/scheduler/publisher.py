@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pollux.scheduler.credentials import AccessOver, Credentials
+from pollux.scheduler.credentials import AccessOver, Credentials, JobGateway
 from pollux.scheduler.gateway import Gateway, GatewayAway, MessageRefused
-from pollux.scheduler.job_gateway import JobGateway
-from pollux.scheduler.line import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
+from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 

@@ -23,7 +23,7 @@ from torch import Tensor
 import pollux
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.line import ResizeOrder
+from pollux.scheduler.orders import ResizeOrder
 from pollux.selftest import images, known_noise, known_training
 from pollux.selftest.known_training import error_of
 from pollux.selftest.launching import STEPS

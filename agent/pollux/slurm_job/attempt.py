@@ -4,12 +4,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pollux.slurm_job.access import GatewayAccess, read_access
-from pollux.slurm_job.agent_settings import AgentSettings
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Intervals and waits of the agent, in seconds unless stated.
+
+    The variable POLLUX_NAME sets the field `name`, such as POLLUX_DRAIN_WAIT the field `drain_wait`.
+    """
+
+    exchange_interval: float = 1.0
+    """From one exchange of the ranks to the next: soon enough for a drain, at less than 0.1 % of a rank."""
+    exchanges_per_reading: float = 10
+    """Exchanges from one reading of noise samples to the next. The averages over far more steps do not notice; where
+    each step ends in an exchange, each step reads."""
+    checkpoint_interval: float = 300.0
+    """From one periodic checkpoint to the next."""
+    fruitless_restarts: float = 10
+    """Automatic restarts in a row that may end without a new checkpoint."""
+    drain_wait: float = 120.0
+    """Time that a drained job waits for Slurm to end it before it trains on."""
+    recruit_wait: float = 120.0
+    """Time for all ranks of a companion job to be ready after its submission."""
+    memory_share: float = 0.25
+    """Share of each node's memory, or of the job's where Slurm limits it, that copies of the training's state may take.
+    A larger state is not copied; 0 makes no copies."""
+    gone_wait: float = 20.0
+    """Time that rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
+        """Read the settings. Raises PolluxAgentError where a variable is not a number."""
+        default = cls()
+        names = [field.name for field in fields(cls)]
+        return cls(
+            **{name: number(environ, f"POLLUX_{name.upper()}", getattr(default, name)) for name in names}
+        )
 
 
 @dataclass(frozen=True)

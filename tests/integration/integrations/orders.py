@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.goodput import BatchChoice
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 
 EXAMPLES = 83
 """Of the data sets here; prime to every batch size: uneven tails."""
@@ -79,7 +79,7 @@ EPOCHS = 1000
 from pollux.loop import job as loop
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.scheduler.line import ResizeOrder
+from pollux.scheduler.orders import ResizeOrder
 
 def capability(training, *_):
     obstacle = obstacle_in_place(training)

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import make_url
 
 from contrib.devcluster.postgres import DevPostgres
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.errors import StoreUnavailable

@@ -24,7 +24,7 @@ from pollux import Job, attach
 from pollux.errors import CheckpointError
 from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
-from pollux.scheduler.line import ResizeOrder
+from pollux.scheduler.orders import ResizeOrder
 from pollux.slurm_job.environment import LENT_RANKS
 
 PATIENCE = 100.0

@@ -23,7 +23,7 @@ from pollux import attach
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.writer import CheckpointWriter
 from pollux.errors import CheckpointError, ForeignCheckpoint
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"

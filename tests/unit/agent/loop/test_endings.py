@@ -25,7 +25,7 @@ from pollux import attach
 from pollux.errors import STOPPED_STATUS, CheckpointError
 from pollux.loop import coordinator, endings
 from pollux.ranks.control import ControlExchange, Decision
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 from pollux.slurm_job.environment import time_limit_at
 
 EXAMPLES = 203

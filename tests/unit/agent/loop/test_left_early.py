@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.ranks.control import Decision
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 
 
 def data(length: int = 64) -> TensorDataset:

@@ -17,7 +17,7 @@ from pollux import attach
 from pollux.errors import CheckpointError
 from pollux.goodput import BatchChoice
 from pollux.ranks.node_memory import NodeMemory, hand_on
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 

@@ -17,7 +17,7 @@ from pollux import Job, attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.ranks.control import Decision
-from pollux.scheduler.line import DrainOrder
+from pollux.scheduler.orders import DrainOrder
 from pollux.tuning.measurements import Configuration
 
 

@@ -34,7 +34,7 @@ from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.line import ResizeOrder, ResizeWithdrawn
+from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
@@ -277,7 +277,7 @@ def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path)
         "grows": True,
         "call": None,
     }
-    told |= {"address": "127.0.0.1", "port": 1, "secret": "s"}
+    told |= {"address": "127.0.0.1", "port": 1, "secret": "s", "cwd": "/", "argv": ["train.py"]}
     path = tmp_path / "companion-3.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps(told))
@@ -298,7 +298,7 @@ def test_the_way_in_is_read_from_a_file_that_is_the_user_s_alone(tmp_path: Path)
     with pytest.raises(LaunchError, match="0600"):
         Joiner.from_environment(environment)
     path.chmod(0o600)
-    for garbled in ("{", "{}", "[]", json.dumps(told | {"port": None})):
+    for garbled in ("{", "{}", "[]", json.dumps(told | {"port": None}), json.dumps(told | {"first": "x"})):
         path.write_text(garbled)
         with pytest.raises(LaunchError):
             Joiner.from_environment(environment)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from pollux.scheduler import credentials
-from pollux.scheduler.credentials import AccessOver, Credentials, environment_of_ranks
+from pollux.scheduler.credentials import AccessOver, Credentials, JobGateway, environment_of_ranks
 from pollux.scheduler.gateway import Gateway, GatewayAway
-from pollux.scheduler.job_gateway import JobGateway
 from pollux.scheduler.munge import MungeError, MungeMissing
 from pollux.slurm_job.access import TOKEN, read_access
 from tests.unit.agent.scheduler.fake_gateway import (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pollux.scheduler.gateway import GatewayAway
-from pollux.scheduler.line import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
+from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import INTRODUCTIONS, Publisher
 from pollux.tuning.knowledge import Introduction
 from tests.unit.agent.scheduler.fake_gateway import ATTEMPT, JOB, FakeGateway, Refusal, access, serving
