@@ -71,7 +71,7 @@ class Decision:
         numbers, scales = values[: len(_NUMBERS)], values[len(_NUMBERS) :]
         pairs = zip(scales[::2], scales[1::2], strict=True)
         noise = tuple(NoiseScale(q, v) if q >= 0 else None for q, v in pairs)
-        return cls(*map(int, numbers), noise)  # type: ignore[arg-type]
+        return cls(**dict(zip(_NUMBERS, map(int, numbers), strict=True)), noise=noise)  # type: ignore[arg-type]
 
 
 _NUMBERS = tuple(each.name for each in fields(Decision) if each.name != "noise")

@@ -131,7 +131,7 @@ def _joined(
     piece = torch.cat(list(parts)) if sends else torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     yield piece
     if receives:
-        for part, content in zip(parts, piece.split(sizes), strict=True):
+        for part, content in zip(parts, torch.split(piece, sizes), strict=True):
             part.copy_(content)
 
 
