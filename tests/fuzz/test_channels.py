@@ -25,12 +25,12 @@ from pollux.launcher import messages
 from pollux.launcher.meeting import parse_hello
 from pollux.launcher.messages import (
     AnnounceMove,
-    Answer,
     AwaitLeavers,
     EndWorkers,
     Hello,
     Leave,
     Message,
+    MoveAnswer,
     NodesLeft,
     Over,
     Signalled,
@@ -58,7 +58,7 @@ typed: st.SearchStrategy[Message] = st.one_of(
     st.builds(AnnounceMove, counts, names, counts),
     st.builds(AwaitLeavers, counts),
     st.builds(Hello, counts, counts, texts),
-    st.builds(Answer, counts, texts),
+    st.builds(MoveAnswer, counts, texts),
     st.builds(NodesLeft, names),
     st.sampled_from([Stop(), Leave()]),
 )

@@ -1,7 +1,7 @@
 """Decide what node 0's launcher does next.
 
-A `Machine` takes what happens in one start of the workers, and says who is to be told what. It sends no message and no
-signal itself: `supervisor` does. A start is in one of three phases:
+A `StartMachine` takes what happens in one start of the workers, and says who is to be told what. It sends no message
+and no signal itself: `supervisor` does. A start is in one of three phases:
 
 TRAINING   the workers run
 FAILING    a rank has failed: all workers end
@@ -23,10 +23,10 @@ from enum import Enum
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS
 from pollux.launcher.messages import (
     AnnounceMove,
-    Answer,
     AwaitLeavers,
     EndWorkers,
     Leave,
+    MoveAnswer,
     NodesLeft,
     Order,
     Signalled,
@@ -150,14 +150,14 @@ class StartTerms:
     graces: Graces = Graces()
 
 
-class Machine:
+class StartMachine:
     """What node 0's launcher knows of the running start. `conclude` follows each other call."""
 
     def __init__(
         self,
         terms: StartTerms,
         tell: Callable[[Set[int], Order], None],
-        answer: Callable[[Answer | NodesLeft], None],
+        answer: Callable[[MoveAnswer | NodesLeft], None],
         restores: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         posix: Callable[[], float] = time.time,
@@ -287,7 +287,7 @@ class Machine:
                 names = tuple(self.terms.names[node] for node in sorted(leaving))
                 self.resized = Resized(move.move_id, names)
                 self._tell(leaving & self.connected, Leave())
-        self._answer(Answer(move.move_id, why))
+        self._answer(MoveAnswer(move.move_id, why))
 
     def _objection(self, move: AnnounceMove) -> str:
         if self.phase is not Phase.TRAINING:

@@ -120,7 +120,7 @@ class AwaitLeavers:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MoveAnswer:
     """The launcher: it knows of the move, or, with a reason, the move must not go on."""
 
     move_id: int
@@ -135,7 +135,7 @@ class NodesLeft:
 
 
 Order = Start | EndWorkers | Stop | Leave | Over
-Message = Order | Hello | WorkerEnded | Signalled | AnnounceMove | AwaitLeavers | Answer | NodesLeft
+Message = Order | Hello | WorkerEnded | Signalled | AnnounceMove | AwaitLeavers | MoveAnswer | NodesLeft
 
 
 # -- as text --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from pollux.errors import LaunchError
-from pollux.launcher.messages import AnnounceMove, Answer, AwaitLeavers, Channel, NodesLeft
+from pollux.launcher.messages import AnnounceMove, AwaitLeavers, Channel, MoveAnswer, NodesLeft
 from pollux.ranks.links import Link
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
@@ -73,6 +73,6 @@ class LauncherLine:
                 return False
             case NodesLeft(names):
                 self._gone.update(names)
-            case Answer(move, why):
+            case MoveAnswer(move, why):
                 self._answers[move] = why
         return True

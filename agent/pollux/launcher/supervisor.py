@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 
 from pollux.launcher.companion_file import Parent
-from pollux.launcher.machine import Graces, Machine, Outcome, StartTerms
+from pollux.launcher.machine import Graces, Outcome, StartMachine, StartTerms
 from pollux.launcher.messages import (
     AnnounceMove,
-    Answer,
     AwaitLeavers,
     Channel,
     EndWorkers,
     Leave,
     Message,
+    MoveAnswer,
     NodesLeft,
     Order,
     Over,
@@ -62,7 +62,7 @@ class Supervisor:
 
         `parent`: the job whose companion this one is.
         """
-        self.machine = Machine(terms, self._tell, self._answer, restores)
+        self.machine = StartMachine(terms, self._tell, self._answer, restores)
         self._workers, self._channels, self._rank_0, self._parent = workers, channels, rank_0, parent
         self._lost: set[int] = set()
 
@@ -125,7 +125,7 @@ class Supervisor:
             else:
                 obey(self._workers, order, self.machine.terms.graces)
 
-    def _answer(self, message: Answer | NodesLeft) -> None:
+    def _answer(self, message: MoveAnswer | NodesLeft) -> None:
         if self._rank_0 is not None:
             self._rank_0.send(message)
 

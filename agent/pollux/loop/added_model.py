@@ -14,7 +14,43 @@ from pollux.loop.stepper import Stepper
 from pollux.training.trained_model import TrainedModel
 
 
-class AddedModel:
+class JobModel:
+    """One model of a job: its passes, and what a script reads of it."""
+
+    _stepper: Stepper
+    _trained: TrainedModel
+
+    def micro_batch(self) -> MicroBatchContext:
+        """Context of one forward and backward pass. Only a step's last one synchronises the ranks."""
+        return MicroBatchContext(self._stepper, self._trained)
+
+    def skip(self) -> None:
+        """Leave out the micro-batch of the present pass, on this rank.
+
+            with job.micro_batch():
+                loss = loss_fn(job.model(x), y)
+                job.backward(loss) if loss.isfinite() else job.skip()
+
+        Call it instead of `backward`: the other ranks wait for this rank's part of the gradient, which is zero. The
+        samples count as used, with a loss of 0. Raises LoopMistake for a model under `fully_shard`.
+        """
+        skip(self._stepper, self._trained)
+
+    @property
+    def lr_factors(self) -> tuple[float, ...]:
+        """The factor on each parameter group's learning rate. Empty where there is none."""
+        return tuple(self._trained.rates.factors)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Learning rate of each parameter group in the newest optimizer step.
+
+        Before the first step: in that one. These are the schedule's values times `lr_factors`.
+        """
+        return self._trained.rates.rates()
+
+
+class AddedModel(JobModel):
     """A further model of a job. Made by `Job.add_model`.
 
     Loop over the job's loader, and give each model's passes a context of their own:
@@ -53,24 +89,6 @@ class AddedModel:
     def noise_scale(self) -> NoiseScale | None:
         """This model's own gradient noise scale as all ranks know it. None until measured."""
         return self._trained.meter.total
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """The factor on each parameter group's learning rate. Empty where there is none."""
-        return tuple(self._trained.rates.factors)
-
-    @property
-    def learning_rates(self) -> tuple[float, ...]:
-        """The learning rate of each parameter group in the newest step."""
-        return self._trained.rates.rates()
-
-    def micro_batch(self) -> MicroBatchContext:
-        """Context of this model's forward and backward pass over a micro-batch."""
-        return MicroBatchContext(self._stepper, self._trained)
-
-    def skip(self) -> None:
-        """Leave out this model's pass over the micro-batch; see `Job.skip`."""
-        skip(self._stepper, self._trained)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Backpropagate by this micro-batch's share, and AMP's loss scale."""

@@ -16,8 +16,8 @@ from pollux.errors import LoopMistake, PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
 from pollux.learning_rate.progress import Progress
 from pollux.learning_rate.scaling import Rule, follow, rule_for
-from pollux.loop.added_model import AddedModel
-from pollux.loop.batches import MicroBatchContext, TrainingLoader, backward, skip, whole_step
+from pollux.loop.added_model import AddedModel, JobModel
+from pollux.loop.batches import TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.notices import announce, notice
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
@@ -37,7 +37,7 @@ from pollux.tuning.mode import Mode
 from pollux.tuning.profile import StepProfile
 
 
-class Job:
+class Job(JobModel):
     """One training, on however many GPUs it has at the moment.
 
     Made by `attach`.
@@ -52,7 +52,7 @@ class Job:
         """Until `close`."""
         self._attempt = attempt
         self._stepper = Stepper(training)
-        first = self._first = training.models[0]
+        first = self._trained = training.models[0]
         self.module = first.module
         """The model as the user passed it."""
         self.optimizer, self.scheduler = first.optimizer, first.scheduler
@@ -94,8 +94,8 @@ class Job:
             optimizer,
             scheduler,
             rule_for(scaling),
-            decay=self._first.averages.decay,
-            measure_every=self._first.measure_every,
+            decay=self._trained.averages.decay,
+            measure_every=self._trained.measure_every,
             ddp_kwargs=ddp_kwargs,
         )
         training.add(name, added)
@@ -154,7 +154,7 @@ class Job:
         training.begin(data, limits, choice, most_per_gpu)
         if self.is_main:
             if training.adaptive:
-                self._first.scale_to(training.batch_size / limits.initial)
+                self._trained.scale_to(training.batch_size / limits.initial)
             announce(training, coordinator.checkpointer.last_attempt)
             training.advisor = self._start_advisor(training.limits)
             if training.adaptive:
@@ -209,22 +209,6 @@ class Job:
         coordinator.finish()
         coordinator.resizer.close()
 
-    def micro_batch(self) -> MicroBatchContext:
-        """Context of one forward and backward pass. Only a step's last one synchronises the ranks."""
-        return MicroBatchContext(self._stepper, self._first)
-
-    def skip(self) -> None:
-        """Leave out the micro-batch of the present pass, on this rank.
-
-            with job.micro_batch():
-                loss = loss_fn(job.model(x), y)
-                job.backward(loss) if loss.isfinite() else job.skip()
-
-        Call it instead of `backward`: the other ranks wait for this rank's part of the gradient, which is zero. The
-        samples count as used, with a loss of 0. Raises LoopMistake for a model under `fully_shard`.
-        """
-        skip(self._stepper, self._first)
-
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any) -> None:
         """Backpropagate a mean loss by the micro-batch's share of the step.
 
@@ -236,7 +220,7 @@ class Job:
 
         `options` are those of `Tensor.backward`: retain_graph, create_graph, inputs. Raises LoopMistake.
         """
-        backward(self._stepper, self._first, loss, weight, **options)
+        backward(self._stepper, self._trained, loss, weight, **options)
 
     def step(
         self,
@@ -255,7 +239,7 @@ class Job:
         ReduceLROnPlateau does not: it wants a metric), and the gradients are zeroed. `weight` is that of `backward`.
         Return the loss without its graph; None where the pass was left out, or ran out of memory and is repeated.
         """
-        return whole_step(self._stepper, self._first, loss_of, clip, weight)
+        return whole_step(self._stepper, self._trained, loss_of, clip, weight)
 
     def poll(self) -> None:
         """Act on the scheduler's orders while the training makes no steps.
@@ -351,19 +335,6 @@ class Job:
     def gain(self) -> float:
         """Steps of M0 examples that the last step was worth."""
         return self.training.step.gain
-
-    @property
-    def lr_factors(self) -> tuple[float, ...]:
-        """Factors on the learning rates of the parameter groups, if any."""
-        return tuple(self.training.models[0].rates.factors)
-
-    @property
-    def learning_rates(self) -> tuple[float, ...]:
-        """Learning rate of each parameter group in the newest optimizer step.
-
-        Before the first step: in that one. These are the schedule's values times `lr_factors`.
-        """
-        return self.training.models[0].rates.rates()
 
     @property
     def noise_scale(self) -> NoiseScale | None:

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pollux.launcher.machine import Machine, Outcome, Phase, Resized, StartTerms
+from pollux.launcher.machine import Outcome, Phase, Resized, StartMachine, StartTerms
 from pollux.launcher.messages import (
     AnnounceMove,
-    Answer,
     AwaitLeavers,
     EndWorkers,
     Leave,
+    MoveAnswer,
     NodesLeft,
     Order,
     Signalled,
@@ -32,7 +32,7 @@ CLOCK, POSIX = 1000.0, 5000.0
 ALL = {0, 1, 2}
 AFTER_FAILURE, AT_ONCE, HURRY = EndWorkers(3.0, 13.0), EndWorkers(0.0, 0.0), EndWorkers(8.0, 16.0)
 
-Event = Callable[[Machine], None]
+Event = Callable[[StartMachine], None]
 
 
 def report(node: int, message: WorkerEnded | Signalled) -> Event:
@@ -53,12 +53,12 @@ def gone(node: int) -> Event:
     return lambda machine: machine.node_gone(node)
 
 
-PARENT_GONE: Event = Machine.parent_gone
+PARENT_GONE: Event = StartMachine.parent_gone
 SHRINK = announce(7, ("n2", "elsewhere"), 0)
 TERM = Signalled(signal.SIGTERM)
 
 
-def tick(_: Machine) -> None:
+def tick(_: StartMachine) -> None:
     """Time has passed."""
 
 
@@ -71,7 +71,7 @@ def node_ended(node: int, *statuses: int, **more: Any) -> list[Event]:
     return [ended(node, local_rank, status, **more) for local_rank, status in enumerate(statuses)]
 
 
-class Recorded(Machine):
+class Recorded(StartMachine):
     """A machine that notes what it says, and its times."""
 
     def __init__(self, terms: StartTerms = TERMS, *, restores: bool = False) -> None:
@@ -189,19 +189,19 @@ def test_ranks_that_have_saved_and_ended_by_themselves_have_not_failed() -> None
 )
 def test_an_announcement_of_rank_0(announcement: tuple[Any, ...], why: str) -> None:
     machine, said = run(announce(*announcement))
-    assert said == [Answer(announcement[0], why)]
+    assert said == [MoveAnswer(announcement[0], why)]
     assert (machine.resized, machine.phase) == (Resized(5), Phase.TRAINING)
 
 
 @pytest.mark.parametrize("before", [ended(1, 0, 1), report(0, TERM)])
 def test_an_announcement_comes_too_late_where_ranks_are_being_ended(before: Event) -> None:
     machine, said = run(before, SHRINK, await_leavers(0))
-    assert said == [*run(before)[1], Answer(7, "the ranks are being ended")]
+    assert said == [*run(before)[1], MoveAnswer(7, "the ranks are being ended")]
     assert (machine.staying, machine.move_id) == (ALL, 0)
 
 
 def test_nodes_leave_in_order() -> None:
-    leave, hurry = [told(Leave(), {2}), Answer(7)], told(HURRY, {2})
+    leave, hurry = [told(Leave(), {2}), MoveAnswer(7)], told(HURRY, {2})
     machine, said = run(SHRINK)
     assert said == leave
     assert (machine.staying, machine.leaving, machine.resized) == ({0, 1}, {2}, Resized(7, ("n2",)))
