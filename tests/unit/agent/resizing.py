@@ -257,7 +257,7 @@ def follow(
                     break
                 if resizer.refused:
                     refused[resizer.refused["id"]] = resizer.refused["why"]
-                answered = number in (0, resizer.state.in_effect) or number in refused
+                answered = number in (0, resizer.in_effect) or number in refused
                 if job.is_main and left and answered and steps >= since + 4:
                     number = ask(training, left.pop(0))
                 training.step(*batch)
