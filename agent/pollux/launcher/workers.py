@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -33,16 +32,6 @@ SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What a worker says of its own failure. `at` is a POSIX time."""
-
-    at: float
-    status: int
-    """The exit status that the worker wanted; it may be killed before it exits."""
-    why: str
 
 
 _NOTE_HEAD = struct.Struct("<dII")
@@ -63,13 +52,14 @@ class Notes:
         start = local_rank * NOTE_BYTES
         self._memory[start : start + len(note)] = note
 
-    def read(self, local_rank: int) -> Note | None:
+    def read(self, local_rank: int) -> tuple[float, int, str] | None:
+        """POSIX time of a failure, the exit status that the worker wanted, and why; None where it noted nothing."""
         start = local_rank * NOTE_BYTES
         at, status, length = _NOTE_HEAD.unpack_from(self._memory, start)
         if not at:
             return None
         start += _NOTE_HEAD.size
-        return Note(at, status, self._memory[start : start + length].decode(errors="replace"))
+        return at, status, self._memory[start : start + length].decode(errors="replace")
 
 
 class NodeWorkers:
@@ -146,7 +136,8 @@ class NodeWorkers:
             lost = status - 128 in SUDDEN and at < self._killed_from
             return WorkerEnded(local_rank, status, at, where, lost=lost, asked=self._asked)
         # The status that the worker wanted counts: another rank's end may have killed it while it exited.
-        return WorkerEnded(local_rank, note.status or status, note.at, where, note.why, asked=self._asked)
+        failed_at, wanted, why = note
+        return WorkerEnded(local_rank, wanted or status, failed_at, where, why, asked=self._asked)
 
 
 def start_worker(

@@ -26,6 +26,7 @@ from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
 from pollux.scheduler.orders import ResizeOrder
 from pollux.slurm_job.environment import LENT_RANKS
+from tests.unit.agent.answering import Line
 
 PATIENCE = 100.0
 EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
@@ -129,21 +130,6 @@ def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], 
     os._exit(0)  # no interpreter shutdown: pytest's own exit handlers are not this process's
 
 
-class Line:
-    """Stand in for the publisher and record acknowledgements."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[int, int]] = []
-
-    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((move, payload["step"]))
-        return True
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def order(number: int, nodes: str, kind: str, path: str = "resize", **more: str) -> dict[str, Any]:
     return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1, **more}
 
@@ -179,7 +165,7 @@ class Training:
         )
         self.model = self.job.model  # as a script keeps it
         self.line = Line()
-        self.job.coordinator.line.publisher = self.line
+        self.job.coordinator.line.publisher = self.line  # type: ignore[assignment]
         self.loader = self.job.loader(data(), self.batch, per_gpu=self.per_gpu)
         self.used: list[tuple[int, int]] = []
         self.worlds: list[tuple[int, int]] = []

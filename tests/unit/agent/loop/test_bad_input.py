@@ -31,6 +31,7 @@ from pollux.loop.slips import OWN_PASSES
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import join
 from tests.unit.agent.loop.mistakes_page import on_the_page
+from tests.unit.agent.regression import train_step as step
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -44,14 +45,6 @@ def start(width: int = 4, **options: Any) -> tuple[Job, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return attach(model, optimizer, **{"adaptive": False, **options}), optimizer
-
-
-def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
-    with job.micro_batch():
-        job.backward(mse_loss(job.model(x), y))
-    if job.sync_gradients:
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------

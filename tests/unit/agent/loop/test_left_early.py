@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch.utils.data import TensorDataset
 from pollux import Job, attach
 from pollux.ranks.control import Decision
 from pollux.scheduler.orders import DrainOrder
+from tests.unit.agent.answering import connected, heard
 
 
 def data(length: int = 64) -> TensorDataset:
@@ -36,30 +36,6 @@ def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.T
     job.backward(mse_loss(job.model(x), y))
     optimizer.step()
     optimizer.zero_grad()
-
-
-class Line:
-    """Stands for the publisher: takes acknowledgements."""
-
-    def __init__(self) -> None:
-        self.heard: list[tuple[int, int]] = []
-        self.came = threading.Event()
-
-    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((move, payload["step"]))
-        self.came.set()
-        return True
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def connected(job: Job) -> Line:
-    line = Line()
-    job.coordinator.line.publisher = line
-    job.coordinator.drains.wait = 0.0
-    return line
 
 
 def leave(job: Job, optimizer: torch.optim.Optimizer, loader: Any, at: int) -> None:
@@ -110,16 +86,13 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
     line = connected(job)
     leave(job, optimizer, loader, 11)
     job.coordinator.take(DrainOrder(4))
-    assert line.came.wait(60)
     steps = job.progress.optimizer_steps
-    assert line.heard == [(4, steps)]
+    assert heard(line, 1) == [(4, steps)]
     assert job.coordinator.checkpointer.saved == steps
     # A loop that goes on answers at its own steps again.
-    line.came.clear()
     leave(job, optimizer, loader, steps + 3)
     job.coordinator.take(DrainOrder(5))
-    assert line.came.wait(60)
-    assert line.heard[1] == (5, job.progress.optimizer_steps)
+    assert heard(line, 2) == [(4, steps), (5, job.progress.optimizer_steps)]
     job.close()
 
 
@@ -133,7 +106,7 @@ def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
                 break
         job.coordinator.exchange.send(Decision(move=6))
         break
-    assert line.came.wait(60)
+    heard(line, 1)
     job.close()
     deadline = time.monotonic() + 0.2  # a second answer would come at once
     while time.monotonic() < deadline and len(line.heard) < 2:
@@ -156,12 +129,12 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
         job.coordinator.take(DrainOrder(7))
     for _ in range(3):
         job.poll()
-    heard = list(line.heard)
+    found = list(line.heard)
     drained = 7 in job.coordinator.drains.followed
     for x, y in loader:
         step(job, optimizer, x, y)
     job.close()
-    return job.progress.optimizer_steps, drained, heard
+    return job.progress.optimizer_steps, drained, found
 
 
 def test_an_order_is_heard_in_an_evaluation(ranks: Any, tmp_path: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
@@ -19,6 +17,8 @@ from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.ranks.control import Decision
 from pollux.scheduler.orders import DrainOrder
 from pollux.tuning.measurements import Configuration
+from tests.unit.agent.answering import connected, heard
+from tests.unit.agent.regression import train_step as step
 
 
 def data(length: int) -> TensorDataset:
@@ -32,46 +32,6 @@ def start(**options: Any) -> tuple[Job, torch.optim.Optimizer]:
     model = nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     return attach(model, optimizer, **options), optimizer
-
-
-def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
-    with job.micro_batch():
-        job.backward(mse_loss(job.model(x), y))
-    if job.sync_gradients:
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-class Line:
-    """Stands for the publisher: takes acknowledgements."""
-
-    def __init__(self, accepts: bool = True) -> None:
-        self.accepts = accepts
-        self.heard: list[tuple[int, int]] = []
-
-    def acknowledge(self, move: int, payload: dict[str, Any]) -> bool:
-        self.heard.append((move, payload["step"]))
-        return self.accepts
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def connected(job: Job, *, accepts: bool = True) -> Line:
-    line = Line(accepts)
-    job.coordinator.line.publisher = line
-    job.coordinator.drains.wait = 0.0
-    return line
-
-
-def heard(line: Line, count: int) -> list[tuple[int, int]]:
-    """What came over the line, waited for: it is acknowledged in a thread."""
-    deadline = time.monotonic() + 60
-    while len(line.heard) < count:
-        assert time.monotonic() < deadline, f"waited in vain for {count}, heard {line.heard}"
-        time.sleep(0.005)
-    return sorted(line.heard)
 
 
 # -- of a pass ------------------------------------------------------------------------------------------------
