@@ -29,6 +29,9 @@ from pollux.ranks.world import World
 PIECE = 4 << 20
 """Bytes of one message: a receiver passes a piece on while it receives the next one."""
 
+GPU_PIECE = 16 << 20
+"""Bytes of one broadcast over NCCL, which has a fixed cost."""
+
 UNDER_WAY = 8
 """Pieces that a rank sends at the same time."""
 
@@ -54,7 +57,7 @@ def hand_over(
             tensors = [_room(kind, world, receives) for kind in kinds]
         if world.rank in chain:
             _pass_on([t for t, kind in zip(tensors, kinds, strict=True) if not kind[2]], chain, world)
-        for parts in _pieces([t for t, kind in zip(tensors, kinds, strict=True) if kind[2]]):
+        for parts in _pieces([t for t, kind in zip(tensors, kinds, strict=True) if kind[2]], GPU_PIECE):
             with _joined(parts, world.device, sends=world.rank == source, receives=receives) as piece:
                 dist.broadcast(piece, src=source)
         return decode(structure, dict(enumerate(tensors)).__getitem__) if receives else None
@@ -104,9 +107,9 @@ def _room(kind: list[Any], world: World, receives: bool) -> Tensor:
     raise ValueError(f"expected a tensor's shape, dtype and device, got {kind!r:.200}")
 
 
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut the bytes of tensors into pieces of PIECE bytes. A piece is a list of parts of tensors."""
-    piece, room = list[Tensor](), PIECE
+def _pieces(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Cut the bytes of tensors into pieces of `size` bytes. A piece is a list of parts of tensors."""
+    piece, room = list[Tensor](), size
     for tensor in tensors:
         rest = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         while rest.numel():
@@ -114,7 +117,7 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             rest, room = rest[room:], room - piece[-1].numel()
             if not room:
                 yield piece
-                piece, room = [], PIECE
+                piece, room = [], size
     if piece:
         yield piece
 
@@ -139,7 +142,7 @@ def _pass_on(tensors: Sequence[Tensor], chain: Sequence[int], world: World) -> N
     """Receive the bytes of tensors from the rank before in `chain`, send them to the next."""
     at = chain.index(world.rank)
     sending: deque[tuple[Any, Tensor]] = deque()
-    for parts in _pieces(tensors):
+    for parts in _pieces(tensors, PIECE):
         with _joined(parts, "cpu", sends=not at, receives=at > 0) as piece:
             if at:
                 dist.recv(piece, src=chain[at - 1], group=world.control)
