@@ -56,7 +56,7 @@ class Daemon:
         self._pruned = float("-inf")
         self.metrics = Metrics(version("polluxd"))
         self.endpoint = Endpoint(self.metrics.registry)
-        self._deaf = ""
+        self._unserved = ""
         self._moving = False
         self._assemble(load())
 
@@ -121,12 +121,12 @@ class Daemon:
         """
         try:
             self.endpoint.listen(self._config.metrics.listen)
-            self._deaf = ""
+            self._unserved = ""
         except OSError as error:
             failure = f"no metrics at {self._config.metrics.listen}: {error.strerror or error}"
-            if failure != self._deaf:
+            if failure != self._unserved:
                 log.warning("%s; set metrics.listen to another address, or to an empty text", failure)
-            self._deaf = failure
+            self._unserved = failure
 
     def _turn(self) -> tuple[str, float]:
         """Return one of `CYCLE_RESULTS`, and the pause after the turn [s]."""
@@ -136,22 +136,22 @@ class Daemon:
                 self.store.check_schema()
                 self._schema_known = True
             if self.store.lead() is None:
-                self._say("standby: another polluxd leads")
+                self._warn_once("standby: another polluxd leads")
                 return "standby", _STANDBY_S
             result = self.controller.step()
             sound = self._beat(result)
             if self._forget_history() and sound:
                 self._recovered(result)
         except LeaderLost as error:
-            self._say(f"polluxd is not acting: {error}")
+            self._warn_once(f"polluxd is not acting: {error}")
             return "lead_lost", _STANDBY_S
         except (SlurmError, StoreError) as error:
-            self._say(
+            self._warn_once(
                 f"polluxd takes no action and leaves running jobs alone: {type(error).__name__}: {error}"
             )
             return "slurm_error" if isinstance(error, SlurmError) else "database_error", _STANDBY_S
         except PolluxError as error:
-            self._say(f"polluxd takes no action: {error}")
+            self._warn_once(f"polluxd takes no action: {error}")
             return "refused", _STANDBY_S
         except Exception:
             # A fault of ours must not take the daemon down, nor be hidden; the jobs run on either way.
@@ -183,7 +183,7 @@ class Daemon:
             )
         return epoch
 
-    def _say(self, trouble: str) -> None:
+    def _warn_once(self, trouble: str) -> None:
         """Log a trouble once, not at every turn."""
         if trouble != self.trouble:
             log.warning("%s", trouble)
@@ -209,7 +209,7 @@ class Daemon:
             _write_atomically(path, f"{time.time():.0f}\n{result.gpus}\n")
         except OSError as error:
             # The hook then lets new jobs start as plain Slurm jobs: the safe side.
-            self._say(
+            self._warn_once(
                 f"the heartbeat {path} could not be written ({error.strerror}); new jobs start as plain Slurm jobs "
                 "until it can: check its folder and the disk"
             )
@@ -225,7 +225,7 @@ class Daemon:
             self.store.prune(time.time(), history_s=kept, snapshots_s=min(kept, _SNAPSHOTS_S), jobs_s=kept)
             self._pruned = time.monotonic()
         except StoreError as error:
-            self._say(f"polluxd could not remove old history, and tries again: {error}")
+            self._warn_once(f"polluxd could not remove old history, and tries again: {error}")
             return False
         return True
 

@@ -48,12 +48,9 @@ class _Bounds(NamedTuple):
     job: tuple[tuple[str, JobLimits], ...]
 
 
-def headroom(state: ClusterState, targets: Mapping[int, Placement]) -> Headroom:
-    """Return what Slurm's limits leave to each job of Pollux.
-
-    Args:
-        targets: where moves under way bring jobs.
-    """
+def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
+    """Return what Slurm's limits leave to each job of Pollux; a job with a move under way counts at its target."""
+    targets = {move.job_id: move.target for move in moves}
     nodes = {node.name: node for node in state.nodes}
     ours = [job for job in state.jobs if job.spec is not None and not job.state.finished and not job.tasks]
     ours.sort(key=lambda job: (job.submit_time, job.job_id))
@@ -76,11 +73,6 @@ def headroom(state: ClusterState, targets: Mapping[int, Placement]) -> Headroom:
     ):
         eligibility.setdefault(job_id, eligible)
     return Headroom(most, groups, eligibility)
-
-
-def targets(moves: Iterable[Move]) -> dict[int, Placement]:
-    """Return where moves under way bring their jobs."""
-    return {move.job_id: move.target for move in moves}
 
 
 class _Lookup:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
-from polluxd.apply.headroom import Headroom, headroom, targets
+from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import REPEAT_S, Action, Do, Fail, Reach, Situation, Withdraw, next_action
 from polluxd.apply.open_moves import OpenMoves
@@ -88,7 +88,7 @@ class Reconciler:
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
         """Return what may be done with each job now."""
-        allowed = self.refusals.lowered(headroom(seen.state, targets(records.moves)))
+        allowed = self.refusals.lowered(headroom(seen.state, records.moves))
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
@@ -178,7 +178,7 @@ class Reconciler:
 
     def _act(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], records: CycleRecords) -> int:
         """Take the next action of each move; return how many stay open."""
-        allowed = headroom(seen.state, targets(records.moves))
+        allowed = headroom(seen.state, records.moves)
         room = capacity(
             seen.state.nodes,
             jobs,

@@ -112,8 +112,8 @@ class LostMarks:
                 known[key] = job
             elif before is not None and not job.state.finished:
                 known[key] = before
-                said = ("spec", "demands", "companion", "submit_time", "begin_time")
-                lost.append(replace(job, **{name: getattr(before, name) for name in said}))
+                marked = ("spec", "demands", "companion", "submit_time", "begin_time")
+                lost.append(replace(job, **{name: getattr(before, name) for name in marked}))
                 if job.job_id not in logged:
                     log.error(
                         "job %d is Pollux' and its AdminComment has lost the mark: polluxd leaves it alone. As root: "

@@ -88,7 +88,9 @@ def build_snapshot(
     jobs = []
     for job in state.jobs:
         move = under_way.get(job.job_id)
-        placement = _sorted(move.target) if move is not None else held(job)
+        placement = held(job)
+        if move is not None:  # its target may begin with the batch host
+            placement = Placement(tuple(sorted(move.target.nodes)), move.target.gpus_per_node)
         if (
             job.spec is None
             or placement is None
@@ -101,7 +103,8 @@ def build_snapshot(
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
         known = records.times.get(job.job_id, JobTimes(job.submit_time))
-        path = likely(job, report, rules, whole_nodes=_whole(placement, gpus))
+        whole_nodes = bool(placement) and {gpus.get(n) for n in placement.nodes} == {placement.gpus_per_node}
+        path = likely(job, report, rules, whole_nodes=whole_nodes)
         pin_reason = _pin_reason(
             job,
             report,
@@ -212,16 +215,6 @@ class _Offers:
         if not node.partitions:
             return node.partitions
         return node.partitions | {name for (_, nodes), name in self._names.items() if node.name in nodes}
-
-
-def _sorted(placement: Placement) -> Placement:
-    """As the policy has it; a move's target may begin with the batch host."""
-    return Placement(tuple(sorted(placement.nodes)), placement.gpus_per_node)
-
-
-def _whole(placement: Placement, gpus: Mapping[str, int]) -> bool:
-    """It takes all of its nodes' `gpus`."""
-    return bool(placement) and all(gpus.get(name) == placement.gpus_per_node for name in placement.nodes)
 
 
 def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:

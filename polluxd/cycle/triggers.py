@@ -10,18 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
+from polluxd.apply.reconciler import Reconciler
 from polluxd.model import JobState, Move, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-
-
-class Moves(Protocol):
-    """The part of the reconciler that is used here."""
-
-    def occupied(self, job_id: int) -> bool: ...
-
-    def coming(self, job_id: int) -> int: ...
 
 
 class Triggers:
@@ -30,7 +22,7 @@ class Triggers:
     `seen` tells whether polluxd has seen a job's progress at its present size.
     """
 
-    def __init__(self, moves: Moves, seen: Callable[[int], bool]) -> None:
+    def __init__(self, moves: Reconciler, seen: Callable[[int], bool]) -> None:
         self._moves = moves
         self._seen = seen
         self._present: frozenset[object] = frozenset()

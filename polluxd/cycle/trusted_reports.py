@@ -26,8 +26,9 @@ believed through is in `tests/benchmarks/honesty.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -143,7 +144,11 @@ class TrustedReports:
 
 
 def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
-    kept = _limited(report, explored_gpus=held.most_gpus, explored_nodes=held.most_nodes)
+    kept = replace(
+        report,
+        explored_gpus=min(report.explored_gpus, held.most_gpus),
+        explored_nodes=min(report.explored_nodes, held.most_nodes),
+    )
     if kept.explored_gpus < report.explored_gpus:
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
     kept = _believable_fit(history, _of_known_types(history, kept), held, doubts)
@@ -163,12 +168,6 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         most = math.ceil(held.equal_share)
         kept = replace(kept, most_gpus=most if kept.most_gpus is None else min(kept.most_gpus, most))
     return _believable_target(history, kept, now, doubts)
-
-
-def _limited(report: Report, **most: int) -> Report:
-    """Return the report with these fields no larger than given."""
-    beyond = {name: limit for name, limit in most.items() if getattr(report, name) > limit}
-    return replace(report, **beyond) if beyond else report  # type: ignore[arg-type]
 
 
 def _of_known_types(history: _ReportHistory, report: Report) -> Report:
@@ -212,7 +211,7 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
         reached, now = reached * bounded / now, bounded
     if report.params is None:
         return report
-    for small, large in _pairs(places):
+    for small, large in combinations(range(len(places)), 2):
         lost = reached[small] / reached[large]
         if places[small].gpu_type != places[large].gpu_type:
             if report.params_by_type and not 1 / TOLERANCE <= lost <= TOLERANCE:
@@ -240,12 +239,8 @@ def _contradicted(rates: Mapping[TrainedOn, Rate]) -> bool:
         places[small].gpu_type == places[large].gpu_type
         and places[large].gpus > places[small].gpus
         and rates[places[small]].share > TOLERANCE * rates[places[large]].share
-        for small, large in _pairs(places)
+        for small, large in combinations(range(len(places)), 2)
     )
-
-
-def _pairs(places: Sequence[TrainedOn]) -> Iterable[tuple[int, int]]:
-    return ((small, large) for small in range(len(places)) for large in range(small + 1, len(places)))
 
 
 def _physical(places: Sequence[TrainedOn], rates: Sequence[float]) -> list[float]:

@@ -38,7 +38,7 @@ def waiting(job_id: int, **other: object) -> SlurmJob:
 
 
 def allowed(found: Limits, *jobs: SlurmJob, rules: Rules | None = None) -> Headroom:
-    return headroom(ClusterState(NOW, NODES, jobs, {}, rules or Rules(MAIN), found), {})
+    return headroom(ClusterState(NOW, NODES, jobs, {}, rules or Rules(MAIN), found), ())
 
 
 def test_without_limits_nothing_is_bounded() -> None:

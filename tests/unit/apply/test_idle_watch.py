@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from polluxd.apply.idle_watch import PREFIX, IdleWatch, free_gpus, note, remarked, startable_gpus
@@ -23,33 +21,18 @@ from polluxd.model import (
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
+from tests import build
 
 NOW = 1_800_000_000.0
 PATIENCE = 60.0
 
 
 def node(name: str, **other: object) -> Node:
-    known = Node(name, 4, partitions=frozenset({"main"}), cpus=16, memory_mb=8000)
-    return replace(known, **other)  # type: ignore[arg-type]
+    return build.node(name, **{"cpus": 16, "memory_mb": 8000, **other})
 
 
 def job(job_id: int = 1, state: JobState = JobState.PENDING, **other: object) -> SlurmJob:
-    known = SlurmJob(
-        job_id=job_id,
-        name="",
-        user="alice",
-        uid=1000,
-        account="",
-        partition="main",
-        qos="",
-        state=state,
-        raw_state=state.value,
-        reason="None",
-        restart_count=0,
-        submit_time=NOW,
-        spec=JobSpec(),
-    )
-    return replace(known, **other)  # type: ignore[arg-type]
+    return build.slurm_job(job_id, state, **{"submit_time": NOW, **other})
 
 
 def cluster(

@@ -104,3 +104,11 @@ def test_growth_is_given_once() -> None:
     assert left(PLANNED, second, ours(), placements=(WHOLE,)) == {"n1": 4, "n2": 4}
     two = (Placement(("n1", "n2"), 4), Placement(("n3", "n4"), 4))
     assert left(PLANNED, second, ours(), placements=two) == {}, "each keeps its least size"
+
+
+def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
+    held = (Placement(("n1", "n2", "n3"), 4), Placement(("n4",), 4))
+    hopeless = plain(8, planned_nodes=("n1", "n4"))
+    assert left(hopeless, ours(), placements=held) == {}
+    second = plain(9, priority=90, planned_nodes=("n1", "n2"))
+    assert left(hopeless, second, ours(), placements=held) == {"n1": 4, "n2": 4}

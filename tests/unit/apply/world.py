@@ -104,11 +104,9 @@ class Watched:
     def __init__(self, world: World, store: FakeStore) -> None:
         self._world, self._store, self._slurm = world, store, world.slurm
 
-    def observe(self) -> Any:
-        return self._slurm.observe()
-
-    def jobs(self, job_ids: Sequence[int]) -> Any:
-        return self._slurm.jobs(job_ids)
+    def __getattr__(self, name: str) -> Any:
+        assert name in ("observe", "jobs", "can_shrink"), f"{name}: unchecked"
+        return getattr(self._slurm, name)
 
     def requeue(self, job_id: int) -> None:
         self._about_to("requeue", job_id)
@@ -154,9 +152,6 @@ class Watched:
     def run_again(self, job_id: int) -> None:
         self._about_to("run_again", job_id)
         self._slurm.run_again(job_id)
-
-    def can_shrink(self) -> bool:
-        return self._slurm.can_shrink()
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         self._about_to("shrink", job_id)
