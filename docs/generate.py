@@ -200,6 +200,7 @@ def scenario() -> str:
         "pollux": "Knowledge",
         "moves": "MoveCosts",
         "cloud": "Cloud",
+        "search": "SearchTrace",
         "groups": "NodeGroup",
     }
     lines = [
