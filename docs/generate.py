@@ -228,7 +228,7 @@ def scenario() -> str:
 def _keys(properties: dict[str, dict[str, Any]]) -> list[str]:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for key, schema in properties.items():
-        default = schema.get("default", "required")
+        default = schema.get("default", {} if schema.get("type") == "object" else "required")
         shown = (
             "none" if default is None else default if default == "required" else f"`{json.dumps(default)}`"
         )

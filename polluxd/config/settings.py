@@ -31,6 +31,7 @@ from polluxd.config.value_types import (
     Hours,
     JobId,
     Kappa,
+    LeastGain,
     ListenAddress,
     Money,
     MovePaths,
@@ -196,6 +197,9 @@ class PolicySettings:
     """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
     start_gpus: StartGpus = 4
     """Most GPUs, of one node, that a job starts with before it was measured; `min-gpus` may ask for more."""
+    least_gain: LeastGain = 0.0
+    """A GPU has to add this share of what each adds at the job's most efficient size, or is left idle; for
+    `completion-time`."""
     hysteresis: Share = 0.05
     """A running job moves only where its predicted goodput rises by more than this share."""
     cloud_prices: Annotated[Mapping[str, NodePrice], example({"p4d": 32.8, "p4d-spot": 12.5})] = field(

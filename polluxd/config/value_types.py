@@ -101,6 +101,8 @@ Count = Annotated[StrictInt, Ge(0)]
 Gpus = Annotated[StrictInt, Ge(0), unit("GPUs")]
 StartGpus = Annotated[StrictInt, Ge(1), unit("GPUs")]
 Share = Annotated[StrictFloat, Ge(0), Le(1), expected("a share from 0 to 1", "SHARE")]
+# Beyond, a job's most efficient size would be worth next to nothing, too.
+LeastGain = Annotated[StrictFloat, Ge(0), Le(0.9), expected("a share from 0 to 0.9", "SHARE")]
 Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
 # A weight above 1000 would leave the other jobs nothing but rounding.
 Weight = Annotated[StrictFloat, Gt(0), Le(1000), expected("a weight above 0, up to 1000", "WEIGHT")]

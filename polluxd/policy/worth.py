@@ -177,7 +177,7 @@ def by_price(
     work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T
     limit = np.array([np.inf if job.time_limit is None else max(job.time_limit, 1.0) for job in rated.jobs])
     found = market.clear(offers, weight, work, done, settings.kappa, limit)
-    stay = found.worth[rated.owner] * rated.goodput
+    stay = found.worth[rated.owner] * _gained(rated, settings.least_gain)
     factor = market.paying_factors(
         rated.jobs, found.seconds, _move_costs(rated), rated.owner, settings.hysteresis
     )
@@ -186,6 +186,20 @@ def by_price(
     held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
     move -= np.where(rated.gpus == 0, held[rated.owner], 0.0)
     return Worth(stay, move, factor, weight, rated.x, found)
+
+
+def _gained(rated: Rated, least_gain: float) -> Floats:
+    """Return the goodput [O] without the least that the GPUs have to add.
+
+    Each GPU has to add this share of the largest goodput per GPU that the job has on its type. A pinned job loses
+    nothing: it has one option.
+    """
+    if least_gain <= 0:
+        return rated.goodput
+    own = rated.owner * (int(rated.kind.max(initial=-1)) + 2) + rated.kind + 1
+    best = np.zeros(int(own.max(initial=-1)) + 1)
+    np.maximum.at(best, own, rated.goodput / np.maximum(rated.gpus, 1))
+    return np.asarray(rated.goodput - least_gain * best[own] * rated.gpus)
 
 
 def by_share(

@@ -208,6 +208,17 @@ class FasterApplication(_Altered):
         return (step - sync) / self.speed + sync, sync
 
 
+@dataclass(frozen=True)
+class CalibratedApplication(_Altered):
+    """An application whose whole steps take another time than its profile says."""
+
+    factor: float
+
+    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
+        step, sync = self.app.times(placement, local_batch)
+        return step * self.factor, sync * self.factor
+
+
 def on_type(app: Application, gpu_type: str, speed: float = 1.0) -> Application:
     """Return the application on a type of GPU, at a speed.
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.sim.alone import Alone
 from polluxd.sim.applications import Application
 from polluxd.sim.cluster import Scenario
+from polluxd.sim.measures import Alone
 from polluxd.sim.workload import Submission
 
 Floats = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The simulated cluster and what happens to it besides scheduling.
+"""The simulated cluster, what happens to it besides scheduling, and what policy `pollux` knows and does.
 
 A scenario file (`scenario_file`) has the fields of `Scenario` as its keys, and a table for each field that has fields
 of its own.
@@ -8,18 +8,63 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.value_types import Duration, Power, Seconds, Share
+from polluxd.config.settings import MoveSettings, PolicySettings
+from polluxd.config.value_types import (
+    Duration,
+    Exponent,
+    Kappa,
+    LeastGain,
+    Objective,
+    Power,
+    Seconds,
+    Share,
+    StartGpus,
+)
 from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
-from polluxd.sim.policy_knowledge import Knowledge
 
 CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+Factor = Annotated[float, Field(gt=0, lt=1000)]
+
+
+@dataclass(frozen=True, slots=True, config=CHECKED)
+class Knowledge:
+    """What policy `pollux` knows and does. By default, what the daemon does."""
+
+    objective: Objective = PolicySettings().objective
+    """What a plan optimises: `completion-time` or `fair-share`."""
+    kappa: Kappa = PolicySettings().kappa
+    """Objective `completion-time`: weight of the last job to end."""
+    reacts: bool = True
+    """It decides when jobs arrive and end, too, not only every interval."""
+    remembers: bool = True
+    """The fits that earlier runs of the same application left are known from a job's first start on."""
+    start_gpus: StartGpus = PolicySettings().start_gpus
+    """Most GPUs that a job starts with."""
+    gpu_speeds: bool = True
+    """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
+    daemon: bool = False
+    """polluxd's own controller runs, in virtual time: see the simulator's page."""
+    remaining_work: bool = True
+    """The training length that users declare is known. Without it, set `remaining_work_power` to 0, too."""
+    waiting_power: Exponent = PolicySettings().waiting_power
+    """Exponent of a waiting job's slowdown in its weight."""
+    remaining_work_power: Exponent = PolicySettings().remaining_work_power
+    """Exponent of remaining work in a job's weight."""
+    least_gain: LeastGain = PolicySettings().least_gain
+    """A GPU has to add this share of what each adds at the job's most efficient size, or is left idle."""
+    hysteresis: Share = PolicySettings().hysteresis
+    """A running job moves only where its predicted goodput rises by more than this share."""
+    cooldown: Duration = MoveSettings().cooldown_s
+    """Seconds for which a moved job is left alone once it trains again (the daemon's `moves.cooldown_s`), and no
+    longer than the move took."""
 
 
 @dataclass(frozen=True, slots=True, config=CHECKED)
@@ -33,7 +78,7 @@ class NodeGroup:
     """How many there are."""
     gpus_per_node: Annotated[int, Field(ge=1, le=64)]
     """GPUs of each node."""
-    speed: Annotated[float, Field(gt=0, lt=1000)] = 1.0
+    speed: Factor = 1.0
     """Of local passes against the profiles; for types that have profiles of their own, against those."""
 
 
@@ -117,8 +162,12 @@ class Scenario:
     restart_range: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(lt=86400)]] | None = None
     """Least and most restart cost. Each application draws its own, uniformly on a logarithmic scale, instead of
     `restart_seconds`."""
+    restarts: Mapping[str, Duration] = field(default_factory=dict, hash=False)
+    """Restart cost by application, instead of either where it is given."""
+    step_factors: Mapping[str, Factor] = field(default_factory=dict, hash=False)
+    """Factor on the step times of an application's profile, to calibrate it."""
     moves: MoveCosts | None = None
-    """Restart costs by the path that the product takes, instead of either."""
+    """Restart costs by the path that the product takes, instead of all these."""
     interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Slowdown of multi-node jobs that share a node."""
     jitter: Share = 0.0
@@ -196,6 +245,8 @@ class Scenario:
 
     def restart_of(self, application: str) -> float:
         """What one restart of the application costs [s]."""
+        if application in self.restarts:
+            return self.restarts[application]
         if self.restart_range is None:
             return self.restart_seconds
         low, high = self.restart_range

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polluxd.sim.agent import Agent, Memory
-from polluxd.sim.applications import Application, ScaledApplication, on_type
+from polluxd.sim.applications import Application, CalibratedApplication, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 from polluxd.sim.workload import Submission
@@ -44,13 +44,13 @@ class View:
 class Policy(Protocol):
     """A scheduling rule. A fresh one is made for each run; it may keep state."""
 
-    chooses_batch: bool
+    chooses_batch: bool = False
     """Its jobs' agents choose the batch size; otherwise the user's is held."""
-    reacts: bool
+    reacts: bool = False
     """Decides on arrivals and departures too, not only every interval."""
-    remembers: bool
+    remembers: bool = False
     """Agents know what earlier runs of their application measured."""
-    seconds_between_fits: float
+    seconds_between_fits: float = 0.0
     """Agents renew their fit no more often."""
 
     def decide(self, view: View) -> Mapping[int, Seats]:
@@ -315,6 +315,8 @@ def _by_type(app: Application, scenario: Scenario) -> dict[str, Application]:
 
     Under the empty name where all nodes are alike.
     """
+    if app.name in scenario.step_factors:
+        app = CalibratedApplication(app, scenario.step_factors[app.name])
     if not scenario.groups:
         return {"": app}
     return {group.gpu_type: on_type(app, group.gpu_type, group.speed) for group in scenario.groups}

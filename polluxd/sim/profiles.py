@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pollux.goodput import BatchLimits, NoiseScale
 from polluxd.sim.applications import Application
-from polluxd.sim.tables import TraceError, lines
+from polluxd.sim.workload import TraceError, lines
 
 Floats = NDArray[np.float64]
 

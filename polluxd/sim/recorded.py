@@ -16,8 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from polluxd.sim.applications import Application, most_gpus, placement_of, split_batch
-from polluxd.sim.tables import Line, TraceError, lines
-from polluxd.sim.workload import Submission, checked
+from polluxd.sim.workload import Line, Submission, TraceError, checked, lines
 
 SHORTEST = 60.0
 """Jobs that ran for less are left out: failed starts, for the most part [s]."""

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from pollux.fit import fit
 from pollux.goodput import ThroughputParams, accumulation_time, step_time
-from polluxd.sim.tables import lines
+from polluxd.sim.workload import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 Floats = NDArray[np.float64]

@@ -14,11 +14,10 @@ from pathlib import Path
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
-from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster import Knowledge, Scenario
 from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.policies.pollux import Pollux
-from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.simulated_job import Seats
 from polluxd.sim.workload import Submission

@@ -20,10 +20,9 @@ from statistics import fmean
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: see polluxd.cli
 
 from polluxd.sim.bound import least_mean
-from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policy_knowledge import Knowledge
 from tests.benchmarks import simulator_cpu
 from tests.benchmarks.simulator_runs import Bench, load, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table

@@ -6,7 +6,7 @@ import pytest
 
 from polluxd.sim.applications import BUILT_IN, placement_of, split_batch
 from polluxd.sim.profiles import load_profiles
-from polluxd.sim.tables import TraceError
+from polluxd.sim.workload import TraceError
 
 PLACEMENTS = """placement,local_bsz,step_time,sync_time
 1,8,1.0,0.0

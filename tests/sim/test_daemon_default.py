@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from polluxd.config.settings import CycleSettings, MoveSettings, PolicySettings
-from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster import Knowledge, Scenario
 from polluxd.sim.policies.pollux import UNMEASURED_COST, UNMEASURED_RESIZE_COST, Pollux
-from polluxd.sim.policy_knowledge import Knowledge
 
 
 def test_settings_are_those_of_a_fresh_installation():

@@ -9,12 +9,11 @@ from statistics import fmean
 import pytest
 
 from polluxd.errors import ConfigError
-from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.comparison import played
 from polluxd.sim.generator import generate
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policy_knowledge import Knowledge
 
 DAEMON = Scenario(pollux=Knowledge(daemon=True))
 LIGHT = Scenario()

@@ -10,11 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polluxd.sim.alone import Alone, contention
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import compare
 from polluxd.sim.engine import simulate
-from polluxd.sim.measures import measure
+from polluxd.sim.measures import Alone, contention, measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.workload import Submission
 

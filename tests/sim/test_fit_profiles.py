@@ -12,7 +12,7 @@ import pytest
 
 from pollux.fit import fit
 from pollux.goodput import step_time
-from polluxd.sim.tables import lines
+from polluxd.sim.workload import lines
 
 
 @pytest.mark.parametrize("application", ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"])

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from polluxd.model import NO_PLACEMENT, Placement
-from polluxd.sim.cluster import LENGTHS, Scenario
+from polluxd.sim.cluster import LENGTHS, Knowledge, Scenario
 from polluxd.sim.engine import simulate
 from polluxd.sim.move_costs import HeldNodes, MoveCosts
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.workload import Submission
 
 ONE, TWO = Placement(("n0",), 4), Placement(("n0", "n1"), 4)

@@ -10,7 +10,7 @@ from polluxd.sim.engine import simulate
 from polluxd.sim.generator import generate
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.recorded import HELIOS, PHILLY, SACCT, read_recorded, recognise
-from polluxd.sim.tables import TraceError
+from polluxd.sim.workload import TraceError
 
 SACCT_TEXT = """JobID|Submit|Elapsed|AllocTRES|State
 71|2024-05-01T10:00:00|01:00:00|billing=8,cpu=8,gres/gpu=4,node=1|COMPLETED

@@ -135,10 +135,19 @@ def test_themis_serves_the_worst_treated(apps):
 
 
 def test_sia_scales_a_lone_job_out_step_by_step(apps):
-    found = run("sia", [job("a", 0, 1)], apps)
-    fixed = run("fifo", [job("a", 0, 1)], apps)
+    trace = [job("a", 0, 1, batch=2048)]
+    found, fixed = run("sia", trace, apps), run("fifo", trace, apps)
     assert found["a"].ended_at < 0.5 * fixed["a"].ended_at
     assert found["a"].restarts >= 2
+
+
+def test_sia_gives_no_more_gpus_than_the_users_batch_size_keeps_busy(apps):
+    """On one type; 128 examples are eight GPUs' least batches."""
+    most, scenario = {}, Scenario(nodes=8)
+    for batch in (128, 4096):
+        found = simulate([job("a", 0, 1, batch=batch)], apps, POLICIES["sia"](scenario), scenario)
+        most[batch] = max(moment.gpus for moment in found.moments)
+    assert most[128] <= 8 < most[4096]
 
 
 def test_seats_go_to_the_emptiest_node_and_stay():

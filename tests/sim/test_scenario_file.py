@@ -8,10 +8,9 @@ import tomllib
 import pytest
 
 from polluxd.errors import ConfigError
-from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
-from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.scenario_file import parse_scenario, read_scenario
 
 WHOLE = """

@@ -10,11 +10,10 @@ import pytest
 from polluxd.errors import ConfigError
 from polluxd.policy import decide
 from polluxd.sim.applications import TYPICAL_SPEEDS, on_type
-from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
+from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.engine import simulate
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
-from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import Submission
 
@@ -47,6 +46,22 @@ def test_a_type_has_its_own_times_or_a_stated_speed(apps, tmp_path):
     toy = load_profiles(tmp_path)["toy"]
     assert on_type(toy, "h100").times((1,), 12) == pytest.approx((0.15, 0.0))
     assert toy.on("t4") is None
+
+
+def test_a_calibrated_application_takes_so_much_longer_and_restarts_cost_what_is_said(apps):
+    trace = [Submission("a", 0.0, "vision-small", 1, 128)]
+
+    def lone(**known):
+        scenario = Scenario(nodes=1, interval=1.0, **known)
+        (job,) = simulate(trace, apps, POLICIES["fifo"](scenario), scenario).jobs
+        return job.ended_at - job.trains_at, job.trains_at - job.started_at
+
+    seconds, restart = lone(restart_range=(15.0, 30.0))
+    longer, own = lone(step_factors={"vision-small": 1.5}, restarts={"vision-small": 80.0})
+    assert longer == pytest.approx(1.5 * seconds)
+    assert 15 <= restart <= 30
+    assert own == 80.0
+    assert lone(step_factors={"speech": 9.0}, restarts={"speech": 9.0}) == (seconds, 30.0)
 
 
 @pytest.mark.parametrize(("told", "ratio"), [(True, TYPICAL_SPEEDS["a100"]), (False, 1.1)])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import emptiest_first, seated, still_fits
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
@@ -24,13 +24,8 @@ LEAST_IDLE = 0.1
 """Share of a GPU's cycles that any training leaves to others."""
 
 
-class AntMan:
+class AntMan(Policy):
     """First come first served, with the overflow in idle cycles."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self.borrowers: Mapping[int, float] = {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, seated
 from polluxd.sim.policies.estimates import most_useful, remaining_seconds
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -23,13 +23,8 @@ from polluxd.sim.simulated_job import Seats, SimulatedJob
 SLICE = 600.0
 
 
-class Gandiva:
+class Gandiva(Policy):
     """Round-robin slices; growth into idle GPUs."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._turn: dict[int, float] = {}

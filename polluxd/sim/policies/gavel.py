@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.errors import ConfigError
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import only, seated
 from polluxd.sim.policies.estimates import steps_per_second
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -32,13 +32,8 @@ LEFT_OVER = 1e-3
 Floats = NDArray[np.float64]
 
 
-class Gavel:
+class Gavel(Policy):
     """Shares of time by linear program, rounds by lag."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._received: dict[tuple[int, str], float] = {}

@@ -14,18 +14,13 @@ import heapq
 from collections.abc import Mapping
 
 from polluxd.sim.applications import Application, placement_of, split_batch
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, still_fits
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 
-class Optimus:
+class Optimus(Policy):
     """Greedy by marginal gain in remaining time."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._times: dict[tuple[str, int, int, int], float] = {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import whole_seconds
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -22,17 +22,14 @@ LIMIT = 2.0
 """Time limit over true run time: users ask for more than they need."""
 
 
-class Plain:
+class Plain(Policy):
     """Slurm without Pollux.
 
     `backfills`: a later job may start before the first that waits. `shares`: jobs wait in order of their user's
     usage.
     """
 
-    chooses_batch = False
     reacts = True
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self, *, backfills: bool, shares: bool = False) -> None:
         self._backfills = backfills

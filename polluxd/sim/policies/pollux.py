@@ -25,11 +25,10 @@ from polluxd.policy import decide
 from polluxd.policy.cloud.autoscale import desired_nodes
 from polluxd.policy.listing import Cache
 from polluxd.sim.applications import TYPICAL_SPEEDS
-from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import View
+from polluxd.sim.cluster import Knowledge, Scenario
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.policies.renting_view import Renting
-from polluxd.sim.policy_knowledge import Knowledge
 from polluxd.sim.simulated_job import Seats, SimulatedJob, placement
 
 UNMEASURED_COST = MoveSettings().default_cost_s
@@ -43,7 +42,7 @@ def _mean(costs: Sequence[Sequence[float]], otherwise: float) -> float:
     return fmean(found) if found else otherwise
 
 
-class Pollux:
+class Pollux(Policy):
     """The daemon's policy."""
 
     chooses_batch = True
@@ -67,6 +66,7 @@ class Pollux:
             waiting_power=self._knowledge.waiting_power,
             remaining_work_power=self._knowledge.remaining_work_power,
             start_gpus=self._knowledge.start_gpus,
+            least_gain=self._knowledge.least_gain,
             hysteresis=self._knowledge.hysteresis,
         )
 

@@ -19,7 +19,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import decide
 from polluxd.policy.listing import Cache
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies import daemon_view
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
@@ -27,13 +27,10 @@ DELAY = 30.0
 """What the paper takes each move to cost, whatever it does cost [s]."""
 
 
-class PolluxPaper:
+class PolluxPaper(Policy):
     """The paper's objective and constants."""
 
     chooses_batch = True
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self, power: float = -1.0) -> None:
         self._cache = Cache()

@@ -10,12 +10,16 @@ On a type where a job has not run, its goodput is what it knows of another type 
 on one GPU. This is Sia's bootstrap: a profile on one GPU of every type, here at no cost. With one type the program is
 a multiple-choice knapsack, which the dynamic program of our own policy solves exactly; with several, HiGHS solves it.
 
+On one type, the batch size is at most the user's own, as in Sia's policy for such clusters (`max_batch_size` of its
+speedup functions); else jobs grow to GPUs that Sia would not give them.
+
 Simplified: fits are this project's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +27,7 @@ import numpy as np
 from pollux.goodput import Goodput
 from polluxd.policy.counts import solve
 from polluxd.sim.applications import most_gpus
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import compact, only
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
@@ -40,13 +44,10 @@ class Option(NamedTuple):
     value: float
 
 
-class Sia:
+class Sia(Policy):
     """Exact counts for Sia's objective."""
 
     chooses_batch = True
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         types = sorted(set(view.scenario.types))
@@ -70,7 +71,8 @@ def _options(job: SimulatedJob, view: View, rooms: Mapping[str, Sequence[int]]) 
     for kind, room in rooms.items():
         size = max(room, default=0)
         counts = [k for k in _configurations(size, sum(room)) if k <= _cap(job)] if size else []
-        listed += zip([kind] * len(counts), counts, _goodput(job, kind, counts, size), strict=True)
+        most = job.submission.batch_size if len(rooms) == 1 else job.app.limits.maximum
+        listed += zip([kind] * len(counts), counts, _goodput(job, kind, counts, size, most), strict=True)
     least = min((g for _, _, g in listed if g > 0), default=1.0)
     age = view.now - job.submission.time
     factor = max(age - DELAY * job.restarts, 0.0) / (age + DELAY) if job.started_at is not None else 1.0
@@ -131,8 +133,8 @@ def _cap(job: SimulatedJob) -> int:
     return min(max(2 * job.agent.explored_gpus, 1), most_gpus(job.app))
 
 
-def _goodput(job: SimulatedJob, kind: str, counts: Sequence[int], size: int) -> list[float]:
-    """Return the goodput on so many GPUs of a type.
+def _goodput(job: SimulatedJob, kind: str, counts: Sequence[int], size: int, most: int) -> list[float]:
+    """Return the goodput on so many GPUs of a type, at a batch size of at most `most`.
 
     Before anything is measured, it is in proportion to GPUs and speed.
     """
@@ -146,7 +148,8 @@ def _goodput(job: SimulatedJob, kind: str, counts: Sequence[int], size: int) -> 
     if params is None:
         return [ratio * k for k in counts]
     fixed = job.app.fixed_batch is not None
-    goodput = Goodput(params, None if fixed else job.agent.noise, job.app.limits)
+    limits = replace(job.app.limits, maximum=max(most, job.app.limits.initial))
+    goodput = Goodput(params, None if fixed else job.agent.noise, limits)
     found = goodput.optimize([-(-k // size) for k in counts], counts).goodput
     return [ratio * float(g) for g in found]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import most_useful, whole_seconds
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -25,13 +25,8 @@ PATIENCE = 300.0
 """Seconds for which a job keeps its GPUs: a change costs a restart."""
 
 
-class Slaq:
+class Slaq(Policy):
     """Greedy by marginal loss reduction."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         size, left = view.scenario.gpus_per_node, sum(view.capacity)

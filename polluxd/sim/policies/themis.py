@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import seated
 from polluxd.sim.policies.estimates import most_useful, remaining_seconds, whole_seconds
 from polluxd.sim.simulated_job import Seats, SimulatedJob
@@ -22,13 +22,8 @@ from polluxd.sim.simulated_job import Seats, SimulatedJob
 LEASE = 1200.0
 
 
-class Themis:
+class Themis(Policy):
     """Worst rho first, in leases."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         leased = [j for j in view.jobs if j.seats and view.now - (j.moved_at or 0.0) < LEASE]

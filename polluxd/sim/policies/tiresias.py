@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polluxd.sim.engine import View
+from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import emptiest_first, free_gpus, still_fits
 from polluxd.sim.simulated_job import Seats
 
@@ -22,13 +22,8 @@ THRESHOLD = 16 * 3600.0
 """GPU-seconds of service that move a job to the second queue."""
 
 
-class Tiresias:
+class Tiresias(Policy):
     """2D-LAS: time served times GPUs orders the jobs."""
-
-    chooses_batch = False
-    reacts = False
-    remembers = False
-    seconds_between_fits = 0.0
 
     def __init__(self) -> None:
         self._first: list[int] = []

@@ -32,6 +32,7 @@ FULL = build.snapshot(
         build.job(8),
     ],
     user_weights={"ada": 2.0},
+    least_gain=0.25,
     hysteresis=0.1,
 )
 
@@ -85,6 +86,7 @@ SETTINGS = {
     "waiting_power": st.floats(-4, 4),
     "remaining_work_power": st.floats(-4, 4),
     "start_gpus": st.integers(1, 64),
+    "least_gain": st.floats(0, 0.9),
     "hysteresis": st.floats(0, 1),
     "slurm_priority": st.floats(0, 1),
     "cloud_prices": st.dictionaries(st.text(), st.floats(0.01, 1e6)),

@@ -308,6 +308,24 @@ def test_no_chance_tells_apart_two_jobs_that_could_each_use_the_faster_type():
     assert 100.0 < found.seconds[0] < 400.0
 
 
+def test_gpus_that_add_next_to_nothing_are_left_idle():
+    alone = job(1, report=report(), started=True)
+    gpus = {}
+    for least in (0.0, 0.2, 0.5, 0.9):
+        snap = snapshot(nodes(8), [alone], least_gain=least, **COMPLETION)
+        gpus[least] = decide(snap).of(1).placement.gpus
+        (domain,) = split(snap)
+        table = build(domain, snap.settings)
+        goodput = dict(zip(table.gpus.tolist(), table.goodput.tolist(), strict=True))
+        best = max(goodput[k] / k for k in goodput if k)
+        smaller = max(k for k in goodput if k < gpus[least])
+        added = (goodput[gpus[least]] - goodput[smaller]) / (gpus[least] - smaller)
+        assert added >= least * best
+    assert gpus[0.0] == 32
+    assert list(gpus.values()) == sorted(gpus.values(), reverse=True)
+    assert 1 <= gpus[0.9] < gpus[0.5] < 32
+
+
 @pytest.mark.parametrize("held", [1, 2])
 def test_a_job_that_is_parked_loses_as_much_as_by_a_move_from_what_it_holds(held):
     """Its next start has to be paid for: with nothing where moves are free."""
