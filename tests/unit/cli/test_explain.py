@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from polluxd.cli import story
 from polluxd.cli.story import sentences, with_node_more
-from polluxd.model import Allocation, Explanation, Placement, plans
+from polluxd.model import Allocation, Explanation, Placement
 
 
 def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
@@ -134,7 +135,7 @@ def test_explain_names_each_limit(store, polluxctl, limit, told):
 
 
 def test_every_limit_of_the_model_has_words():
-    text = Path(plans.__file__).read_text()
+    text = Path(inspect.getfile(Explanation)).read_text()
     listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
     assert listed is not None
     assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*story.LIMITS, "max-gpus"}
