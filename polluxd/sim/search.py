@@ -129,7 +129,7 @@ class TrialJob(SimulatedJob):
             study.complete(self._trial, value)
         else:
             self._go_on_from_a_better_one()
-        self.search_rank = study.rank(self._trial)
+        self.search_rank = study.claim(self._trial)
 
     def _go_on_from_a_better_one(self) -> None:
         for other in self._search.study.better(self._trial):

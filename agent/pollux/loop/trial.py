@@ -159,7 +159,7 @@ class SearchTrial(Trial):
     def judge_by(self, job: Job) -> None:
         super().judge_by(job)
         if self._main:
-            job.coordinator.search_rank = self._search.rank(self._live)  # of an earlier attempt
+            job.coordinator.search_rank = self._search.claim(self._live)  # of an earlier attempt
             attributes = self._search.frozen(self._live).user_attrs
             if "gpu_before" not in attributes:
                 self._live.set_user_attr("gpu_before", job.progress.gpu_seconds)
@@ -186,7 +186,7 @@ class SearchTrial(Trial):
                 why = self._search.report(
                     self._live, _step(job.progress.examples, _length(job)), self._last, used, job.world.size
                 )
-                job.coordinator.search_rank = self._search.rank(self._live)
+                job.coordinator.search_rank = self._search.claim(self._live)
                 job.coordinator.line.wake()
                 other = "" if why else self._exploit(job)
             except (OSError, RuntimeError, ValueError) as error:
@@ -223,7 +223,7 @@ class SearchTrial(Trial):
                 heir = search.go_on_from(self._live, other, str(copied), _step(made, length))
                 notice(f"search {search.name}: trial {heir.number} goes on from trial {other.number}")
                 return copied.name
-        if (job.coordinator.search_rank or 0.0) >= _GOOD:
+        if (search.rank(self._live) or 0.0) >= _GOOD:
             job.coordinator.checkpointer.hasten()
         return ""
 

@@ -182,6 +182,13 @@ class Search:
         """Return the part of the trials, 0 to 1, that are not better after the same step; None before the first."""
         return self._rank(self.frozen(trial))
 
+    def claim(self, trial: optuna.trial.Trial) -> float | None:
+        """Return the rank that a trial claims in polluxd's decisions.
+
+        None in a population: its trials train side by side, since nobody can go on from a trial that has ended.
+        """
+        return None if self.settings.pruner == "pbt" else self.rank(trial)
+
     def _rank(self, own: FrozenTrial) -> float | None:
         step = own.last_step
         if step is None:

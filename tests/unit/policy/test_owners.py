@@ -153,15 +153,15 @@ def trial_weights(snap):
 
 def test_the_weight_of_a_search_goes_to_its_best_trials_and_grows_with_their_end():
     ann = [job(n, report=report(), user="ann") for n in range(3)]
-    found = trial_weights(snapshot(nodes(4), ann + trials(12, ranks=[0.1, 0.5, 1.0])))
+    found = trial_weights(snapshot(nodes(8), ann + trials(12, ranks=[0.1, 0.5, 1.0])))
     best = [number for number, weight in found.items() if weight > 0.1]
-    assert best == [102, 105, 108, 111], "a share of 4 GPUs has room for 4"
+    assert best == [102, 105, 108, 111], "a share of 8 GPUs has room for 4 trials of 2"
     assert sum(found.values()) == pytest.approx(1.0)
-    uneven = trial_weights(snapshot(nodes(4), ann + trials(3, ranks=[1.0, 0.5, 0.1])))
-    assert [weight > 0.1 for weight in uneven.values()] == [True, True, False], "no GPU for a part of 0.25"
-    few = trial_weights(snapshot(nodes(4), ann + trials(2, ranks=[0.5, 1.0])))
+    uneven = trial_weights(snapshot(nodes(8), ann + trials(3, ranks=[1.0, 0.5, 0.1])))
+    assert [weight > 0.1 for weight in uneven.values()] == [True, True, False], "no 2 GPUs for a part of 0.5"
+    few = trial_weights(snapshot(nodes(8), ann + trials(2, ranks=[0.5, 1.0])))
     assert list(few.values()) == pytest.approx([1 / 3, 2 / 3])
-    assert trial_weights(snapshot(nodes(4), ann + trials(1))) == {100: 1.0}
+    assert trial_weights(snapshot(nodes(8), ann + trials(1))) == {100: 1.0}
 
 
 def test_the_share_of_a_search_is_one_of_the_nodes_that_it_may_use():
