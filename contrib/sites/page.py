@@ -15,6 +15,10 @@ squeue and scontrol measure, once a second. A replay replaces the row of its see
 1 to 10 after its other cases. `SUITE=trixie contrib/devcluster/newer.sh sites --seeds 1-3` plays on another Debian's
 Slurm.
 
+Failed plays found, and it is mended: a job whose first start had failed stayed bound to that start's nodes, which
+showed when polluxd was killed (seed 19); short jobs counted as failed moves; a license that is free again closed starts
+for up to half an hour; a lost start waited 30 s; the second user of a shared checkpoint folder could write none.
+
 Idle GPU-seconds count while a job that could use the GPUs waits. A longer wait can be right: other jobs had the GPUs.
 
 | seed | Slurm | result | idle GPU-s beside polluxd | without | longest extra wait [s] | commit |
