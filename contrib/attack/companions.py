@@ -33,8 +33,9 @@ OWN_GEOMETRY = """
 from polluxd.slurm.scontrol import ScontrolClient
 checked = ScontrolClient.configure
 def configure(self, job_id, geometry, *, start, time_limit_s=None):
-    if job_id in self._companions:
-        return self._run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    job = self._mine.get(job_id)
+    if job is not None and job.companion is not None:
+        return self.ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
     return checked(self, job_id, geometry, start=start, time_limit_s=time_limit_s)
 ScontrolClient.configure = configure
 """
