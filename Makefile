@@ -200,8 +200,11 @@ bench-ablation: setup ## decisions without one part of the policy at a time; tes
 bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 
-bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (20 minutes); bench-out/honesty.json, tests/benchmarks/honesty.md
+bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept); bench-out/honesty, tests/benchmarks/honesty.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.honesty --page
+
+bench-sia: setup ## policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json, tests/benchmarks/sia.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.sia
 
 bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py

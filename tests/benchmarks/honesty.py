@@ -190,7 +190,7 @@ class _Training:
             # A look that finds nothing new changes nothing.
             if observed != (self._report, place):
                 observed = self._report, place
-                self._trusted.observe({1: self._report}, {1: place})
+                self._trusted.observe({1: self._report}, {1: Held(place.gpus, place.nodes, *self._most)})
             if self.now >= next_decision:
                 next_decision = self.now + DECISION_S
                 held = Held(place.gpus, place.nodes, *self._most, float(draw.choice([4.0, 16.0])))
