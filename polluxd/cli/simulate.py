@@ -88,9 +88,6 @@ def simulate(
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="nodes of the cluster [default: the scenario's, or 16]")
     ] = None,
-    gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", help="GPUs of each node [default: the scenario's, or 4]")
-    ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -127,7 +124,6 @@ def simulate(
         raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
     options = {
         "nodes": nodes,
-        "gpus_per_node": gpus_per_node,
         "seed": seed,
         "pollux": {"objective": objective, "daemon": daemon or None},
     }

@@ -101,7 +101,6 @@ def test_only_one_source_of_jobs_is_taken(trace):
         (["--scenario", "no-such.toml"], "no-such.toml: cannot be read"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),
         (["--profiles", "no-such-folder"], "no such directory"),
-        (["--nodes", "1", "--gpus-per-node", "2"], "line 3: num_replicas is 4 and the cluster has 2 GPUs"),
     ],
 )
 def test_wrong_use_is_one_line(trace, arguments, message):
@@ -109,3 +108,9 @@ def test_wrong_use_is_one_line(trace, arguments, message):
     assert isinstance(failed.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise failed.exception
+
+
+def test_a_job_larger_than_the_cluster_is_refused(trace, tmp_path):
+    (tmp_path / "small.toml").write_text("nodes = 1\ngpus_per_node = 2\n")
+    failed = command(trace, "--scenario", tmp_path / "small.toml")
+    assert "line 3: num_replicas is 4 and the cluster has 2 GPUs" in str(failed.exception)
