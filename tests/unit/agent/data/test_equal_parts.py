@@ -12,9 +12,8 @@ from torch.distributed.nn.functional import all_gather
 from torch.utils.data import TensorDataset
 
 from pollux import attach
-from pollux.errors import DataError
 from pollux.loop import slips
-from tests.unit.agent.loading import DATA, LikeMosaic, loaders
+from tests.unit.agent.loading import DATA, loaders
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import network
 
@@ -94,11 +93,3 @@ def fails_in_an_uneven_pass() -> list[str]:
 
 def test_a_failure_where_parts_differ_names_them(ranks: Any) -> None:
     assert ranks(2, fails_in_an_uneven_pass) == [[slips.UNEVEN % (4, 0, 7)], [slips.UNEVEN % (3, 1, 7)]]
-
-
-def test_a_stream_that_divides_itself_cannot_promise_them() -> None:
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(DataError, match="leave out equal_parts"):
-        job.loader(LikeMosaic(0, 1), 4, length=8, equal_parts=True)
-    job.close()
