@@ -261,6 +261,9 @@ bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8)
 bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (4) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search --trials $(or $(TRIALS),64) --runs $(or $(RUNS),5) --scale $(or $(SCALE),4) --gpu-hours $(or $(GPU_HOURS),6) --page tests/benchmarks/search.md
 
+bench-search-sim: setup ## search algorithms under polluxd, with 4 GPUs a trial and with one, simulated (minutes); tests/benchmarks/search_simulated.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search_simulated
+
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator
 
