@@ -37,7 +37,7 @@ ACKNOWLEDGED_S = 90.0
 REPEAT_S = 3.0
 """A requeue that shows no effect is sent again after this time."""
 REFUSED_S = 4.0
-"""Configured, and Slurm's reason is a refusal: its scheduler has looked at the job by then."""
+"""Slurm's scheduler has looked at a configured job by then."""
 
 PAUSED = "paused by an administrator before the move began"
 NOT_BOOTED = "did not boot"
@@ -315,8 +315,9 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
-    if at.room.out_of_reach(move.target):
-        # It is bound to these nodes, and others may be free.
+    if at.waited > REFUSED_S and at.room.out_of_reach(move.target):
+        # It is bound to these nodes, and others may be free. Earlier, it may just have started: squeue is read before
+        # the nodes, and beside a plain job its GPUs then look like more of the plain job's.
         return Fail(_taken(move), keep_back=True, rest=False)
     if at.waited > REFUSED_S and refused_group(job.reason):
         return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
