@@ -191,5 +191,5 @@ def test_what_replicas_of_several_ranks_cannot_do_is_refused(ranks: Any) -> None
     assert on_the_page(found[0][0])
     for messages in found:
         assert "make the mesh with that dimension first" in messages[0]
-        assert "leave divided=True out" in messages[1]
+        assert "expected no divided: give every rank the whole stream" in messages[1]
         assert "expected 'critic' to have 2 ranks to a replica" in messages[2]
