@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 
 # Imports torch before the ranks only where their script does; with short graces, if a test says so.
 LAUNCHER = """
