@@ -20,6 +20,7 @@ from contrib.attack.private import site
 from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.rents import SETTINGS
 from contrib.attack.site import Site
+from contrib.devcluster.interrupts import interruptible
 from contrib.devcluster.polluxd import idle_notes
 from polluxd.printable import printable
 
@@ -119,4 +120,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interruptible():
+        sys.exit(main())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevCluster, Polluxd
+from contrib.devcluster.interrupts import interruptible
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.errors import SlurmError
 from polluxd.model import JobState, Step
@@ -240,4 +241,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interruptible():
+        sys.exit(main())

@@ -20,6 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,9 +29,10 @@ from typing import Any
 
 from contrib.demo.measure import Recording, slurm
 from contrib.demo.plain import tuned_sizes
-from contrib.demo.run import Run
+from contrib.demo.run import Run, RunFailedError
 from contrib.demo.workload import Workload, load
 from contrib.devcluster import DevCluster, DevClusterError, Polluxd, SiteLines
+from contrib.devcluster.interrupts import interruptible
 from contrib.devcluster.power_saving import PowerSaving, rented_seconds
 from contrib.devcluster.processes import program
 from polluxd.apply.boots import FIRST_S
@@ -49,10 +51,10 @@ APART_S = 15.0
 
 
 class Arm:
-    """One way of running the workload, on a cluster of its own."""
+    """One way of running the workload, on a cluster of its own. Once `stop` is set, it ends by RunFailedError."""
 
-    def __init__(self, name: str, work: Workload, folder: Path, boot_s: float) -> None:
-        self.name, self.work, self.folder = name, work, folder
+    def __init__(self, name: str, work: Workload, folder: Path, boot_s: float, stop: threading.Event) -> None:
+        self.name, self.work, self.folder, self.stop = name, work, folder, stop
         folder.mkdir()
         folder.chmod(0o755)
         self.power = PowerSaving(folder / "power", boot_s=boot_s, resume_timeout_s=int(boot_s) + 30)
@@ -83,7 +85,7 @@ class Arm:
                 sizes=sizes,
             )
             try:
-                recording = run(lambda _: None, self._disturb if self.name == "budget" else lambda: None)
+                recording = run(lambda _: None, self._at_each_sample)
                 ended = time.time()
                 if self.name != "fixed":
                     self._wait_for_the_end_of_nodes()
@@ -103,6 +105,12 @@ class Arm:
             if done.returncode:
                 raise DevClusterError(done.stderr)
         self.daemon.start()
+
+    def _at_each_sample(self) -> None:
+        if self.stop.is_set():
+            raise RunFailedError(f"{self.name}: stopped")
+        if self.name == "budget":
+            self._disturb()
 
     def _disturb(self) -> None:
         """Kill polluxd while the first node boots, and slurmctld while the next one does."""
@@ -126,7 +134,8 @@ class Arm:
             states = slurm(["scontrol", "show", "node", "-o", ",".join(self.cloud)], env)
             if states.count("POWERED_DOWN") == len(self.cloud):
                 return
-            time.sleep(1.0)
+            if self.stop.wait(1.0):
+                raise RunFailedError(f"{self.name}: stopped")
 
     def _result(self, recording: Recording, ended: float) -> dict[str, Any]:
         bill = self.power.bill()
@@ -188,16 +197,21 @@ def main() -> None:
     scratch.chmod(0o755)
     os.environ["OMP_NUM_THREADS"] = "1"
     results: dict[str, Any] = {}
+    stop = threading.Event()
 
     def run(number: int, name: str) -> tuple[str, dict[str, Any]]:
-        time.sleep(number * APART_S)
-        return name, Arm(name, works[name], scratch / name, args.boot).run()
+        if stop.wait(number * APART_S):
+            raise RunFailedError(f"{name}: stopped")
+        return name, Arm(name, works[name], scratch / name, args.boot, stop).run()
 
     try:
-        with ThreadPoolExecutor(len(works)) as pool:
-            for name, found in pool.map(run, range(len(works)), works):
-                results[name] = found
-                print(json.dumps({name: found}, indent=2), flush=True)
+        with ThreadPoolExecutor(len(works)) as pool, interruptible():
+            try:
+                for name, found in pool.map(run, range(len(works)), works):
+                    results[name] = found
+                    print(json.dumps({name: found}, indent=2), flush=True)
+            finally:
+                stop.set()
     finally:
         if not args.keep:
             shutil.rmtree(scratch, ignore_errors=True)

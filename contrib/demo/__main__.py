@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from contrib.devcluster import DevCluster, DevClusterError
+from contrib.devcluster.interrupts import Interrupted, interruptible
 from polluxd.errors import PolluxError
 
 from .run import RunFailedError, tail
@@ -24,34 +22,6 @@ from .scenes import Stage, compare, demo
 from .workload import WorkloadError, load
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP arrived.
-
-    Everything that the demo started is stopped while this exception unwinds the stack.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Raise Interrupted at the first signal and ignore further ones.
-
-    A second signal would cut the clean-up short.
-    """
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(number)
-
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, on_signal)
-    yield
 
 
 def _arguments() -> argparse.Namespace:
@@ -103,8 +73,8 @@ def main() -> int:
     except (DevClusterError, PolluxError, OSError) as error:
         console.print(f"demo: {error}", style="red", soft_wrap=True, highlight=False)
     except Interrupted as stop:
-        console.print(f"\n{stop}: everything stopped", style="yellow")
-        status = 128 + stop.number
+        console.print(f"\n{stop.signal}: everything stopped", style="yellow")
+        raise
     finally:
         if options.keep:
             console.print(f"kept {scratch}")

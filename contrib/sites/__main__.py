@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contrib.devcluster import DevClusterError
+from contrib.devcluster.interrupts import interruptible
 from contrib.devcluster.polluxd import idle_notes
 from contrib.sites.cases import CASES, Case
 from contrib.sites.control import play
@@ -162,4 +163,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with interruptible():
+        sys.exit(main())

@@ -91,7 +91,8 @@ def play(seed: int) -> dict[str, object]:
 
 def _both(drawn: DrawnSite, folders: list[Path]) -> tuple[Run, Run, list[str]]:
     """Play a site without polluxd and beside it, at the same time on two clusters; return what polluxd made worse."""
-    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+    # The clusters end before the pool: where this run fails, the other one's commands fail too, and its thread ends.
+    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
 
         def bring_up(_: int) -> Place:
             site = stack.enter_context(
