@@ -298,7 +298,7 @@ def compare(stage: Stage, cluster: DevCluster) -> int:
     _close_pollux_run(stage, pollux)
     _must_be_complete(pollux)
     sizes = plain_sizes(stage.work, pollux)
-    stage.console.print("\nThe same workload under plain Slurm, sizes by the paper's rule for tuned jobs:")
+    stage.console.print("\nThe same workload under plain Slurm, sizes as a careful user would tune them:")
     for name, size in sizes.items():
         stage.console.print(
             f"  {name}: {size.gpus} GPUs on {size.nodes} node(s), batch size {size.batch_size}, "

@@ -145,7 +145,7 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
             gain = f" ({100 * (facts.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"
         size = count(facts.next_gpus, "GPU")
         yield f"Next larger size: {size}, goodput {number(3)(facts.next_goodput)} examples/s{gain}."
-        yield _marginal(facts, others)
+        yield from _marginal(facts, others)
     if facts.racks:
         yield _racks(placed, facts)
     yield _move(facts)
@@ -167,12 +167,10 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
         yield f"polluxd did not believe claims of {reports} of the job since polluxd started; {now}."
 
 
-def _marginal(facts: Explanation, others: Sequence[Allocation]) -> str:
+def _marginal(facts: Explanation, others: Sequence[Allocation]) -> Iterator[str]:
     """Compare what more GPUs would add here with what the GPUs in use add."""
-    unit = " (growth of the objective)" if facts.gpu_price is None else ""
-    worth = f"One more GPU is worth {number(3)(facts.marginal)} to this job{unit}."
-    if facts.taken_by is None:
-        return worth
+    if facts.taken_by is None or facts.price <= 0:
+        return
     taker = next((a for a in others if a.job_id == facts.taken_by), None)
     has = ""
     if taker is not None and taker.placement:
@@ -183,9 +181,9 @@ def _marginal(facts: Explanation, others: Sequence[Allocation]) -> str:
         if facts.price > facts.marginal
         else "but polluxd found no exchange of whole sizes that pays"
     )
-    return (
-        f"{worth} Each GPU in use is worth at least {number(3)(facts.price)} to the job that holds it. "
-        f"Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
+    yield (
+        f"One more GPU would bring this job {100 * facts.marginal / facts.price:.0f} % of what each GPU in use brings "
+        f"at least to the job that holds it. Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
     )
 
 

@@ -93,7 +93,7 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "Fair share: 3 GPUs on 1 node.",
         "Limit: other jobs, to which every GPU is worth more.",
         "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
-        "One more GPU is worth 0.0200 to this job (growth of the objective). Each GPU in use is worth at least 0.0500",
+        "One more GPU would bring this job 40 % of what each GPU in use brings at least to the job that holds it.",
         "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving up GPUs, but more than this job",
         "A move would cost about 12s of training. To pay for it, other GPUs must bring at least 3.1 % more.",
     ):
@@ -246,7 +246,6 @@ def test_the_price_of_a_gpu_what_the_next_one_brings_and_when_the_job_ends():
     said = list(sentences(placed(4, gpu_price=0.75, marginal=0.5, seconds_left=7200.0), [], None))
     assert said[2:] == [
         "Next larger size: 8 GPUs, goodput 0 examples/s (-100 % against 100).",
-        "One more GPU is worth 0.500 to this job.",
         "The job has not run yet: starting it costs nothing.",
         "A GPU now costs 0.750: in each second it takes so many seconds off all jobs' completion times, added up.",
         "At the planned goodput the job ends in 2h00m.",
