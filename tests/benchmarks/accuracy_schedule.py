@@ -80,7 +80,8 @@ def own_size(job: pollux.Job) -> int:
     if job.noise_scale is None:
         return job.batch_size
     now = BatchChoice(max(job.batch_size // GPUS, 1), 0)
-    found = choose(STEP_TIMES, job.noise_scale, BatchLimits(M0, MOST, 1, MOST // GPUS), 1, GPUS, now)
+    most = job.training.limits.maximum  # M0 until `grow_after`
+    found = choose(STEP_TIMES, job.noise_scale, BatchLimits(M0, most, 1, MOST // GPUS), 1, GPUS, now)
     return job.batch_size if found is None else found.size(GPUS)
 
 
@@ -98,7 +99,8 @@ def train(seed: int, arm: str) -> tuple[float, float, int, int]:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [steps // 2, 3 * steps // 4], 0.1)
     grows = whose != "M0"
     job = pollux.attach(model, optimizer, scheduler, seed=seed, adaptive=grows, measuring={"every": 4})
-    bounds = {"max_batch_size": MOST, "per_gpu": (1, MOST)} if grows else {}
+    after = round(kept * EPOCHS) if whose == "own" else 0
+    bounds = {"max_batch_size": MOST, "per_gpu": (1, MOST), "grow_after": after} if grows else {}
     loader = job.loader(TensorDataset(x[trained], y[trained]), M0, **bounds)  # type: ignore[arg-type]
     if job.training.advisor is not None:
         job.training.advisor.close()
@@ -111,7 +113,7 @@ def train(seed: int, arm: str) -> tuple[float, float, int, int]:
             if whose == "Shockwave":
                 ratio = max([1.0, *(ratio for start, ratio in RATIOS if share >= max(start, kept))])
                 size = min(int(ratio * M0), MOST)
-            elif whose == "own" and share >= kept and job.progress.optimizer_steps % PACE == 0:
+            elif whose == "own" and job.progress.optimizer_steps % PACE == 0:
                 size = own_size(job)
             if job.batch_size != size:
                 # One rank measures the noise scale by comparing two passes.

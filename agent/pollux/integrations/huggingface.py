@@ -104,8 +104,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 class ElasticMixin:
     """Makes a Trainer elastic: `class Mine(ElasticMixin, Seq2SeqTrainer)`.
 
-    `batch_size` is M0, over all GPUs; `max_batch_size` and `per_gpu` bound what the agent may choose, as in
-    `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ...).
+    `batch_size` is M0, over all GPUs; `max_batch_size`, `per_gpu` and `grow_after` bound what the agent may choose, as
+    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ...).
     """
 
     is_in_train: bool
@@ -116,6 +116,7 @@ class ElasticMixin:
         batch_size: int | None = None,
         max_batch_size: int | None = None,
         per_gpu: tuple[int, int] | None = None,
+        grow_after: int = 0,
         attach: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -125,7 +126,7 @@ class ElasticMixin:
         own = this.args.per_device_train_batch_size
         self.initial_batch = batch_size or own * this.args.gradient_accumulation_steps
         self._most, self._per_gpu = max_batch_size, per_gpu or (1, max(own, 1))
-        self._attach = dict(attach or {})
+        self._grow_after, self._attach = grow_after, dict(attach or {})
         self._job: Job | None = None
         self._steps: _Steps | None = None
         self._epochs: Iterator[int] = iter(())
@@ -225,6 +226,7 @@ class ElasticMixin:
             self.initial_batch,
             max_batch_size=self._most,
             per_gpu=self._per_gpu,
+            grow_after=self._grow_after,
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and job.device.type == "cuda",

@@ -148,8 +148,8 @@ class _Rates(Callback):  # type: ignore[misc]
 class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     """Trains through `pollux.attach`, on any number of ranks.
 
-    `batch_size` is M0 where it is not the loader's; `max_batch_size` and `per_gpu` bound what the agent may choose, as
-    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
+    `batch_size` is M0 where it is not the loader's; `max_batch_size`, `per_gpu` and `grow_after` bound what the agent
+    may choose, as in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
     ddp_kwargs, ...). Raises PolluxAgentError for settings that it cannot work with.
     """
 
@@ -159,11 +159,12 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         batch_size: int | None = None,
         max_batch_size: int | None = None,
         per_gpu: tuple[int, int] | None = None,
+        grow_after: int = 0,
         attach: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(cluster_environment=ElasticEnvironment())
         self._initial, self._most, self._per_gpu = batch_size, max_batch_size, per_gpu
-        self._attach = dict(attach or {})
+        self._grow_after, self._attach = grow_after, dict(attach or {})
         self._job: Job | None = None
         self._batches: _Batches | None = None
         self._loader: TrainingLoader | None = None
@@ -288,6 +289,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
             batches.initial,
             max_batch_size=self._most,
             per_gpu=self._per_gpu,
+            grow_after=self._grow_after,
             collate_fn=source.collate_fn,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,

@@ -166,6 +166,7 @@ class Coordinator:
 
     def enter(self) -> None:
         """The loop over the loader begins."""
+        self.training.begin_epoch()
         while self.restored:
             self.restored.pop(0).check()
         self.checkpointer.begin_training()

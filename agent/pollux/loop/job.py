@@ -111,11 +111,13 @@ class Job(JobModel):
         *,
         max_batch_size: int | None = None,
         per_gpu: tuple[int, int] | None = None,
+        grow_after: int = 0,
         **options: Any,
     ) -> TrainingLoader:
         """The training data, `batch_size` (M0) examples per step over all GPUs.
 
-        The agent may increase the batch size up to `max_batch_size` if the goodput rises.
+        The agent may increase the batch size up to `max_batch_size` if the goodput rises. In the first `grow_after`
+        epochs it keeps M0: large batches early in a training can cost accuracy.
 
         `per_gpu` bounds one GPU's share of a pass. By default the share begins with M0 over all GPUs, and grows while
         the GPU's memory allows it.
@@ -132,7 +134,7 @@ class Job(JobModel):
             raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
         if max_batch_size is None and self._attempt.alone:
             training.adaptive = False  # the script asks only for plain training
-        limits = batch_limits(batch_size, max_batch_size, per_gpu, adaptive=training.adaptive)
+        limits = batch_limits(batch_size, max_batch_size, per_gpu, grow_after, adaptive=training.adaptive)
         widest = limits if per_gpu is not None else replace(limits, local_max=limits.maximum)
         most_per_gpu = training.memory.within(widest, coordinator.exchange.gather).local_max
         limits = replace(limits, local_max=min(limits.local_max, most_per_gpu))
@@ -147,14 +149,16 @@ class Job(JobModel):
             seed=self._attempt.seed,
             **options,
         )
-        limits = within_pass(limits, data.length)
-        choice = coordinator.exchange.agree(Decision().with_choice(self._first_choice(limits))).choice
+        training.limit(within_pass(limits, data.length), most_per_gpu, grow_after)
+        choice = coordinator.exchange.agree(
+            Decision().with_choice(self._first_choice(training.limits))
+        ).choice
         data.set_batch(choice.local_batch)
         coordinator.checkpointer.restore_loader(data)
-        training.begin(data, limits, choice, most_per_gpu)
+        training.begin(data, choice)
         if self.is_main:
             if training.adaptive:
-                self._trained.scale_to(training.batch_size / limits.initial)
+                self._trained.scale_to(training.batch_size / batch_size)
             announce(training, coordinator.checkpointer.last_attempt)
             training.advisor = self._start_advisor(training.limits)
             if training.adaptive:

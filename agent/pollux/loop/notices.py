@@ -41,8 +41,9 @@ def announce(training: Training, last: LastAttempt | None) -> None:
     before = ""
     if last is not None and (last.batch_size, last.gpus) != (choice.size(gpus), gpus):
         before = f" (before the restart: {last.batch_size} on {last.gpus})"
-    grows = training.adaptive and limits.maximum > limits.initial
-    bounds = f"M0 = {limits.initial}, {f'up to {limits.maximum}' if grows else 'fixed'}"
+    grows = training.adaptive and training.most > limits.initial
+    later = f" from epoch {training.grow_after} on" if training.grow_after else ""
+    bounds = f"M0 = {limits.initial}, {f'up to {training.most}{later}' if grows else 'fixed'}"
     model = training.models[0]
     rates = ", ".join(f"{rate:.4g}" for rate in model.rates.rates())
     notice(f"{in_words(choice, gpus)}{before}; {bounds}; learning rate {rates} by rule {name_of(model.rule)}")

@@ -34,7 +34,11 @@ class Training:
     data: ElasticData
     """The loader; set by `begin`, like `limits` and `choice`."""
     limits: BatchLimits
-    """The batch sizes that the agent may choose now."""
+    """The batch sizes that the agent may choose now. They allow M0 alone until `grow_after` epochs are over."""
+    most: int
+    """M_max: the largest batch size that the agent may ever choose."""
+    grow_after: int
+    """Epochs in which the batch size stays M0."""
     most_per_gpu: int
     """The most examples of one GPU in a pass: the user's bound, or M_max. `limits` reach it by doubling (`widen`)."""
     choice: BatchChoice
@@ -82,11 +86,27 @@ class Training:
         self.models.append(model)
         self.names.append(name)
 
-    def begin(self, data: ElasticData, limits: BatchLimits, choice: BatchChoice, most_per_gpu: int) -> None:
-        """The loader is made: training may begin."""
-        self.data, self.limits, self.choice, self.begun = data, limits, choice, True
+    def limit(self, limits: BatchLimits, most_per_gpu: int, grow_after: int) -> None:
+        """Set the batch sizes that the agent may choose."""
+        self.limits, self.most, self.grow_after = (
+            replace(limits, maximum=limits.initial),
+            limits.maximum,
+            grow_after,
+        )
         self.most_per_gpu = most_per_gpu
+        self.begin_epoch()
+
+    def begin(self, data: ElasticData, choice: BatchChoice) -> None:
+        """The loader is made: training may begin."""
+        self.data, self.choice, self.begun = data, choice, True
         self.widen()
+
+    def begin_epoch(self) -> None:
+        """Let the batch grow beyond M0 from the epoch `grow_after` on. All ranks do so at the same epoch's start."""
+        if self.limits.maximum < self.most and self.progress.epoch >= self.grow_after:
+            self.limits = replace(self.limits, maximum=self.most)
+            if self.advisor is not None:
+                self.advisor.limits = self.limits
 
     def widen(self) -> None:
         """Let a pass hold twice the examples per GPU that are in use, up to `most_per_gpu`.

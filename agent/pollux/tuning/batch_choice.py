@@ -31,7 +31,12 @@ _UNMEASURED = ThroughputParams(0.05, 0.001, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 
 def batch_limits(
-    initial: int, maximum: int | None, per_gpu: tuple[int, int] | None, *, adaptive: bool
+    initial: int,
+    maximum: int | None,
+    per_gpu: tuple[int, int] | None,
+    grow_after: int = 0,
+    *,
+    adaptive: bool,
 ) -> BatchLimits:
     """Return the limits of a user's settings.
 
@@ -59,6 +64,13 @@ def batch_limits(
         raise BatchError(
             f"one GPU's share is at least {low} examples, more than the largest batch size ({limits.maximum}): "
             "lower per_gpu's first number, or raise max_batch_size"
+        )
+    if not isinstance(grow_after, Integral) or grow_after < 0:
+        raise BatchError(f"expected grow_after as a number of epochs, 0 or more, got {grow_after!r}")
+    if grow_after and low > initial:
+        raise BatchError(
+            f"one GPU's share is at least {low} examples, more than the batch size ({initial}) that grow_after keeps: "
+            "lower per_gpu's first number, or leave grow_after out"
         )
     # One GPU accumulates at least once above M0, so that its noise scale can be measured.
     if low > initial and (not adaptive or 2 * low > limits.maximum):

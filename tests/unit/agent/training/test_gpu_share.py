@@ -51,6 +51,27 @@ def test_the_users_bound_stays() -> None:
     assert training.limits.local_max == 12
 
 
+@pytest.mark.parametrize("by_epochs", [True, False])
+def test_a_batch_grows_after_as_many_epochs_as_its_user_wants(by_epochs: bool) -> None:
+    model = torch.nn.Linear(2, 1)
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = job.loader(
+        torch.utils.data.TensorDataset(torch.zeros(16, 2)),
+        8,
+        max_batch_size=16,
+        per_gpu=(1, 16),
+        grow_after=2,
+    )
+    assert job.training.advisor is not None
+    seen = set()
+    for epoch in job.epochs(4) if by_epochs else range(4):
+        for (x,) in loader:
+            job.step(lambda x=x: job.model(x).sum())
+            seen.add((epoch, job.training.limits.maximum, job.training.advisor.limits.maximum))
+    job.close()
+    assert sorted(seen) == [(0, 8, 8), (1, 8, 8), (2, 16, 16), (3, 16, 16)]
+
+
 def test_a_fixed_batch_keeps_its_share() -> None:
     assert begun(adaptive=False).limits.local_max == 8
 

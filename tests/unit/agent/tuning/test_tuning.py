@@ -223,6 +223,15 @@ def test_bounds_that_contradict_each_other_are_refused(
         batch_limits(batch_size, most, per_gpu, adaptive=True)
 
 
+@pytest.mark.parametrize(
+    ("grow_after", "message"),
+    [(-1, "0 or more, got -1"), (0.5, "got 0.5"), (2, "share is at least 48 examples")],
+)
+def test_a_batch_that_cannot_stay_at_first_is_refused(grow_after: float, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        batch_limits(32, 128, (48, 64), grow_after, adaptive=True)  # type: ignore[arg-type]
+
+
 def test_no_step_holds_more_than_a_pass() -> None:
     assert within_pass(LIMITS, 32).maximum == 32
     assert within_pass(LIMITS, 5000) == LIMITS
