@@ -5,6 +5,9 @@ Each example has a plain twin; the documentation shows the difference.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 import runpy
 import subprocess
@@ -24,10 +27,6 @@ TEXT = b"the quick brown fox jumps over the lazy dog. " * 40
 
 def run(kind: str, name: str, folder: Path, *arguments: str) -> str:
     """Run one example in this process; return what it prints."""
-    import contextlib
-    import io
-    import os
-
     before, out = (sys.argv, os.getcwd()), io.StringIO()
     sys.argv = [name, *arguments]
     folder.mkdir(exist_ok=True)
@@ -65,27 +64,26 @@ def test_image_classification(both: Any, tmp_path: Path) -> None:
     assert torch.load(tmp_path / "elastic/best.pt").keys() == torch.load(tmp_path / "plain/best.pt").keys()
 
 
-def by_torchrun(name: str, folder: Path, *arguments: str) -> dict[str, str]:
-    """Run both twins on two ranks; return what each prints."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    printed = {}
-    for kind in ("plain", "elastic"):
-        command = [*torchrun, str(EXAMPLES / kind / f"{name}.py"), *arguments]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-        printed[kind] = done.stdout + done.stderr
-    return printed
+def on_two_ranks(name: str, folder: Path, *arguments: str) -> dict[str, str]:
+    """Run both twins on two ranks, as torchrun starts them; return what each prints."""
+
+    def body(kind: str) -> str:
+        with contextlib.redirect_stderr(io.StringIO()) as errors:
+            return run(kind, name, folder, *arguments) + errors.getvalue()
+
+    return {kind: "".join(run_ranks(2, body, kind)) for kind in ("plain", "elastic")}
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on")
 def test_pretraining(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
-    printed = by_torchrun("pretraining", tmp_path, str(tmp_path / "text"), "50")
+    printed = on_two_ranks("pretraining", tmp_path, str(tmp_path / "text"), "50")
     assert max(last(each, "loss") for each in printed.values()) < 2.0
 
 
 def test_a_script_for_torchrun(tmp_path: Path) -> None:
     """The page "From torchrun and DDP to Pollux" shows this pair."""
-    printed = by_torchrun("ddp", tmp_path, "8")
+    printed = on_two_ranks("ddp", tmp_path, "8")
     assert min(last(printed["plain"], "accuracy"), last(printed["elastic"], "accuracy")) > 0.85
     assert "pollux: batch size 32 on 2 GPUs: 16 per GPU" in printed["elastic"]
     torch.load(tmp_path / "model.pt", weights_only=True)
@@ -119,8 +117,6 @@ def test_gan(both: Any) -> None:
 
 
 def sharded(folder: str) -> str:
-    import os
-
     os.environ["POLLUX_CHECKPOINT_DIR"] = f"{folder}/checkpoints"
     return run("elastic", "sharded", Path(folder), "2")
 

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 200.0
-
-# Imports torch before the ranks only where their script does; with short graces, if a test says so.
-LAUNCHER = """
-import sys
 from pollux.launcher import launch
 from pollux.launcher.machine import Graces
-graces = {name: float(value) for name, _, value in (each.partition("=") for each in sys.argv.pop(1).split())}
-imports = {} if sys.argv.pop(1) == "torch" else {"preload": ()}
-launch.main(["run", *sys.argv[1:]], graces=Graces(**graces), **imports)
-"""
+from pollux.launcher.node import PRELOAD
+
+PATIENCE_S = 200.0
+
+# Forks launchers from a process of its own that has imported what the ranks need: each import takes seconds.
+PRELOADED = ["pollux.launcher.launch", *PRELOAD]
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(PRELOADED)
 
 PRELUDE = '''
 import json, os, signal, sys, time
@@ -80,6 +79,16 @@ for other in range(world):  # none is ended before it has said that it was there
 '''.replace("\\\\n", "\\n")
 
 
+def _launch(words: list[str], graces: Graces, environment: dict[str, str], out: Path) -> None:
+    """Be the launcher of one node; in a process of its own."""
+    os.environ.clear()
+    os.environ.update(environment)
+    output = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    launch.main(words, graces=graces)
+
+
 class Step:
     """Launchers of the nodes n0, n1, ..., each with `workers` ranks.
 
@@ -115,36 +124,36 @@ class Step:
             "SLURM_STEP_NODELIST": "n0",
             "POLLUX_LAUNCH_KEY": "as the batch script's `pollux run` would have made it",
         }
-        self.launchers: list[subprocess.Popen[bytes]] = []
+        self.launchers: list[BaseProcess] = []
+        graces = Graces(
+            **{name: float(value) for name, _, value in (each.partition("=") for each in settings.split())}
+        )
         for number in range(nodes):
             own = {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
-            with (folder / f"out-{number}").open("wb") as out:
-                words = [*options]
-                if "--companion" not in options:
-                    words = ["--nproc", str(workers), *options, str(script), str(folder)]
-                preload = "torch" if "import torch" in body else ""
-                command = [sys.executable, "-c", LAUNCHER, settings, preload, *words]
-                self.launchers.append(
-                    subprocess.Popen(
-                        command,
-                        env=plain | own | env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=out,
-                        stderr=out,
-                    )
-                )
+            words = ["run", *options]
+            if "--companion" not in options:
+                words = ["run", "--nproc", str(workers), *options, str(script), str(folder)]
+            launcher = PROCESSES.Process(
+                target=_launch, args=(words, graces, plain | own | env, folder / f"out-{number}")
+            )
+            launcher.start()
+            self.launchers.append(launcher)
 
     def statuses(self) -> list[int]:
         """Wait for every launcher and return the exit statuses."""
         deadline = time.monotonic() + PATIENCE_S
-        return [each.wait(max(deadline - time.monotonic(), 0.1)) for each in self.launchers]
+        for each in self.launchers:
+            each.join(max(deadline - time.monotonic(), 0.1))
+        found = [each.exitcode for each in self.launchers if each.exitcode is not None]
+        assert len(found) == len(self.launchers), f"launchers still run after {PATIENCE_S} s: {self.output()}"
+        return found
 
     def until(self, done: Callable[[], bool]) -> None:
         """Wait until `done()` is true; fail if a launcher ends first."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
             assert time.monotonic() < deadline, self.output()
-            assert all(each.poll() is None for each in self.launchers), self.output()
+            assert all(each.exitcode is None for each in self.launchers), self.output()
             time.sleep(0.02)
 
     def output(self) -> str:
@@ -165,10 +174,9 @@ class Step:
 
     def end(self) -> None:
         for each in self.launchers:
-            if each.poll() is None:
+            if each.exitcode is None:
                 each.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    each.wait(20)
+                each.join(20)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # by DTensors, at a cost that forked ranks need not pay each
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.fsdp import fully_shard

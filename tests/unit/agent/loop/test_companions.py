@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import binary_cross_entropy_with_logits as bce

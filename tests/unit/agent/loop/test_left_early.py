@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # by any optimizer, at a cost that forked ranks need not pay each
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
