@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +31,13 @@ PARTS, ENOUGH_S = 3, 75.0
 EVEN = 0.8
 """Least ratio of the slowest to the fastest progress between two reports of one window: below, a pause lies in it."""
 WINDOWS = 4
-"""Rates of progress of each place that are averaged: the newest ones."""
+"""Newest rates of progress that each place keeps. Their median counts."""
 NEAR_BEST = 0.9
 """Least share of its best goodput that a job is to have at its batch size, by its own claims. Below, it is on the way
 to another batch size, and its progress says nothing of its claims."""
-CONFIRMED = 2
-"""Rates of a place on which a doubt may rest. In one rate alone, short pauses may have slowed a job evenly, one between
-every two reports."""
+CONFIRMED = 3
+"""Rates of a place on which a doubt may rest. In a single rate, short pauses may have slowed a job evenly, one between
+every two reports: it moves no median of three."""
 PAUSED_S = 300.0
 """Time after which a rate is taken all the same: the upper quartile between reports, since pauses only slow a job."""
 
@@ -80,8 +80,8 @@ class ProgressRates:
         """Of the newest report."""
 
     def newest(self, least: int = 1) -> Mapping[TrainedOn, Rate]:
-        """Return the mean of the newest rates of each place that has `least` rates or more."""
-        return {place: _mean(rates) for place, rates in self._rates.items() if len(rates) >= least}
+        """Return the median of the newest rates of each place that has `least` rates or more."""
+        return {place: _median(rates) for place, rates in self._rates.items() if len(rates) >= least}
 
     @property
     def seen(self) -> Collection[TrainedOn]:
@@ -90,7 +90,7 @@ class ProgressRates:
 
     def here(self) -> Rate | None:
         """Return the rate in the present place; None where none was taken yet."""
-        return _mean(self._rates[self.place]) if self.place in self._rates else None
+        return _median(self._rates[self.place]) if self.place in self._rates else None
 
     def observe(self, report: Report, place: TrainedOn, *, adaptive: bool) -> bool:
         """Record the progress since the last report; tell whether it moved.
@@ -146,6 +146,10 @@ class ProgressRates:
 
 def _mean(rates: Collection[Rate]) -> Rate:
     return Rate(fmean(rate.steps for rate in rates), fmean(rate.share for rate in rates))
+
+
+def _median(rates: Collection[Rate]) -> Rate:
+    return Rate(median(rate.steps for rate in rates), median(rate.share for rate in rates))
 
 
 def _upper_quartile(rates: Collection[Rate]) -> Rate:

@@ -39,8 +39,9 @@ from polluxd.model import Report
 TOLERANCE = 1.4
 """Ratio of claimed to observed speedup between two numbers of GPUs from which a fit is not believed. Step times that
 are off by 10 % make 1.2, and a noise scale that grows within a window makes more."""
-STALL_S = 150.0
-"""Time without progress after which a job is given no further GPUs; evaluation may take as long."""
+STALL_S = 240.0
+"""Time without progress after which a job is given no further GPUs. An evaluation, a slow checkpoint and the time
+between two reports may take as long together."""
 PATIENCE = 2.0
 """A job may take this many times as long as its remaining work says, and `PATIENCE_S` more."""
 PATIENCE_S = 120.0
@@ -189,7 +190,7 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
 def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
-    The new fit comes from the observed progress. Until a second rate confirms the contradiction, the job only gains no
+    The new fit comes from the observed progress. Until `CONFIRMED` rates show the contradiction, the job only gains no
     GPUs.
     """
     first, rates = history.progress.newest(), history.progress.newest(CONFIRMED)

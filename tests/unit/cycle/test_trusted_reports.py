@@ -27,7 +27,7 @@ class Job:
         self.trusted, self.claims = TrustedReports(), claims
         self.now, self.progress, self.most, self.attempt = 1e6, 0.0, (0, 0), 0
 
-    def train(self, gpus, nodes=1, minutes=5, *, speed=None, restarts=True, gpu_type="", adaptive=True):
+    def train(self, gpus, nodes=1, minutes=7, *, speed=None, restarts=True, gpu_type="", adaptive=True):
         self.most = (max(self.most[0], gpus), max(self.most[1], nodes))
         self.attempt += restarts
         for _ in range(minutes):
@@ -92,7 +92,7 @@ def test_progress_beyond_the_number_of_gpus_is_none():
 def test_a_job_without_progress_gains_no_gpus():
     job = Job()
     job.train(4)
-    kept, doubts = job.train(4, minutes=4, speed=0.0)
+    kept, doubts = job.train(4, minutes=6, speed=0.0)
     assert "no progress" in doubts[0]
     assert kept.most_gpus == 4
     _, doubts = job.train(4)
@@ -206,14 +206,22 @@ def test_an_evaluation_says_nothing_of_the_jobs_speed():
 
 
 @pytest.mark.parametrize(("speed", "doubted"), [(1.0, False), (0.6, True)])
-def test_one_slow_rate_stops_growth_and_a_second_one_raises_a_doubt(speed, doubted):
+def test_one_slow_rate_stops_growth_and_two_further_ones_raise_a_doubt(speed, doubted):
     job = Job()
     job.train(1)
     # Pauses that lie between every two reports slow a job as evenly as a false curve does.
     kept, doubts = job.train(4, minutes=3, speed=0.6 * rate(4))
     assert (kept.most_gpus, doubts) == (4, ())
-    kept, doubts = job.train(4, minutes=2, speed=speed * rate(4), restarts=False)
+    kept, doubts = job.train(4, minutes=4, speed=speed * rate(4), restarts=False)
     assert (bool(doubts), kept.most_gpus) == (doubted, None)
+
+
+def test_a_slow_rate_among_good_ones_raises_no_doubt():
+    job = Job()
+    job.train(1)
+    for speed, minutes in ((1.0, 5), (0.4, 3), (1.0, 5), (1.0, 5), (0.4, 3), (1.0, 5)):
+        _, doubts = job.train(4, minutes=minutes, speed=speed * rate(4), restarts=False)
+        assert doubts == ()
 
 
 def test_fits_for_types_that_the_job_was_not_seen_on_are_not_believed():
