@@ -104,7 +104,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   "$venv/bin/pip" uninstall -q -y polluxd >>"$log" 2>&1
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
-    -e './agent[torch,huggingface,lightning,jax,tensorboard,tune]' -e '.[sim,dev,docs,optimizers]'
+    -e './agent[torch,huggingface,lightning,jax,keras,tensorboard,tune]' -e '.[sim,dev,docs,optimizers]'
   digest >"$stamp"
 fi
 rm -f "$log"

@@ -100,6 +100,12 @@ class JaxModel(nn.Module):
         found = [jnp.array(as_array(getattr(self, name)), copy=True) for name in self._leaves]
         return jax.tree.unflatten(self._structure, found)
 
+    @torch.no_grad()
+    def assign_state(self, state: Any) -> None:
+        """Replace the state by another one of the same structure."""
+        for name, leaf in zip(self._leaves, jax.tree.leaves(state), strict=True):
+            getattr(self, name).copy_(as_tensor(jnp.asarray(leaf)))
+
     def forward(self, *batch: Any) -> Tensor:
         arrays = jax.tree.map(lambda part: as_array(part) if isinstance(part, Tensor) else part, batch)
         if torch.is_grad_enabled():
@@ -112,8 +118,7 @@ class JaxModel(nn.Module):
         """Return the loss and its gradient, and keep the new state if the module is in training mode."""
         (value, leaves), gradient = self._gradient(as_array(vector), arrays, self._options())
         if self.training:
-            for name, leaf in zip(self._leaves, leaves, strict=True):
-                getattr(self, name).copy_(as_tensor(leaf))
+            self.assign_state(leaves)
         return value, gradient
 
     def _options(self) -> dict[str, Any]:

@@ -1,0 +1,113 @@
+"""Keras by its callback: plain Keras's weights on both backends, moves between numbers of ranks, refusals.
+
+On forked ranks: a process has one backend, and JAX has threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.generate import EXAMPLES
+from tests.integration.integrations.test_examples import last
+from tests.unit.agent.conftest import run_ranks
+
+if importlib.util.find_spec("keras") is None:  # its import needs a backend
+    pytest.skip("keras is not installed", allow_module_level=True)
+
+SAME = """
+import sys
+import keras, numpy as np, torch
+from torch.utils.data import TensorDataset
+from pollux.integrations.keras import Elastic
+
+x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
+y = x.sum(1, keepdims=True)
+weight = np.linspace(0.5, 1.5, 96, dtype="float32")
+optimizers = [
+    ("SGD", {"momentum": 0.9, "nesterov": True}, 1.0),
+    ("AdamW", {"beta_1": 0.8, "weight_decay": 0.1}, 0.5),
+]
+
+for name, options, factor in optimizers:
+    weights, losses = [], []
+    for elastic in (None, Elastic(TensorDataset(*map(torch.from_numpy, (x, y, weight))), 16,
+                                  loader={"shuffle": False}, attach={"adaptive": False})):
+        keras.utils.set_random_seed(0)
+        layers = keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(1)
+        model = keras.Sequential([keras.layers.Input((6,)), *layers])
+        optimizer = getattr(keras.optimizers, name)(learning_rate=0.01, **options)
+        model.compile(optimizer, "mse", weighted_metrics=["mae"])
+        rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * factor)
+        common = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
+        if elastic is None:
+            history = model.fit(x, y, sample_weight=weight, batch_size=16, callbacks=[rates], **common)
+        else:
+            history = model.fit(elastic.batches(), callbacks=[rates, elastic][::-1], **common)
+        weights.append(model.get_weights())
+        losses.append([history.history[key] for key in ("loss", "mae", "val_loss")])
+    for plain, ours in zip(*weights):
+        np.testing.assert_allclose(ours, plain, atol=2e-4, err_msg=name)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3, err_msg=name)
+"""
+
+REFUSED = """
+import keras
+from pollux.errors import PolluxAgentError
+from pollux.integrations.keras import Elastic, options_of
+
+of = keras.optimizers
+schedule = of.schedules.ExponentialDecay(0.1, 10, 0.9)
+for optimizer in (of.Lion(), of.Adam(schedule), of.Adam(clipnorm=1.0), of.SGD(weight_decay=0.1)):
+    try:
+        print(options_of(optimizer, "torch"))
+    except PolluxAgentError as error:
+        print(error)
+try:
+    Elastic([], 8).job
+except PolluxAgentError as error:
+    print(error)
+"""
+
+
+def printed(script: str, backend: str, *arguments: str, ranks: int = 1, **environment: str) -> str:
+    """Run a script on forked ranks; return what they print."""
+
+    def body() -> str:
+        sys.argv = ["script", *arguments]
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+        return out.getvalue()
+
+    return "".join(run_ranks(ranks, body, env={"KERAS_BACKEND": backend, **environment}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_fixed_batch_has_the_weights_and_metrics_of_plain_keras(backend: str) -> None:
+    printed(SAME, backend)
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
+    """The documentation shows the difference of this pair."""
+    plain, elastic = ((EXAMPLES / kind / "keras_digits.py").read_text() for kind in ("plain", "elastic"))
+    folder = {"POLLUX_CHECKPOINT_DIR": str(tmp_path)}
+    assert "16 per GPU" in printed(elastic, "torch", "4", ranks=2, **folder)
+    rest = printed(elastic, "torch", "12", **folder)
+    assert "restored the checkpoint" in rest
+    assert min(last(printed(plain, "torch", "8"), "accuracy"), last(rest, "accuracy")) > 0.8
+
+
+def test_what_the_agent_cannot_train_with_is_refused() -> None:
+    lion, schedule, clipped, decayed, early = printed(REFUSED, "torch").splitlines()[-5:]
+    assert lion == "expected one of Keras's optimizers SGD, Adam, AdamW, got Lion"
+    assert "use keras.callbacks.LearningRateScheduler" in schedule
+    assert clipped == "expected keras.optimizers.Adam without clipnorm"
+    assert decayed == "expected keras.optimizers.SGD without weight_decay"
+    assert "the job is made by fit()" in early
