@@ -125,8 +125,9 @@ class ElasticMixin:
         _check(this)
         own = this.args.per_device_train_batch_size
         self.initial_batch = batch_size or own * this.args.gradient_accumulation_steps
-        self._most, self._per_gpu = max_batch_size, per_gpu or (1, max(own, 1))
-        self._grow_after, self._attach = grow_after, dict(attach or {})
+        per_gpu = per_gpu or (1, max(own, 1))
+        self._bounds: Any = {"max_batch_size": max_batch_size, "per_gpu": per_gpu, "grow_after": grow_after}
+        self._attach = dict(attach or {})
         self._job: Job | None = None
         self._steps: _Steps | None = None
         self._epochs: Iterator[int] = iter(())
@@ -224,9 +225,7 @@ class ElasticMixin:
         return job.loader(
             dataset,
             self.initial_batch,
-            max_batch_size=self._most,
-            per_gpu=self._per_gpu,
-            grow_after=self._grow_after,
+            **self._bounds,
             collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and job.device.type == "cuda",

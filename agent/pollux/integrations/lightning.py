@@ -163,8 +163,9 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         attach: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(cluster_environment=ElasticEnvironment())
-        self._initial, self._most, self._per_gpu = batch_size, max_batch_size, per_gpu
-        self._grow_after, self._attach = grow_after, dict(attach or {})
+        self._initial = batch_size
+        self._bounds: Any = {"max_batch_size": max_batch_size, "per_gpu": per_gpu, "grow_after": grow_after}
+        self._attach = dict(attach or {})
         self._job: Job | None = None
         self._batches: _Batches | None = None
         self._loader: TrainingLoader | None = None
@@ -241,8 +242,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         )
         self.model = self._job.model
         training = self._job.training
-        training.on_ranks, training.ends_epochs = self._on_ranks, True
-        training.followed = self._samplers
+        training.on_ranks, training.ends_epochs, training.followed = self._on_ranks, True, self._samplers
         rates = training.models[0].rates
         trainer.callbacks[:] = [
             callback
@@ -287,9 +287,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         self._loader = job.loader(
             batches.dataset,
             batches.initial,
-            max_batch_size=self._most,
-            per_gpu=self._per_gpu,
-            grow_after=self._grow_after,
+            **self._bounds,
             collate_fn=source.collate_fn,
             num_workers=source.num_workers,
             pin_memory=source.pin_memory,
