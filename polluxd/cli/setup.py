@@ -68,7 +68,7 @@ def _set_up_database(loaded: Config, superuser: str, user: str) -> None:
             database.migrate(loaded)
         except PolluxError as error:
             raise PolluxError(
-                f"{error}: run `polluxctl db init` as root on {url.host} first, or name a superuser with --url"
+                f"{error}: name the connection of a superuser of {url.host} with --url"
             ) from None
         return
     database.init(
@@ -82,8 +82,8 @@ def _set_up_database(loaded: Config, superuser: str, user: str) -> None:
 
 def _started_before(unit: str, conf: Path) -> bool:
     """Whether the unit runs since before the file was last changed."""
-    if _property(unit, "ActiveState") != "active":
-        return False
+    if not conf.exists() or _property(unit, "ActiveState") != "active":
+        return False  # without a file, slurmd has its configuration from slurmctld
     since_boot_us = int(_property(unit, "ActiveEnterTimestampMonotonic"))
     return time.time() - time.monotonic() + since_boot_us / 1e6 < conf.stat().st_mtime
 

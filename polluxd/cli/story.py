@@ -174,7 +174,7 @@ def _marginal(facts: Explanation, others: Sequence[Allocation]) -> Iterator[str]
     taker = next((a for a in others if a.job_id == facts.taken_by), None)
     has = ""
     if taker is not None and taker.placement:
-        has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times its fair share)"
+        has = f" ({count(taker.placement.gpus, 'GPU')}, {number(3)(taker.speedup)} times the goodput of its fair share)"
     # Near the margin the next size here and the last one there need not fit into each other.
     outcome = (
         "but more than this job would gain"
@@ -182,8 +182,8 @@ def _marginal(facts: Explanation, others: Sequence[Allocation]) -> Iterator[str]
         else "but polluxd found no exchange of whole sizes that pays"
     )
     yield (
-        f"One more GPU would bring this job {100 * facts.marginal / facts.price:.0f} % of what each GPU in use brings "
-        f"at least to the job that holds it. Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
+        f"One more GPU would bring this job {100 * facts.marginal / facts.price:.0f} % of what the least useful GPU in "
+        f"use brings to its job. Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
     )
 
 

@@ -1,5 +1,6 @@
 """Classify digits with DistributedDataParallel under torchrun."""
 
+import math
 import sys
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 
-EPOCHS, BATCH = int(sys.argv[1]) if sys.argv[1:] else 20, 32  # over all GPUs: 16 on each of 2
+EPOCHS, BATCH = int(sys.argv[1]) if sys.argv[1:] else 20, 32  # over all GPUs: 8 on each of 4
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -22,7 +23,7 @@ train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:].to(device), y[1400:].
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-scheduler = CosineAnnealingLR(optimizer, T_max=EPOCHS * len(train) // BATCH)
+scheduler = CosineAnnealingLR(optimizer, T_max=EPOCHS * math.ceil(len(train) / BATCH))
 
 job = pollux.attach(model, optimizer, scheduler)
 loader = job.loader(train, BATCH, max_batch_size=512)

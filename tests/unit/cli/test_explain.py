@@ -93,8 +93,8 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
         "Fair share: 3 GPUs on 1 node.",
         "Limit: other jobs, to which every GPU is worth more.",
         "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
-        "One more GPU would bring this job 40 % of what each GPU in use brings at least to the job that holds it.",
-        "Job 9 (8 GPUs, 1.50 times its fair share) would lose least by giving up GPUs, but more than this job",
+        "One more GPU would bring this job 40 % of what the least useful GPU in use brings to its job.",
+        "Job 9 (8 GPUs, 1.50 times the goodput of its fair share) would lose least by giving up GPUs, but more than",
         "A move would cost about 12s of training. To pay for it, other GPUs must bring at least 3.1 % more.",
     ):
         assert part in said

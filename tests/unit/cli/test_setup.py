@@ -101,7 +101,7 @@ def test_a_database_elsewhere_is_made_there_first(machine, monkeypatch):
 
     monkeypatch.setattr(database, "migrate", refused)
     done = machine.run("--yes")
-    assert "run `polluxctl db init` as root on db.example.org first" in str(done.exception)
+    assert "name the connection of a superuser of db.example.org with --url" in str(done.exception)
     assert machine.restarted == []
     assert machine.run("--yes", "--url=host=db.example.org", "--user=daemon").exit_code == 1
     assert machine.databases[0]["url"] == "host=db.example.org"
