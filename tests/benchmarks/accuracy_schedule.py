@@ -22,6 +22,8 @@ import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Steps take a millisecond here: ranks agree on the noise scale by steps, as for usual ones, and not by seconds.
+os.environ |= {"POLLUX_EXCHANGE_INTERVAL": "0", "POLLUX_EXCHANGES_PER_READING": "0"}
 sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
 
 import torch  # noqa: E402
@@ -80,8 +82,8 @@ def own_size(job: pollux.Job) -> int:
     if job.noise_scale is None:
         return job.batch_size
     now = BatchChoice(max(job.batch_size // GPUS, 1), 0)
-    most = job.training.limits.maximum  # M0 until `grow_after`
-    found = choose(STEP_TIMES, job.noise_scale, BatchLimits(M0, most, 1, MOST // GPUS), 1, GPUS, now)
+    limits = BatchLimits(M0, job.training.limits.maximum, 1, MOST // GPUS)  # M0 alone until `grow_after`
+    found = choose(STEP_TIMES, job.noise_scale, limits, 1, GPUS, now)
     return job.batch_size if found is None else found.size(GPUS)
 
 

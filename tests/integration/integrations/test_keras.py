@@ -101,8 +101,7 @@ def test_the_example_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
     assert "16 per GPU" in printed(elastic, "torch", "4", ranks=2, **folder)
     rest = printed(elastic, "torch", "12", **folder)
     assert "restored the checkpoint" in rest
-    accuracies = re.findall("accuracy ([0-9.]+)", printed(plain, "torch", "8") + rest)
-    assert [float(each) > 0.8 for each in accuracies] == [True, True]
+    assert min(map(float, re.findall("accuracy ([0-9.]+)", printed(plain, "torch", "8") + rest))) > 0.8
 
 
 def test_what_the_agent_cannot_train_with_is_refused() -> None:

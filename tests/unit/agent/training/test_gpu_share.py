@@ -62,7 +62,6 @@ def test_a_batch_grows_after_as_many_epochs_as_its_user_wants(by_epochs: bool) -
         per_gpu=(1, 16),
         grow_after=2,
     )
-    assert job.training.advisor is not None
     seen = set()
     for epoch in job.epochs(4) if by_epochs else range(4):
         for (x,) in loader:
