@@ -95,13 +95,13 @@ def test_a_fixed_batch_has_the_weights_and_metrics_of_plain_keras(backend: str) 
 
 @pytest.mark.slow
 def test_the_example_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
-    """The documentation shows the difference of this pair."""
     plain, elastic = ((EXAMPLES / kind / "keras_digits.py").read_text() for kind in ("plain", "elastic"))
     folder = {"POLLUX_CHECKPOINT_DIR": str(tmp_path)}
     assert "16 per GPU" in printed(elastic, "torch", "4", ranks=2, **folder)
     rest = printed(elastic, "torch", "12", **folder)
     assert "restored the checkpoint" in rest
-    assert min(map(float, re.findall("accuracy ([0-9.]+)", printed(plain, "torch", "8") + rest))) > 0.8
+    low, _ = sorted(re.findall("accuracy ([0-9.]+)", printed(plain, "torch", "8") + rest))
+    assert float(low) > 0.8
 
 
 def test_what_the_agent_cannot_train_with_is_refused() -> None:
