@@ -88,12 +88,8 @@ class Training:
 
     def limit(self, limits: BatchLimits, most_per_gpu: int, grow_after: int) -> None:
         """Set the batch sizes that the agent may choose."""
-        self.limits, self.most, self.grow_after = (
-            replace(limits, maximum=limits.initial),
-            limits.maximum,
-            grow_after,
-        )
-        self.most_per_gpu = most_per_gpu
+        self.limits, self.most = replace(limits, maximum=limits.initial), limits.maximum
+        self.most_per_gpu, self.grow_after = most_per_gpu, grow_after
         self.begin_epoch()
 
     def begin(self, data: ElasticData, choice: BatchChoice) -> None:

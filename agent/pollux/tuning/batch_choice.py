@@ -40,7 +40,7 @@ def batch_limits(
 ) -> BatchLimits:
     """Return the limits of a user's settings.
 
-    Defaults: M_max is M0, and m runs from M0 / 32 to M0.
+    Defaults: M_max is M0, and m runs from M0 / 32 to M0. `grow_after`, epochs in which M0 is kept, is checked alone.
 
     Raises BatchError if the settings contradict each other. If no batch size could run on one GPU, because the least
     share of a GPU is above M0 and the batch size may not grow that far, M0 becomes the least share.

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from polluxd.cli import database
 from polluxd.cli.ctl import app
 from polluxd.errors import StoreUnavailable
+from polluxd.site import hooks
 
 CONFIG = """
 [slurm]
@@ -87,9 +88,13 @@ def test_slurm_goes_on_when_its_configuration_is_older_than_its_start(machine):
     assert machine.restarted == ["polluxd polluxd-gateway"]
 
 
-def test_a_node_has_no_database_and_no_services(machine):
+def test_a_node_has_no_database_and_no_services(machine, monkeypatch):
     machine.run("--yes", unit="not-found")
     assert machine.databases == []
+    assert machine.restarted == ["slurmd"]
+    monkeypatch.setattr(hooks, "roles_here", lambda: (hooks.Role.NODE,))
+    (machine.folder / "slurm.conf").unlink()  # slurmd has its configuration from slurmctld
+    assert isinstance(machine.run("--yes", unit="not-found").exception, SystemExit), "no traceback"
     assert machine.restarted == ["slurmd"]
 
 

@@ -55,13 +55,8 @@ def test_the_users_bound_stays() -> None:
 def test_a_batch_grows_after_as_many_epochs_as_its_user_wants(by_epochs: bool) -> None:
     model = torch.nn.Linear(2, 1)
     job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    loader = job.loader(
-        torch.utils.data.TensorDataset(torch.zeros(16, 2)),
-        8,
-        max_batch_size=16,
-        per_gpu=(1, 16),
-        grow_after=2,
-    )
+    data = torch.utils.data.TensorDataset(torch.zeros(16, 2))
+    loader = job.loader(data, 8, max_batch_size=16, per_gpu=(1, 16), grow_after=2)
     seen = set()
     for epoch in job.epochs(4) if by_epochs else range(4):
         for (x,) in loader:
