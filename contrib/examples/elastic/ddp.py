@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 
-EPOCHS, BATCH = int(sys.argv[1]) if sys.argv[1:] else 20, 32  # over all GPUs: 8 on each of 4
+EPOCHS, BATCH = int(sys.argv[1]) if sys.argv[1:] else 20, 32  # over all GPUs: 16 on each of 2
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
