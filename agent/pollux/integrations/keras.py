@@ -110,13 +110,16 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
         self._data, self._rate = data, optimizer.param_groups[0]
         epochs = self.params["epochs"]
         self._epochs = job.epochs(epochs)
-        # Read after this call: the epoch to begin with.
-        model._initial_epoch = epochs if job.progress.epoch >= epochs else job.progress.epoch
+        self._epoch = next(self._epochs, epochs)
+        if self._epoch < epochs and job.stepper.epoch_done():  # stopped by a callback at the epoch's very end
+            self._epoch = next(self._epochs, epochs)
+        model._initial_epoch = self._epoch  # read after this call
         if backend == "jax":
             self._show()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        next(self._epochs)
+        if epoch > self._epoch:
+            self._epoch = next(self._epochs)
         if keras.config.backend() == "jax":
             module: Any = self.job.module
             module.assign_state((self._variables()[1], self._metrics()))

@@ -104,6 +104,30 @@ def test_the_example_goes_on_at_another_number_of_ranks(tmp_path: Path) -> None:
     assert float(low) > 0.8
 
 
+STOPPED = """
+import keras, torch
+from pollux.integrations.keras import Elastic
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training |= epoch == 1
+
+elastic = Elastic(torch.utils.data.TensorDataset(torch.ones(32, 2), torch.ones(32, 1)), 16)
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(elastic.batches(), epochs=4, callbacks=[elastic, Stop()], shuffle=False, verbose=0)
+print("epochs", history.epoch)
+"""
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_training_that_a_callback_has_stopped_goes_on_with_the_next_epoch(
+    backend: str, tmp_path: Path
+) -> None:
+    for epochs in ([0, 1], [2, 3], []):
+        assert f"epochs {epochs}\n" in printed(STOPPED, backend, POLLUX_CHECKPOINT_DIR=str(tmp_path))
+
+
 def test_what_the_agent_cannot_train_with_is_refused() -> None:
     lion, schedule, clipped, decayed, early = printed(REFUSED, "torch").splitlines()[-5:]
     assert lion == "expected one of Keras's optimizers SGD, Adam, AdamW, got Lion"
