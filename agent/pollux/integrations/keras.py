@@ -131,6 +131,13 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
             # Callbacks of Keras change it between epochs. The agent's factor comes on top.
             self._rate["lr"] = float(self.model.optimizer.learning_rate)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Evaluate with rank 0's moving averages: each rank has those of its own samples."""
+        averages = [v for v in self.model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+        own = [keras.ops.convert_to_numpy(variable) for variable in averages]
+        for variable, value in zip(averages, self.job.coordinator.exchange.gather(own)[0], strict=True):
+            variable.assign(value)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._batch is None:  # the epoch is whole; later callbacks may stop the training
             self.model.stop_training = False
