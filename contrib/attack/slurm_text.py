@@ -203,6 +203,8 @@ def changed_after_submission(site: Site, defended: bool) -> Outcome:
             "MinMemoryNode=7",
             "Partition=pollux",
             "TimeMin=1",
+            "QOS=normal",
+            "Account=root",
             "JobName=y",
             "NumNodes=2-2",
         ),

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from polluxd.model import KEPT_BACK, Allocation, JobState, Plan
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -49,13 +50,23 @@ class IdleGpus:
     """Whether that reason can be the cause: a rule, a limit or a move under way."""
 
 
+class _Beside(NamedTuple):
+    """A waiting job beside idle GPUs."""
+
+    since: float
+    """POSIX time from which on the job could have started."""
+    unexplained_since: float
+    """POSIX time from which on, in addition, no reason explains its wait."""
+    gpus: int
+    """Idle for it now."""
+
+
 class IdleWatch:
     """Notes since when each waiting Pollux job could have started."""
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._seen: dict[int, tuple[float, int]] = {}
-        """By job: since when it could start [POSIX s], and the GPUs that are idle for it now."""
+        self._seen: dict[int, _Beside] = {}
 
     def observe(self, state: ClusterState) -> None:
         """Take in what Slurm shows. A job that could not start for a moment counts from that moment on."""
@@ -65,16 +76,22 @@ class IdleWatch:
         for job in waiting:
             gpus = startable_gpus(job, state, free)
             if gpus:
-                since = former.get(job.job_id, (state.taken_at, 0))[0]
-                self._seen[job.job_id] = since, gpus
+                known = former.get(job.job_id, _Beside(state.taken_at, state.taken_at, gpus))
+                self._seen[job.job_id] = known._replace(gpus=gpus)
 
     def overdue(self, plan: Plan, now: float) -> list[IdleGpus]:
-        """Return the jobs that could have started for longer than the patience, the longest first."""
-        found = [
-            IdleGpus(job_id, gpus, since, *_cause(plan.of(job_id)))
-            for job_id, (since, gpus) in self._seen.items()
-            if now - since > self._patience_s
-        ]
+        """Return the jobs that could have started for longer than the patience, the longest first.
+
+        Time in which a plan stated a cause does not count once the cause has gone: the next plan may use the GPUs.
+        """
+        found = []
+        for job_id, beside in self._seen.items():
+            reason, stated = _cause(plan.of(job_id))
+            if stated:
+                self._seen[job_id] = beside._replace(unexplained_since=now)
+            since = beside.since if stated else beside.unexplained_since
+            if now - since > self._patience_s:
+                found.append(IdleGpus(job_id, beside.gpus, since, reason, stated))
         return sorted(found, key=lambda one: (one.since, one.job_id))
 
 
@@ -92,7 +109,9 @@ def _cause(allocation: Allocation | None) -> tuple[str, bool]:
 def _waits(job: SlurmJob, now: float) -> bool:
     """Whether a Pollux job waits for nothing that its user set."""
     own = job.held_by_user or job.dependent or (job.begin_time or 0.0) > now
-    return job.spec is not None and job.state is JobState.PENDING and not (own or job.companion or job.tasks)
+    # Tasks that still share one record of Slurm can wait for their user's own limit (--array=0-9%2).
+    own = own or bool(job.tasks and job.demands.array_limit)
+    return job.spec is not None and job.state is JobState.PENDING and not (own or job.companion)
 
 
 def free_gpus(state: ClusterState) -> Counter[str]:

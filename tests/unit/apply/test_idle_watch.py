@@ -116,6 +116,22 @@ def test_the_watch_speaks_after_its_patience_and_names_the_reason() -> None:
     assert "tell an administrator" in remarked(found, [idle], NOW).allocations[0].reason  # type: ignore[list-item]
 
 
+def test_tasks_that_share_a_record_are_watched() -> None:
+    assert len(idle_after(job(tasks=(1, 2)), PATIENCE + 1, plan(""))) == 1
+
+
+def test_time_under_a_stated_cause_does_not_count_once_it_has_gone() -> None:
+    watch = IdleWatch(PATIENCE)
+    limited, unexplained = plan("", "limit"), plan("")
+    for seconds, found in ((0, limited), (PATIENCE + 5, limited), (PATIENCE + 10, unexplained)):
+        watch.observe(cluster((node("n1"),), job(), at=NOW + seconds))
+        overdue = watch.overdue(found, NOW + seconds)
+        assert [one.stated for one in overdue] == ([True] if found is limited and seconds else [])
+    watch.observe(cluster((node("n1"),), job(), at=NOW + 2 * PATIENCE + 20))
+    (idle,) = watch.overdue(unexplained, NOW + 2 * PATIENCE + 20)
+    assert (idle.stated, idle.since) == (False, NOW + PATIENCE + 5)
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
@@ -123,7 +139,7 @@ def test_the_watch_speaks_after_its_patience_and_names_the_reason() -> None:
         job(dependent=True),
         job(begin_time=NOW + 1e6),
         job(spec=None),
-        job(tasks=(1, 2)),
+        job(tasks=(1, 2), demands=Demands(array_limit=1)),
         job(state=JobState.RUNNING),
     ],
 )
