@@ -143,7 +143,7 @@ def explanations(site: Site, defended: bool) -> Outcome:
     """polluxd's decision is made again for each of them."""
     his, hers = (f"/v1/jobs/{site.resident(user)}/explain" for user in ("mallory", "alice"))
     with site.gateway.patched("" if defended else NO_TURNS):
-        return beside(site, {"ask": 48}, json.dumps(tokens(site)), his, path=hers)
+        return beside(site, {"ask": 128}, json.dumps(tokens(site)), his, path=hers)
 
 
 _flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, STRANGERS_STAY, "job")

@@ -225,8 +225,9 @@ class DevCluster:
         if self._slurmctld is not None:
             self._slurmctld.send(number)
 
-    def start_slurmd(self, name: str) -> None:
-        argv = [program("slurmd"), "-D", "-N", name, "-f", str(self.slurm_conf)]
+    def start_slurmd(self, name: str, *, booted: bool = False) -> None:
+        """Start the slurmd of a node, which says that the node has just booted, if so."""
+        argv = [program("slurmd"), "-D", "-N", name, "-f", str(self.slurm_conf), *(["-b"] if booted else [])]
         daemon = Daemon(
             f"slurmd {name}", argv, self.logs / f"slurmd-{name}.out", env=self._daemon_environment()
         )

@@ -31,6 +31,8 @@ LEASE_S = 20
 TOLERANCE_S = 25.0
 """A cycle of 5 s, a lease, a slow scheduler, and the same on a busy machine."""
 _END_S = 240.0
+_REBOOT_S = 90.0
+"""Longest wait for the end of the jobs on a node that is to reboot."""
 _NO_CAUSE = re.compile(r"do not form such a placement|worth more elsewhere|takes no part|^$")
 """Reasons that explain no wait beside idle GPUs."""
 _EXPLAINED_AFTER_S = 8.0
@@ -177,17 +179,18 @@ def _run(site: Place, drawn: DrawnSite, *, beside: bool) -> Run:
     todo += [(job.at, lambda job=job: submit(job)) for job in drawn.jobs]
     acts, slow = Acts(site, ids, beside=beside), list[Future[None]]()
 
-    def by(hand: ThreadPoolExecutor, do: Callable[[Act], None], act: Act) -> None:
-        if act.kind in POLLUXD:
+    def by(do: Callable[[Act], None], act: Act) -> None:
+        if hand := daemons if act.kind in POLLUXD else nodes if act.kind == "reboot" else None:
             slow.append(hand.submit(do, act))
         else:
             do(act)
 
-    # Acts on polluxd take long, and the control has none: a thread of their own keeps the other acts' times the same.
-    with ThreadPoolExecutor(1) as hand:
+    # Acts on polluxd take long, and the control has none; a reboot waits for the node's jobs. Threads of their own keep
+    # the other acts' times the same.
+    with ThreadPoolExecutor(1) as daemons, ThreadPoolExecutor(1) as nodes:
         for act in drawn.acts:
             todo += [
-                (act.at + later, lambda act=act, do=do: by(hand, do, act))
+                (act.at + later, lambda act=act, do=do: by(do, act))
                 for do, later in ((acts.do, 0.0), (acts.undo, act.seconds))
             ]
         for at, do in sorted(todo, key=lambda one: one[0]):
@@ -241,6 +244,8 @@ class Acts:
                 self._site.command("scontrol", *command)
         elif act.kind == "restart" and begin:
             self._site.cluster.restart_slurmctld()
+        elif act.kind == "reboot" and not begin:
+            self._reboot(act.target)
         elif act.kind == "slurmd restart":
             (self._site.cluster.stop_slurmd if begin else self._site.cluster.start_slurmd)(act.target)
         elif act.kind == "limit":
@@ -249,6 +254,16 @@ class Acts:
             self._site.command("sacctmgr", "-i", *words)
         elif self._beside and act.kind in POLLUXD:
             POLLUXD[act.kind][not begin](self._site)
+
+    def _reboot(self, node: str) -> None:
+        """Do what RebootProgram stands for, once Slurm has called it: when the node's jobs have ended."""
+        deadline = time.monotonic() + _REBOOT_S
+        while "REBOOT_ISSUED" not in self._site.command("scontrol", "show", "node", node):
+            if time.monotonic() > deadline:
+                return  # another act has cancelled it
+            time.sleep(1.0)
+        self._site.cluster.stop_slurmd(node)
+        self._site.cluster.start_slurmd(node, booted=True)
 
     def _command(self, act: Act, *, begin: bool) -> tuple[str, ...]:
         job = str(self._ids.get(act.target, 0))
@@ -271,6 +286,7 @@ class Acts:
             "requeue": (("requeue", job), ()),
             "time limit": (("update", f"JobId={job}", "TimeLimit=30"), ()),
             "comment": (("update", f"JobId={job}", "AdminComment=ticket 12"), ()),
+            "reboot": (("reboot", "ASAP", "nextstate=RESUME", "reason=sites", act.target), ()),
             "reservation": (
                 ("create", "reservation", "ReservationName=r", *where),
                 ("delete", "ReservationName=r"),

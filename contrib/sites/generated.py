@@ -116,7 +116,8 @@ def draw(seed: int) -> DrawnSite:
     hand = _Hand(rng, names, gpus, types, features, partitions, by_qos=by_qos and bool(accounts))
     jobs = tuple(hand.job(number) for number in range(rng.randint(10, 14)))
     drawn = DrawnSite(seed, nodes, gpus, site, accounts, jobs, _acts(rng, names, jobs))
-    return _more(random.Random(f"more of site {seed}"), drawn)
+    drawn = _more(random.Random(f"more of site {seed}"), drawn)
+    return _reboot(random.Random(f"reboot at site {seed}"), drawn)
 
 
 _LINES = (
@@ -182,6 +183,19 @@ def _more(rng: random.Random, drawn: DrawnSite) -> DrawnSite:
         site=replace(site, lines=tuple(lines), files=files, cloud=cloud),
         jobs=tuple(sorted(jobs, key=lambda job: job.at)),
         acts=tuple(sorted(acts, key=lambda act: act.at)),
+    )
+
+
+def _reboot(rng: random.Random, drawn: DrawnSite) -> DrawnSite:
+    """Add, at one site of three, the reboot of a node."""
+    if rng.random() < 0.67:
+        return drawn
+    always_on = drawn.nodes - len(drawn.site.cloud)
+    act = Act("reboot", rng.uniform(5, STREAM_S), 0.0, f"n{rng.randint(1, always_on)}")
+    return replace(
+        drawn,
+        site=replace(drawn.site, lines=(*drawn.site.lines, "RebootProgram=/bin/true")),
+        acts=tuple(sorted((*drawn.acts, act), key=lambda one: one.at)),
     )
 
 

@@ -23,7 +23,7 @@ def test_a_seed_draws_one_site_and_many_seeds_many_kinds() -> None:
     options = " ".join(line for site in drawn for job in site.jobs for line in (job.head, *job.lines))
     for option in ("--exclusive", "--qos=urgent", "--array", "--nodes=2", "--partition=extra", "POLLUX"):
         assert option in options
-    assert len({act.kind for site in drawn for act in site.acts}) == 15
+    assert len({act.kind for site in drawn for act in site.acts}) == 16
     assert any(site.site.cloud for site in drawn)
     assert any("job_submit.lua" in site.site.files for site in drawn)
     assert any(job.trains for site in drawn for job in site.jobs)
