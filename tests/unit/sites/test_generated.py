@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from contrib.sites.control import TOLERANCE_S, Run, compare
+from contrib.sites.control import TOLERANCE_S, Run, compare, never_runs
 from contrib.sites.generated import DrawnJob, draw
 from contrib.sites.idle import Measured, Seen, Wish
 from contrib.sites.page import read_rows, with_row
@@ -53,6 +53,15 @@ def test_a_job_that_is_lost_or_waits_longer_without_a_reason_is_found(beside: Ru
     job = DrawnJob("j0", 0.0, "SBATCH --gres=gpu:1", ("POLLUX min-gpus=1",), 5, Wish(1))
     found = compare(replace(draw(1), jobs=(job,)), runs(2.0), beside)
     assert (wrong in found[0]) if wrong else found == []
+
+
+@pytest.mark.parametrize(("waits", "excused"), [({}, True), ({"j0": 200.0}, False)])
+def test_the_watch_is_excused_where_slurm_starts_the_job_without_polluxd_neither(
+    waits: dict[str, float], excused: bool
+) -> None:
+    beside, note = runs(3.0, ids={"j0": 7}), "idle since 10:00: 4 GPUs that job 7 may use, while it waits"
+    assert never_runs(note, Run(Measured(), waits=waits), beside) is excused
+    assert not never_runs(note.replace("job 7", "job 8"), Run(Measured()), beside)
 
 
 def test_idle_seconds_and_first_starts_are_those_of_the_job() -> None:
