@@ -207,8 +207,9 @@ class Gain:
     """What the decisions would have brought."""
 
     decisions: int
+    """Those that were made again."""
     hours: float
-    """Covered by the decisions."""
+    """For which the decisions stand."""
     held: float
     """Mean over time of the jobs' SPEEDUPs, added up, as they held GPUs; a waiting job's is 0."""
     planned: float
@@ -229,9 +230,26 @@ def speedups(snapshot: Snapshot) -> tuple[float, float]:
     return tuple(math.fsum(a.speedup for a in plan.allocations) for plan in (held, planned))  # type: ignore[return-value]
 
 
-def gain(decided: Sequence[tuple[float, float, float]]) -> Gain | None:
-    """Add up decisions: (POSIX time, speedups held, speedups planned), oldest first. None for fewer than two."""
-    spans = [(min(later[0] - now[0], LONGEST_GAP_S), now[1], now[2]) for now, later in pairwise(decided)]
+def sampled(cycles: Sequence[CycleView], mode: str) -> list[tuple[CycleView, float]]:
+    """Return decisions of a mode with the seconds that each stands for, at most `SAMPLES` of them.
+
+    A decision holds until the next one, whose mode may be another. Each of the sample stands for its neighbours, too.
+
+    Args:
+        cycles: of any mode, oldest first.
+    """
+    lasted = [
+        (now, min(later.started_at - now.started_at, LONGEST_GAP_S))
+        for now, later in pairwise(cycles)
+        if now.mode == mode
+    ]
+    size = max(1, -(-len(lasted) // SAMPLES))
+    groups = [lasted[n : n + size] for n in range(0, len(lasted), size)]
+    return [(group[0][0], math.fsum(seconds for _, seconds in group)) for group in groups]
+
+
+def gain(spans: Sequence[tuple[float, float, float]]) -> Gain | None:
+    """Add up decisions: (seconds, speedups held, speedups planned), oldest first. None where no time passed."""
     total = math.fsum(seconds for seconds, _, _ in spans)
     if total <= 0:
         return None
@@ -242,10 +260,11 @@ def gain(decided: Sequence[tuple[float, float, float]]) -> Gain | None:
         blocks = [spans[n * size : (n + 1) * size] for n in range(BLOCKS)]
         means = [fmean(after - before for _, before, after in block) for block in blocks]
         error = 2.262 * stdev(means) / math.sqrt(BLOCKS)  # Student's t, 9 degrees of freedom
-    return Gain(len(decided), total / 3600.0, held, planned, error)
+    return Gain(len(spans), total / 3600.0, held, planned, error)
 
 
 GAIN_COLUMNS = (
+    Column("mode", "MODE"),
     Column("decisions", "DECISIONS", right=True),
     Column("hours", "HOURS", number(), right=True),
     Column("held", "SPEEDUP NOW", number(), right=True),
@@ -263,23 +282,25 @@ def gain_(
 ) -> None:
     """Add up what the decisions promise against what the jobs hold.
 
-    In mode observe: what polluxd would have gained. SPEEDUP is the sum over the jobs, 1 for a job at its fair share and
-    0 for one that waits. The cost of moves is left out.
+    In mode observe: what polluxd would have gained. The sum is over the snapshots that are kept, of about a day, and
+    over the decisions in the mode of the newest. SPEEDUP is the sum over the jobs, 1 for a job at its fair share and 0
+    for one that waits. The cost of moves is left out.
     """
     store, _ = access.open_store(config)
     kept = [s.cycle for s in store.cycles(newest) if s.kept and s.cycle.solver is not None][::-1]
-    sample = kept[:: max(1, -(-len(kept) // SAMPLES))]
+    mode = kept[-1].mode if kept else ""
     found = gain(
         [
-            (cycle.started_at, *speedups(decode_snapshot(data)))
-            for cycle in sample
+            (seconds, *speedups(decode_snapshot(data)))
+            for cycle, seconds in sampled(kept, mode)
             if (data := store.cycle_snapshot(cycle.id)) is not None
         ]
     )
     if found is None:
         raise PolluxError(
-            "expected two decisions or more with their snapshots: wait for polluxd's next decisions"
+            "expected two decisions or more in the present mode, with their snapshots: wait for polluxd's next "
+            "decisions"
         )
     error = None if found.error is None else found.error * found.hours
-    row = {**asdict(found), "gained_hours": found.gained_hours, "error_hours": error}
+    row = {"mode": mode, **asdict(found), "gained_hours": found.gained_hours, "error_hours": error}
     emit([row], GAIN_COLUMNS, as_json=as_json, console=access.console())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pollux.goodput import NoiseScale
-from polluxd.cli.decisions import BLOCKS, differences, gain, speedups
+from polluxd.cli.decisions import BLOCKS, SAMPLES, differences, gain, sampled, speedups
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
@@ -159,7 +159,7 @@ def test_the_gain_needs_two_decisions_and_is_a_row(recorded, polluxctl, monkeypa
     later = replace(one, cycle=replace(one.cycle, started_at=one.cycle.started_at + 60))
     monkeypatch.setattr(recorded, "cycles", lambda _newest: [later, one])
     (row,) = json.loads(polluxctl("decisions", "gain", "--json").out)
-    assert (row["decisions"], row["held"]) == (2, 0.0)
+    assert (row["mode"], row["decisions"], row["held"]) == ("enforce", 1, 0.0)
     assert row["gained_hours"] == pytest.approx(sum(a.speedup for a in recorded.plan.allocations) / 60)
 
 
@@ -303,24 +303,45 @@ def test_jobs_on_fewer_gpus_than_decided_gain():
 
 
 def test_the_sum_weighs_each_decision_by_its_time():
-    found = gain([(0.0, 1.0, 2.0), (100.0, 1.0, 4.0), (400.0, 9.0, 9.0)])
+    found = gain([(100.0, 1.0, 2.0), (300.0, 1.0, 4.0)])
     assert found is not None
-    assert (found.decisions, found.hours) == (3, pytest.approx(400 / 3600))
+    assert (found.decisions, found.hours) == (2, pytest.approx(400 / 3600))
     assert (found.held, found.planned) == (1.0, pytest.approx((2 * 100 + 4 * 300) / 400))
     assert found.gained_hours == pytest.approx((1 * 100 + 3 * 300) / 3600)
     assert found.error is None, "two decisions show no spread"
+    assert gain([]) is None
+
+
+def decided(*cycles: tuple[float, str]) -> list[CycleView]:
+    """Cycles at so many seconds, in a mode."""
+    bounds = (1.0, 1.0, 0.0, "counts", {})
+    return [CycleView(n, 5, mode, at, "", *bounds) for n, (at, mode) in enumerate(cycles, 1)]
+
+
+def test_a_sample_stands_for_all_the_time():
+    sample = sampled(decided(*((60.0 * n, "observe") for n in range(10_001))), "observe")
+    assert len(sample) == SAMPLES
+    assert sum(seconds for _, seconds in sample) == 600_000.0
+    assert {seconds for _, seconds in sample} == {50 * 60.0}
 
 
 def test_the_time_that_polluxd_did_not_run_does_not_count():
-    found = gain([(0.0, 1.0, 2.0), (1e6, 1.0, 2.0)])
-    assert found is not None
-    assert found.hours == pytest.approx(600 / 3600)
-    assert gain([(0.0, 1.0, 2.0)]) is None
+    assert [seconds for _, seconds in sampled(decided((0.0, "observe"), (1e6, "observe")), "observe")] == [
+        600.0
+    ]
+    assert sampled(decided((0.0, "observe")), "observe") == []
+
+
+def test_decisions_in_another_mode_do_not_count():
+    times = decided(
+        (0.0, "observe"), (60.0, "enforce"), (120.0, "enforce"), (180.0, "observe"), (240.0, "observe")
+    )
+    assert [(cycle.id, seconds) for cycle, seconds in sampled(times, "observe")] == [(1, 60.0), (4, 60.0)]
 
 
 def test_the_error_is_the_spread_of_blocks():
     blocks = [n % 2 for n in range(BLOCKS) for _ in range(7)]
-    found = gain([(60.0 * n, 1.0, 1.0 + won) for n, won in enumerate([*blocks, 0])])
+    found = gain([(60.0, 1.0, 1.0 + won) for won in blocks])
     assert found is not None
     # Ten means, five of them 0 and five 1: standard deviation sqrt(10/4/9); Student's t is 2.262.
     assert found.error == pytest.approx(2.262 * math.sqrt(2.5 / 9) / math.sqrt(10))
