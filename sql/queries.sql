@@ -163,16 +163,17 @@ SELECT job_id FROM reused;
 
 -- name: upsert_jobs
 INSERT INTO pollux.job AS j (cluster, job_id, uid, name, user_name, account, partition, spec, state, slurm_state,
-    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, held_at, seen_at, most_gpus, most_nodes)
+    slurm_reason, attempt, nodes, gpus, submitted_at, started_at, ended_at, held_at, seen_at, most_gpus, most_nodes,
+    left_alone)
 SELECT :cluster, s.job_id, s.uid, s.name, s.user_name, s.account, s.partition, s.spec, s.state, s.slurm_state,
     s.slurm_reason, s.attempt, ARRAY(SELECT jsonb_array_elements_text(s.nodes)), s.gpus,
     to_timestamp(s.submitted_at), to_timestamp(s.started_at),
     CASE WHEN s.ended THEN coalesce(to_timestamp(s.ended_at), now()) END, CASE WHEN s.gpus > 0 THEN now() END, now(),
-    s.gpus, jsonb_array_length(s.nodes)
+    s.gpus, jsonb_array_length(s.nodes), s.left_alone
 FROM jsonb_to_recordset(CAST(:jobs AS jsonb)) AS s(
     job_id bigint, uid bigint, name text, user_name text, account text, partition text, spec jsonb, state text,
     slurm_state text, slurm_reason text, attempt integer, nodes jsonb, gpus integer, submitted_at double precision,
-    started_at double precision, ended boolean, ended_at double precision)
+    started_at double precision, ended boolean, ended_at double precision, left_alone text)
 ON CONFLICT (cluster, job_id) DO UPDATE SET
     uid = excluded.uid, name = excluded.name, user_name = excluded.user_name, account = excluded.account,
     partition = excluded.partition, spec = excluded.spec, state = excluded.state,
@@ -181,7 +182,8 @@ ON CONFLICT (cluster, job_id) DO UPDATE SET
     started_at = least(j.started_at, excluded.started_at),
     ended_at = CASE WHEN excluded.ended_at IS NULL THEN NULL ELSE coalesce(j.ended_at, excluded.ended_at) END,
     held_at = CASE WHEN excluded.gpus > 0 OR j.gpus > 0 THEN now() ELSE j.held_at END, seen_at = now(),
-    most_gpus = greatest(j.most_gpus, excluded.most_gpus), most_nodes = greatest(j.most_nodes, excluded.most_nodes)
+    most_gpus = greatest(j.most_gpus, excluded.most_gpus), most_nodes = greatest(j.most_nodes, excluded.most_nodes),
+    left_alone = excluded.left_alone
 RETURNING j.job_id, j.submitted_at;
 
 -- name: job_times
@@ -401,7 +403,7 @@ ORDER BY r.id;
 -- name: jobs_view
 -- One row per job: what it is, what it has, what it reports, what was last decided and moved.
 SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
-       j.gpus, j.submitted_at, j.started_at, j.ended_at,
+       j.gpus, j.submitted_at, j.started_at, j.ended_at, j.left_alone,
        p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
        p.mode, p.advice,
        a.speedup, a.reason AS decision_reason, a.cycle_id,

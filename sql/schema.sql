@@ -33,6 +33,7 @@ CREATE TABLE pollux.job (
     most_nodes    integer NOT NULL DEFAULT 0 CHECK (most_nodes >= 0),
     pinned_by     text,
     former_agent  boolean NOT NULL DEFAULT false,
+    left_alone    text NOT NULL DEFAULT '',
     PRIMARY KEY (cluster, job_id)
 );
 COMMENT ON COLUMN pollux.job.state IS 'GONE: Slurm forgot the job before polluxd saw its end';
@@ -42,6 +43,7 @@ COMMENT ON COLUMN pollux.job.most_gpus IS 'most GPUs that the job has held; it c
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
 COMMENT ON COLUMN pollux.job.former_agent IS
     'it ran under polluxd 0.1, whose agent has no way in any more: it trains on plainly, and is never moved';
+COMMENT ON COLUMN pollux.job.left_alone IS 'why polluxd leaves the job to Slurm; empty: it does not';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
 -- The inbox: the gateway alone inserts rows into report_history, acknowledgement and fingerprint, after it has checked

@@ -34,17 +34,29 @@ class Scope:
         self._authorize = authorize
         self._released: frozenset[int] = frozenset()
 
-    def covers(self, job: SlurmJob) -> bool:
-        """Tell whether polluxd acts on the job."""
-        named = self._settings
-        if not (named.partitions or named.accounts or named.users):
-            return True
-        whole = set(job.partition.split(",")) <= set(named.partitions)
-        return whole or job.account in named.accounts or job.user in named.users
+    def why_outside(self, job: SlurmJob) -> str:
+        """Say why polluxd does not act on the job; empty where it does."""
+        has = {"partitions": set(job.partition.split(",")), "accounts": {job.account}, "users": {job.user}}
+        unnamed = {
+            setting: asked.difference(names)
+            for setting, asked in has.items()
+            if (names := getattr(self._settings, setting))
+        }
+        if unnamed and all(unnamed.values()):
+            lacking = " and ".join(
+                f"scope.{setting} does not name {', '.join(sorted(names))}"
+                for setting, names in unnamed.items()
+            )
+            return f"it is outside of the scope in polluxd.toml: {lacking}. Slurm runs it as a plain job"
+        return ""
 
     def divide(self, state: ClusterState) -> tuple[ClusterState, Sequence[SlurmJob]]:
-        """Return the cluster with the jobs outside of the scope as plain ones, and these jobs as they are."""
-        outside = [job for job in state.jobs if job.spec is not None and not self.covers(job)]
+        """Return the cluster with the jobs outside of the scope as plain ones, and these jobs with the reason."""
+        outside = [
+            replace(job, left_alone=why)
+            for job in state.jobs
+            if job.spec is not None and (why := self.why_outside(job))
+        ]
         if not outside:
             return state, ()
         apart = {job.job_id for job in outside}
@@ -86,8 +98,14 @@ class Scope:
         try:
             self._slurm.renew(leased, now)
         except SlurmRefused as error:
-            log.warning("leases of jobs outside of [scope] could not be ended: %s", error)
+            log.warning("leases of jobs that polluxd leaves alone could not be ended: %s", error)
         self._released |= frozenset(leased)
+
+
+_LOST = (
+    "its AdminComment has lost Pollux' mark, so that it looks like a plain job. polluxd's log has the command that "
+    "writes the mark again"
+)
 
 
 class LostMarks:
@@ -113,7 +131,8 @@ class LostMarks:
             elif before is not None and not job.state.finished:
                 known[key] = before
                 marked = ("spec", "demands", "companion", "submit_time", "begin_time")
-                lost.append(replace(job, **{name: getattr(before, name) for name in marked}))
+                found = {name: getattr(before, name) for name in marked}
+                lost.append(replace(job, left_alone=_LOST, **found))
                 if job.job_id not in logged:
                     log.error(
                         "job %d is Pollux' and its AdminComment has lost the mark: polluxd leaves it alone. As root: "

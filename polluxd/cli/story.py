@@ -47,11 +47,13 @@ def story(
     """
     who, placed = f"Job {row['job_id']} ({row['name']}) of {row['user']}", found.allocation
     if row["ended_at"] is not None:
-        yield f"{who} has ended: {row['state']}."
+        yield _ended(who, row["state"])
     else:
         held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
         yield f"{who}: {str(row['state']).lower()}, holds {held}."
-        if placed is not None and found.cycle is not None:
+        if found.job.left_alone:
+            yield f"polluxd leaves this job alone: {found.job.left_alone}."
+        elif placed is not None and found.cycle is not None:
             ago = duration(time.time() - found.cycle.started_at)
             idle = _not_acting(found.cycle.mode, paused=settings["paused"])
             yield f"Decided {ago} ago (cycle {found.cycle.id}{idle}): {placed.reason}"
@@ -79,6 +81,15 @@ def story(
         yield f"Moved {count(row['moves'], 'time')}; the moves cost {duration(row['lost_s'])}."
     if settings["paused"]:
         yield "polluxd is paused: it moves nothing until `polluxctl resume`."
+
+
+def _ended(who: str, state: str) -> str:
+    if state != "GONE":
+        return f"{who} has ended: {state}."
+    return (
+        f"{who} is no Pollux job of Slurm's any more: it ended while polluxd was away, or its AdminComment had lost "
+        "Pollux' mark when polluxd started."
+    )
 
 
 def _advice(row: Mapping[str, Any]) -> Iterator[str]:

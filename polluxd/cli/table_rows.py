@@ -125,6 +125,8 @@ def _reason(view: JobView, moving: str | None, over: bool) -> str:
     why = view.decision_reason or ""
     if moving is not None:
         return f"{moving}: {view.move_reason or why}"
+    if view.left_alone:
+        return f"left alone: {view.left_alone}"
     if not why and view.slurm_reason not in ("", "None"):
         return f"Slurm: {view.slurm_reason}"
     return why

@@ -79,6 +79,8 @@ class SlurmJob:
     admin_comment: str = ""
     spec: JobSpec | None = None
     """What the job asks of Pollux; None: the job did not opt in and is left alone."""
+    left_alone: str = ""
+    """Why polluxd leaves a job alone that opted in; empty: it does not."""
     batch_host: str = ""
     """The node that its batch script runs on, which no shrink may give back."""
     mem_per_gpu_mb: int = 0

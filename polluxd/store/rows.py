@@ -71,6 +71,7 @@ def job_to_json(job: SlurmJob) -> dict[str, Any]:
         "started_at": job.start_time if running or job.state.finished else None,
         "ended": job.state.finished,
         "ended_at": job.end_time,
+        "left_alone": job.left_alone,
     }
 
 

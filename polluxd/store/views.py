@@ -104,6 +104,8 @@ class JobView:
     uid: int | None = None
     silent_since: float | None = None
     """Since when it holds GPUs without a training step reported in this attempt; None: it does not."""
+    left_alone: str = ""
+    """Why polluxd leaves the job to Slurm; empty: it does not."""
 
     @property
     def fraction_done(self) -> float | None:

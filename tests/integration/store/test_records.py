@@ -45,6 +45,9 @@ def test_a_jobs_life(store, seen):
     assert (row.state, row.gpus, row.nodes, row.attempt) == ("RUNNING", 4, ("n1",), 1)
     assert row.submitted_at == pytest.approx(now - 50)
     assert row.started_at == pytest.approx(now - 10)
+    for why in ("it is outside of the scope", ""):
+        store.sync_jobs([seen(7, restart_count=1, submit_time=now - 20, spec=spec, left_alone=why)])
+        assert [row.left_alone for row in store.jobs_view()] == [why]
     ended = seen(7, state=JobState.FAILED, restart_count=1, end_time=now - 1, submit_time=now - 20)
     store.sync_jobs([ended])
     store.sync_jobs([])  # Slurm forgets it

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from polluxd.apply.scope import Scope
+from polluxd.apply.scope import LostMarks, Scope
 from polluxd.config.settings import ScopeSettings
 from polluxd.model import JobState, Node, Placement
 from polluxd.slurm.fake import FakeSlurm
@@ -42,13 +44,30 @@ def scope(**named: tuple[str, ...]) -> tuple[Scope, Calls]:
     ],
 )
 def test_any_list_that_names_the_job_covers_it(named: dict[str, tuple[str, ...]], inside: bool) -> None:
-    assert scope(**named)[0].covers(slurm_job()) is inside
+    assert (scope(**named)[0].why_outside(slurm_job()) == "") is inside
+
+
+def test_the_reason_names_the_settings() -> None:
+    one = scope(partitions=("test",), users=("bea", "cyd"))[0]
+    said = one.why_outside(slurm_job(partition="main,test", account="lab", user="ann"))
+    assert said == (
+        "it is outside of the scope in polluxd.toml: scope.partitions does not name main and scope.users does not name "
+        "ann. Slurm runs it as a plain job"
+    )
 
 
 def test_a_job_of_several_partitions_is_covered_where_all_of_them_are() -> None:
     one = scope(partitions=("main",))[0]
-    assert not one.covers(slurm_job(partition="main,test"))
-    assert scope(partitions=("main", "test"))[0].covers(slurm_job(partition="main,test"))
+    assert one.why_outside(slurm_job(partition="main,test"))
+    assert not scope(partitions=("main", "test"))[0].why_outside(slurm_job(partition="main,test"))
+
+
+def test_a_mark_that_is_lost_is_the_reason_that_the_store_gets() -> None:
+    marks, marked = LostMarks(), slurm_job(1)
+    marks.observe([marked])
+    marks.observe([replace(marked, spec=None, admin_comment="")])
+    (lost,) = marks.lost
+    assert (lost.spec, lost.left_alone[:34]) == (marked.spec, "its AdminComment has lost Pollux' ")
 
 
 def test_jobs_outside_are_plain_ones_and_hold_their_nodes_as_such() -> None:
@@ -60,7 +79,9 @@ def test_jobs_outside_are_plain_ones_and_hold_their_nodes_as_such() -> None:
     assert [job.spec is None for job in state.jobs] == [False, True]
     (after,) = state.nodes
     assert (after.foreign_gpus, after.foreign_cpus, after.foreign_memory_mb) == (3, 8, 200)
-    assert list(outside) == [other], "the store still knows it"
+    (known,) = outside
+    assert replace(known, left_alone="") == other, "the store still knows it"
+    assert known.left_alone
     everything = ClusterState(NOW, (node,), (mine, other))
     assert scope()[0].divide(everything)[0] is everything
 

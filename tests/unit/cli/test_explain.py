@@ -82,6 +82,25 @@ def test_explain_tells_other_sizes_of_the_gpu_type_that_was_measured(store, poll
     assert max(row["gpus"] for row in told) == 4, "two of the four nodes of two GPUs have that type"
 
 
+def test_explain_says_why_polluxd_leaves_a_job_alone(store, polluxctl):
+    store.views = [replace(store.views[0], left_alone="it is outside of the scope in polluxd.toml")]
+    said = polluxctl("explain", "7").out
+    assert "polluxd leaves this job alone: it is outside of the scope in polluxd.toml." in said
+    assert "(cycle 42)" not in said, "an earlier decision holds no more"
+    (row,) = json.loads(polluxctl("jobs", "--json").out)
+    assert row["reason"] == "left alone: it is outside of the scope in polluxd.toml"
+
+
+def test_explain_does_not_say_that_a_job_ended_that_polluxd_has_lost(store, polluxctl):
+    store.views = [replace(store.views[0], state="GONE", ended_at=store.views[0].submitted_at + 90)]
+    said = polluxctl("explain", "7").out
+    assert (
+        "it ended while polluxd was away, or its AdminComment had lost Pollux' mark when polluxd started."
+        in said
+    )
+    assert "has ended" not in said
+
+
 CONTENDED = Explanation(1, 3, 1.0, "contention", 6, 1950.0, 0.02, 0.05, 9, 0.97, 12.4)
 
 
