@@ -1,7 +1,8 @@
 """Find the Pollux jobs that polluxd leaves alone.
 
 Those outside of section [scope] are plain jobs to polluxd: a site begins with one partition, account or user, and
-widens the scope later. A job whose AdminComment has lost Pollux' mark (an administrator or a tool of the site has
+widens the scope later. So is a job with a deadline while it waits: the hook of Slurm 22.05 does not see deadlines, and
+gives it a lease. A job whose AdminComment has lost Pollux' mark (an administrator or a tool of the site has
 overwritten it) looks like a plain one from then on; it has not ended.
 """
 
@@ -48,6 +49,8 @@ class Scope:
                 for setting, names in unnamed.items()
             )
             return f"it is outside of the scope in polluxd.toml: {lacking}. Slurm runs it as a plain job"
+        if job.deadline is not None and job.state is JobState.PENDING and not job.companion:
+            return "it has a deadline (--deadline), which could pass while polluxd keeps it back. Slurm starts it"
         return ""
 
     def divide(self, state: ClusterState) -> tuple[ClusterState, Sequence[SlurmJob]]:

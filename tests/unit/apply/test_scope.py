@@ -10,7 +10,7 @@ from polluxd.apply.scope import LostMarks, Scope
 from polluxd.config.settings import ScopeSettings
 from polluxd.model import JobState, Node, Placement
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import ClusterState
+from polluxd.slurm.protocol import ClusterState, Companion
 from tests.build import slurm_job
 
 NOW = 1_800_000_000.0
@@ -60,6 +60,19 @@ def test_a_job_of_several_partitions_is_covered_where_all_of_them_are() -> None:
     one = scope(partitions=("main",))[0]
     assert one.why_outside(slurm_job(partition="main,test"))
     assert not scope(partitions=("main", "test"))[0].why_outside(slurm_job(partition="main,test"))
+
+
+def test_a_job_with_a_deadline_is_left_to_slurm_while_it_waits() -> None:
+    one, calls = scope()
+    waits = slurm_job(1, JobState.PENDING, deadline=NOW + 900, eligible_time=NOW + 300)
+    state, outside = one.divide(ClusterState(NOW, (), (waits,)))
+    assert [job.spec for job in state.jobs] == [None], "its lease is not renewed"
+    assert "deadline" in outside[0].left_alone
+    one.release(outside, NOW)
+    assert calls.renewed == [([1], NOW)]
+    assert not one.why_outside(slurm_job(2, deadline=NOW + 900)), "one that runs is not moved"
+    companion = replace(waits, companion=Companion(7, 0, 3, "00"))
+    assert not one.why_outside(companion), "polluxd ends one that nobody asked for"
 
 
 def test_a_mark_that_is_lost_is_the_reason_that_the_store_gets() -> None:

@@ -27,6 +27,7 @@ pytestmark = NEEDS_LUA
         ("--no-requeue", {"requeue": 0}),
         ("--requeue=expedite", {"bitflags": 2**36 + 2**35 + 8}),
         ("--time-min", {"time_min": 10}),
+        ("--deadline", {"deadline": 4_000_000_000}),
     ],
 )
 def test_an_option_that_fixes_the_size_or_the_place_is_refused(option: str, job: dict[str, object]) -> None:
@@ -44,6 +45,8 @@ def test_an_option_that_fixes_the_size_or_the_place_is_refused(option: str, job:
         {"shared": 1},
         {"priority": 0},
         {"time_limit": 60},
+        {"deadline": 0},
+        {"deadline": 4294967294},
         {"licenses": "matlab"},
         {"tres_per_task": "cpu=2"},  # what --cpus-per-task is from Slurm 24.11 on
     ],
