@@ -50,6 +50,17 @@ def count(how_many: int, what: str) -> str:
     return f"{how_many} {what}" + ("" if how_many == 1 else "s")
 
 
+FEW_JOBS = 20
+"""Of fewer jobs, each is more than a twentieth of a mean over them: one more job may change a conclusion."""
+
+
+def of_few_jobs(jobs: int) -> str:
+    """Warn of a conclusion from so many jobs; empty where they are not few."""
+    if jobs >= FEW_JOBS:
+        return ""
+    return f"This rests on {count(jobs, 'job')}: with fewer than {FEW_JOBS}, one more can change the result."
+
+
 def number(digits: int = 3) -> Callable[[Any], str]:
     """Format to so many significant digits, exponents from a million on."""
 

@@ -15,7 +15,7 @@ from polluxd.policy.cloud.prices import hourly, price_of
 
 from . import access
 from .access import ConfigOption, JsonOption
-from .output import count, emit_json
+from .output import count, emit_json, of_few_jobs
 
 
 def recommend_nodes(
@@ -52,6 +52,7 @@ def recommend_nodes(
         emit_json(
             {
                 "cycle": cycle,
+                "jobs": len(snapshot.jobs),
                 "nodes": present,
                 "desired": desired.nodes,
                 "utility": desired.utility,
@@ -67,6 +68,8 @@ def recommend_nodes(
         f"On the jobs and nodes of cycle {cycle}, {count(present, 'node')} with GPUs: {desired.reason}."
     )
     typer.echo(f"Desired: {count(desired.nodes, 'node')} ({step}), expected utility {desired.expected:.2f}.")
+    if few := of_few_jobs(len(snapshot.jobs)):
+        typer.echo(few)
     for nodes, found in desired.tried:
         typer.echo(f"  {count(nodes, 'node'):<12} utility {found:.2f}")
 

@@ -23,7 +23,7 @@ from polluxd.sim.policies import POLICIES
 from polluxd.sim.scenario_file import read_scenario
 from polluxd.sim.workload import Submission, read_workload
 
-from .output import Column, Row, duration, jsonable, number, table
+from .output import Column, Row, duration, jsonable, number, of_few_jobs, table
 
 COLUMNS = (
     Column("policy", "POLICY"),
@@ -150,6 +150,14 @@ def simulate(
         # The trace does not say what was trained: the reader of the table must know what was assumed.
         assumed = ", ".join(f"{count} {name}" for name, count in recorded.kinds(jobs))
         console.print(f"{len(jobs)} jobs, taken to train as the nearest in duration: {assumed}", markup=False)
+        elastic = sum(not job.rigid for job in jobs)
+        console.print(
+            f"{elastic} of them taken as elastic: the log does not say which jobs need the GPUs that they had. "
+            "rigid_share in [trace] of a scenario file makes that share rigid.",
+            markup=False,
+        )
+        if few := of_few_jobs(len(jobs)):
+            console.print(few, markup=False)
     left_out = {*(["cost"] if scenario.cloud is None else []), *([] if daemon else ["idle_s"])}
     shown = [column for column in COLUMNS if column.key not in left_out]
     console.print(table([_row(name, results[name]) for name in names], shown, console.width))

@@ -87,6 +87,19 @@ def test_output_of_sacct_is_recognised_and_its_first_jobs_can_be_taken(tmp_path)
     assert [*json.loads(out.read_text())["policies"]["fifo"]["jobs"]] == ["job-71"]
 
 
+def test_a_log_says_how_many_jobs_are_elastic_and_warns_where_they_are_few(tmp_path):
+    log, scenario = tmp_path / "october.txt", tmp_path / "scenario.toml"
+    rows = [f"{n}|2024-05-01T{n:02}:00:00|00:10:00|gres/gpu=1\n" for n in range(20)]
+    log.write_text("JobID|Submit|Elapsed|AllocTRES\n" + "".join(rows))
+    said = command(log, "--policy", "fifo").output
+    assert "20 of them taken as elastic: the log does not say which jobs need" in said
+    assert "This rests on" not in said
+    scenario.write_text("[trace]\nrigid_share = 1.0\nrigid_gpus = 1\nmost_jobs = 19\n")
+    said = command(log, "--policy", "fifo", "--scenario", scenario).output
+    assert "0 of them taken as elastic" in said
+    assert "This rests on 19 jobs: with fewer than 20" in said
+
+
 def test_only_one_source_of_jobs_is_taken(trace):
     for arguments in ((), (trace, "--generate", 3)):
         assert "one of them" in str(command(*arguments).exception)

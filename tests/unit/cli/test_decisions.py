@@ -248,6 +248,7 @@ def test_recommend_nodes_shows_the_size_that_the_policy_wishes_for(recorded, pol
     words = polluxctl("recommend-nodes", "--least", "1", "--most", "6").out
     assert f"{wished.reason}." in words
     assert f"Desired: {wished.nodes} node" in words
+    assert (found["jobs"], "This rests on 3 jobs: with fewer than 20" in words) == (3, True)
     forced = polluxctl("recommend-nodes", "--least", "5", "--most", "5", "--json")
     assert json.loads(forced.out)["desired"] == 5
     assert polluxctl("recommend-nodes", "--least", "3", "--most", "2").status == 2
