@@ -9,13 +9,14 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pollux.goodput import BatchLimits
+from polluxd.apply.idle_watch import IdleGpus
 from polluxd.apply.reconciler import Reconciler
 from polluxd.apply.startable import refused_group
 from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable, StoreUnavailable
 from polluxd.metrics import CLUSTER_GAUGES, Metrics, timed_slurm
-from polluxd.metrics.cluster_view import STALE_S, of_moves, of_reports
+from polluxd.metrics.cluster_view import STALE_S, of_idle, of_moves, of_reports
 from polluxd.metrics.declared import (
     CYCLE_RESULTS,
     DATABASE_ERRORS,
@@ -166,6 +167,17 @@ def test_what_is_stuck_is_counted_by_reason() -> None:
     shown = of_moves([], [], ["account", "account", "licenses"])
     assert shown["polluxd_stuck"] == {"account": 2, "licenses": 1, "move": 0}
     assert set(shown["polluxd_stuck"]) <= set(CLUSTER_GAUGES["polluxd_stuck"].values)
+
+
+def test_jobs_beside_idle_gpus_are_counted_by_whether_a_reason_explains_it() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.cluster.show(
+        of_idle([IdleGpus(1, 4, 0.0, "a ceiling", True), IdleGpus(2, 8, 9.0, "nodes", False)])
+    )
+    gauge = "polluxd_jobs_beside_idle_gpus"
+    assert samples(metrics)[gauge] == {("explained",): 1.0, ("unexplained",): 1.0}
+    metrics.cluster.show(of_idle([IdleGpus(1, 4, 0.0, "a ceiling", True)]))
+    assert samples(metrics)[gauge] == {("explained",): 1.0, ("unexplained",): 0.0}
 
 
 def test_words_that_label_the_gauges_are_those_that_polluxd_uses() -> None:
