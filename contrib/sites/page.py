@@ -17,7 +17,10 @@ Slurm.
 
 Failed plays found, and it is mended: a job whose first start had failed stayed bound to that start's nodes, which
 showed when polluxd was killed (seed 19); short jobs counted as failed moves; a license that is free again closed starts
-for up to half an hour; a lost start waited 30 s; the second user of a shared checkpoint folder could write none.
+for up to half an hour; a lost start waited 30 s; the second user of a shared checkpoint folder could write none. The
+watch spoke of a job whose limit had just been lifted, while the same plan gave the GPUs to another one (seed 29).
+At seed 37, Slurm 22.05 itself loses count of typed GPUs when slurmctld restarts: jobs wait for good, with and without
+polluxd.
 
 Idle GPU-seconds count while a job that could use the GPUs waits. A longer wait can be right: other jobs had the GPUs.
 
