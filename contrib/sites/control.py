@@ -277,6 +277,10 @@ class Acts:
         self._site.cluster.stop_slurmd(node)
         time.sleep(2.0)  # slurmctld compares whole seconds of its request and of the boot
         self._site.cluster.start_slurmd(node, booted=True)
+        # Slurm 22.05 forgets nextstate=RESUME where it was reconfigured in the meantime, and drains the node for good.
+        time.sleep(5.0)
+        with suppress(DevClusterError):
+            self._site.command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     def _command(self, act: Act, *, begin: bool) -> tuple[str, ...]:
         job = str(self._ids.get(act.target, 0))
