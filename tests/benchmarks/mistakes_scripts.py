@@ -594,8 +594,8 @@ def loaded_after_attach(attempt: Attempt) -> Result:
     return script.train(most=0 if attempt.number else 7)
 
 
-def phased(by_group: bool, stops: bool) -> Callable[[Attempt], Result]:
-    """Thaw a layer in epoch 1 alone; the first attempt may end in epoch 2."""
+def phased(by_group: bool, stop: int = 0) -> Callable[[Attempt], Result]:
+    """Thaw a layer in epoch 1 alone. `stop`: the step that the first attempt ends after."""
 
     def run(attempt: Attempt) -> Result:
         model = network()
@@ -606,17 +606,16 @@ def phased(by_group: bool, stops: bool) -> Callable[[Attempt], Result]:
         def begin(epoch: int) -> None:
             if epoch == 1:
                 model[0].requires_grad_(True)
-                if by_group and len(script.optimizer.param_groups) == 1:
+                if by_group:
                     script.optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
 
         script.begin = begin  # type: ignore[method-assign]
-        return script.train(epochs=3, most=29 if stops and not attempt.number else 0)
+        return script.train(epochs=3, most=0 if attempt.number else stop)
 
     return run
 
 
-GROUPED, GROUPED_WHOLE = phased(True, True), phased(True, False)
-THAWED_LATER, THAWED_LATER_WHOLE = phased(False, True), phased(False, False)
+GROUPED_WHOLE, THAWED_LATER_WHOLE = phased(True), phased(False)
 RESTARTED = again()
 PLAIN_THAW, PLAIN_FREEZE = thawed_plainly(False), thawed_plainly(True)
 ZERO, GIVEN_UP = of_body(as_zero), of_body(given_up)
@@ -677,6 +676,7 @@ SLIPS = (
     Slip("another optimizer", again(make=lambda p: torch.optim.AdamW(p, 0.05)), attempts=2),
     Slip("the data grew", again(length=EXAMPLES + 16), attempts=2),
     Slip("weights loaded after attach", loaded_after_attach, attempts=2),
-    Slip("add_param_group, then a restart", GROUPED, like=GROUPED_WHOLE, attempts=2),
-    Slip("layers thawed, then a restart", THAWED_LATER, like=THAWED_LATER_WHOLE, attempts=2),
+    Slip("add_param_group, then a restart", phased(True, 29), like=GROUPED_WHOLE, attempts=2),
+    Slip("add_param_group, a restart in its epoch", phased(True, 17), like=GROUPED_WHOLE, attempts=2),
+    Slip("layers thawed, then a restart", phased(False, 29), like=THAWED_LATER_WHOLE, attempts=2),
 )

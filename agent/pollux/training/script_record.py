@@ -143,13 +143,40 @@ class ScriptRecord:
                         f"parameter group {number} of the optimizer has {mine or 'no parameter'} where it had "
                         f"{other or 'none'}"
                     )
-        for wanted in saved[len(groups) :]:
+        first = len(groups)
+        for wanted in saved[first:]:
             missing = next((name for name in wanted if name not in params), None)
             if missing is not None:
                 raise ValueError(
                     f"a parameter group that the script had added holds {missing!r}, which is gone"
                 )
             self._optimizer.add_param_group({"params": [params[name] for name in wanted]})
+            number = len(groups) - 1
+            self.restored.append(f"parameter group {number} added (the script's add_param_group is ignored)")
+        if restored := groups[first:]:
+            self._ignore_additions(restored)
+
+    def _ignore_additions(self, restored: list[dict[str, Any]]) -> None:
+        """Ignore one `add_param_group` of the script for each restored group.
+
+        A restart goes again through the beginning of the epoch in which the script added the group.
+        """
+        add = self._optimizer.add_param_group
+        left = [set(map(id, group["params"])) for group in restored]
+
+        def guarded(param_group: dict[str, Any]) -> None:
+            params = param_group["params"]
+            if isinstance(params, Iterator):
+                params = param_group["params"] = list(params)
+            listed = [params] if isinstance(params, torch.Tensor) else params
+            own = {id(p[1] if isinstance(p, tuple) else p) for p in listed}  # a tuple: a name and a parameter
+            if own in left:
+                left.remove(own)
+            else:
+                add(param_group)
+
+        # On this optimizer alone, until `TrainedModel.close`.
+        self._optimizer.add_param_group = guarded  # type: ignore[method-assign]
 
 
 def _settings(optimizer: Optimizer, scheduler: Any | None) -> Iterator[tuple[str, Any]]:

@@ -310,7 +310,8 @@ class TrainedModel:
         self.meter.close()
         self.rates.remove()
         self._hook.remove()
-        self.optimizer.__dict__.pop("zero_grad", None)
+        for guarded in ("zero_grad", "add_param_group"):
+            self.optimizer.__dict__.pop(guarded, None)
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:

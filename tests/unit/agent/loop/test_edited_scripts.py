@@ -153,7 +153,7 @@ def phased(folder: Path, steps: int | None, by_group: bool) -> tuple[Job, nn.Mod
     def thaw(epoch: int) -> None:
         if epoch == 1:
             model[0].requires_grad_(True)
-            if by_group and len(optimizer.param_groups) == 1:
+            if by_group:
                 optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
 
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=folder)
@@ -162,13 +162,35 @@ def phased(folder: Path, steps: int | None, by_group: bool) -> tuple[Job, nn.Mod
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-def test_layers_and_groups_that_were_added_are_there_after_a_restart(tmp_path: Path, by_group: bool) -> None:
-    phased(tmp_path / "stopped", 9, by_group)  # in epoch 2: no attempt after it is in epoch 1
+@pytest.mark.parametrize("stop", [6, 9])  # in epoch 1, which adds the group again, and in epoch 2
+def test_layers_and_groups_that_were_added_are_there_after_a_restart(
+    tmp_path: Path, capfd: Any, by_group: bool, stop: int
+) -> None:
+    phased(tmp_path / "stopped", stop, by_group)
     job, resumed = phased(tmp_path / "stopped", None, by_group)
     assert len(job.optimizer.param_groups) == 1 + by_group
+    assert notices(capfd)[0].startswith("parameter group 1 added (the script's add_param") is by_group
     _, whole = phased(tmp_path / "whole", None, by_group)
     for mine, wanted in zip(resumed.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(mine, wanted)
+
+
+def test_one_addition_of_a_restored_group_is_ignored_and_no_other(tmp_path: Path) -> None:
+    phased(tmp_path, 6, True)
+    model: Any = network()
+    optimizer = torch.optim.AdamW(model[2].parameters(), 0.05)
+    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    twice = "appear in more than one parameter group"
+    with pytest.raises(ValueError, match=twice):
+        optimizer.add_param_group({"params": model[0].weight})
+    optimizer.add_param_group({"params": model[0].named_parameters(), "lr": 1.0})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.01]
+    with pytest.raises(ValueError, match=twice):
+        optimizer.add_param_group({"params": model[0].parameters()})
+    optimizer.add_param_group({"params": nn.Parameter(torch.zeros(1))})
+    assert len(optimizer.param_groups) == 3
+    job.close()
+    assert "add_param_group" not in vars(optimizer)
 
 
 @pytest.mark.parametrize("equal", [False, True])
