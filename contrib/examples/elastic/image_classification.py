@@ -34,11 +34,10 @@ def accuracy(network: nn.Module) -> float:
 
 kept = {"best": 0.0}  # in the checkpoints too
 job = pollux.attach(model, optimizer, scheduler, state=kept)
-model = job.model
 loader = job.loader(train, BATCH, max_batch_size=512, per_gpu=(8, 256))
 for epoch in job.epochs(EPOCHS):
     for x, y in loader:
-        job.step(lambda: cross_entropy(model(x.to(device)), y.to(device)), clip=1.0)
+        job.step(lambda: cross_entropy(job.model(x.to(device)), y.to(device)), clip=1.0)
     reached = accuracy(model)
     if job.is_main:
         print(f"epoch {epoch}: accuracy {reached:.3f}")

@@ -53,14 +53,13 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 model = Model().to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99))
 job = pollux.attach(model, optimizer)
-model = job.model
 loader = job.loader(Windows(), BATCH, max_batch_size=512, per_gpu=(4, 128))
 for _ in job.epochs(steps=STEPS):
     for x, y in loader:
         for group in optimizer.param_groups:
             group["lr"] = get_lr(job.progress.steps)
         loss = job.step(
-            lambda: cross_entropy(model(x.to(device)).flatten(0, 1), y.to(device).flatten()), clip=1.0
+            lambda: cross_entropy(job.model(x.to(device)).flatten(0, 1), y.to(device).flatten()), clip=1.0
         )
         step = job.progress.optimizer_steps
         if job.is_main and job.sync_gradients and step % EVERY == 0:

@@ -60,14 +60,13 @@ fully_shard(model, mesh=mesh, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 20, 1 - n / STEPS))
 job = pollux.attach(model, optimizer, scheduler)
-model = job.model
 length = Path(sys.argv[1]).stat().st_size // (LENGTH + 1)
 loader = job.loader(Text(), BATCH, max_batch_size=256, per_gpu=(2, MICRO_BATCH), length=length)
 for _ in job.epochs(steps=STEPS):
     for x, y in loader:
         tokens = (y != -100).sum()
         loss = job.step(
-            lambda: cross_entropy(model(x.to(device)), y.to(device).flatten(), reduction="sum"),
+            lambda: cross_entropy(job.model(x.to(device)), y.to(device).flatten(), reduction="sum"),
             clip=1.0,
             weight=tokens,
         )

@@ -30,10 +30,9 @@ for layer in model:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 job = pollux.attach(model, optimizer)
-model = job.model
 loader = job.loader(data, BATCH, max_batch_size=512, per_gpu=(4, 128))
 for epoch in job.epochs(EPOCHS):
     for x, y in loader:
-        loss = job.step(lambda: mse_loss(model(x.to(device)), y.to(device)))
+        loss = job.step(lambda: mse_loss(job.model(x.to(device)), y.to(device)))
     if job.is_main:
         print(f"epoch {epoch}: loss {float(loss):.4f}")
