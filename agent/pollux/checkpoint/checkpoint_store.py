@@ -77,6 +77,13 @@ class CheckpointStore:
                 f"the checkpoint directory {self.directory} cannot be read: {error}"
             ) from error
 
+    def standing(self) -> str:
+        """Return what the error of a save adds where there are earlier checkpoints."""
+        try:
+            return "; earlier ones stand" if self.paths() else ""
+        except CheckpointError:
+            return ""
+
     # -- writing ----------------------------------------------------------------------------------------------
 
     def save(
@@ -151,7 +158,7 @@ class CheckpointStore:
             if text is not None:
                 where = f"rank {rank}: " if len(answers) > 1 else ""
                 raise CheckpointError(
-                    f"no checkpoint could be written to {self.directory}; earlier ones stand. {where}{text}"
+                    f"no checkpoint could be written to {self.directory}{self.standing()}. {where}{text}"
                 )
         return [answer for answer, _ in answers]
 

@@ -175,7 +175,7 @@ class CheckpointWriter:
             except Exception as error:  # whatever it is, it must reach the training thread
                 logger.exception("checkpoint in the background")
                 self._error = CheckpointError(
-                    f"no checkpoint could be written; earlier ones stand ({error!r})"
+                    f"no checkpoint could be written{self.store.standing()} ({error!r})"
                 )
 
         # Not a daemon: a script that ends waits for its last checkpoint to be on disk.

@@ -211,6 +211,15 @@ def test_what_cannot_be_saved_is_told(tmp_path: Path) -> None:
     assert latest(store) is None
 
 
+def test_only_earlier_checkpoints_that_are_there_are_said_to_stand(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "new")
+    with pytest.raises(CheckpointError, match=r"could be written to .*/new\. .*cannot be saved"):
+        store.save({"f": lambda: None}, meta={})
+    store.save(state(1), meta={})
+    with pytest.raises(CheckpointError, match=r"/new; earlier ones stand\. .*cannot be saved"):
+        store.save({"f": lambda: None}, meta={})
+
+
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="could be written"):

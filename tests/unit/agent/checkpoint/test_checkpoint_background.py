@@ -84,7 +84,7 @@ def test_one_save_at_a_time_each_with_its_own_state(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_is_logged_and_the_next_one_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocker = tmp_path / "here"
     blocker.write_text("")
@@ -95,11 +95,16 @@ def test_a_failed_save_is_logged_and_the_next_one_works(
     writer.wait()
     assert "could be written" in caplog.text
     assert "could be written" in writer.trouble
+    assert "stand" not in writer.trouble
     assert (writer.saved, writer.written) == (None, False)
     blocker.unlink()
     save(writer, {}, 2)
     writer.wait()
     assert (writer.saved, writer.trouble, writer.written) == (2, "", True)
+    monkeypatch.setattr(writer.store, "save", lambda *_, **__: 1 / 0)
+    save(writer, {}, 3)
+    writer.wait()
+    assert "could be written; earlier ones stand (ZeroDivisionError" in writer.trouble
 
 
 Pair = namedtuple("Pair", "a b")
