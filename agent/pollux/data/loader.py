@@ -13,8 +13,11 @@ number of ranks, the loader yields again every sample that was not part of a ste
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import partial
+from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +38,20 @@ from pollux.errors import BatchError, DataError
 
 PLAIN = {"num_workers": 0, "pin_memory": False}
 """DataLoader's options at which it does no more than collate."""
+
+
+def _begin_worker(begin: Callable[[int], None] | None, number: int) -> None:
+    """Begin a worker that prints no trace when its rank is killed. `begin`: the script's `worker_init_fn`."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Of the thread that hands tensors to the rank (multiprocessing.resource_sharer).
+        if not issubclass(kind, ConnectionError | EOFError):
+            before(kind, error, trace)
+
+    sys.excepthook = hook
+    if begin is not None:
+        begin(number)
 
 
 def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options: Any) -> ElasticData:
@@ -166,6 +183,7 @@ class ElasticLoader(ElasticData):
             options.setdefault("persistent_workers", True)
             # Forked workers outlive a SIGTERM to the whole step. Python 3.14 would start them by a server that ends.
             options.setdefault("multiprocessing_context", "fork")
+            options["worker_init_fn"] = partial(_begin_worker, options.get("worker_init_fn"))
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=cast(Any, self._feed),

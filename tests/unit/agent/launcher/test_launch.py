@@ -112,6 +112,34 @@ def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
     assert "rank 1 total 3" in text
 
 
+KILLED = """
+import multiprocessing.connection, os, signal, torch
+from pathlib import Path
+from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
+import pollux
+torch.manual_seed(0)
+killed, model = Path(__file__).with_name("killed"), torch.nn.Linear(4, 1)
+job = pollux.attach(model, torch.optim.SGD(model.parameters(), 0.01), adaptive=False)
+for x, y in job.loader(TensorDataset(torch.randn(256, 4), torch.randn(256, 1)), 8, num_workers=2):
+    job.step(lambda: mse_loss(job.model(x), y))
+    if job.is_main and not killed.exists() and job.progress.optimizer_steps == 8:
+        killed.touch()
+        # While it takes a batch from a worker.
+        multiprocessing.connection.answer_challenge = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_loader_of_a_killed_rank_prints_no_trace(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(KILLED)
+    done = command("run", "--nproc", "2", str(script), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 (pid" in done.stderr
+    assert "was ended by SIGKILL" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _blocks(pid: int, number: signal.Signals) -> bool:
     """Whether a process blocks a signal. proc(5)."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
