@@ -182,6 +182,8 @@ NodeName=s2 Name=gpu File={tmp_path}/shared
     assert said["rack1"] == said["dgx01"]
     assert f"names {tmp_path}/card: no such" in said["old"][0]
     assert f"names {tmp_path}/shared: no such" in said["box"][0]
+    (good,) = file_checks.gpu_devices(site, ["login"])
+    assert (good.level, "`pollux selftest` here tests" in good.result) == (Level.OK, True)
 
 
 @pytest.mark.parametrize(
