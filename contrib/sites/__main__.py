@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from contrib.commit import COMMIT
 from contrib.devcluster import DevClusterError
 from contrib.devcluster.interrupts import interruptible
 from contrib.devcluster.polluxd import idle_notes
@@ -118,13 +118,6 @@ def play_cases(cases: Sequence[Case], done: Callable[[dict[str, object]], None])
             shutil.rmtree(each.folder.parent)
 
 
-def commit() -> str:
-    """Return the short hash of the commit that plays; empty where git is missing, as in a Debian root."""
-    git = shutil.which("git")
-    words = [git or "", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() if git else ""
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m contrib.sites", description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=[""], help="cases with one of these words in their name")
@@ -153,7 +146,7 @@ def main() -> int:
             done(row)
             if arguments.page is not None:
                 former = arguments.page.read_text() if arguments.page.exists() else ""
-                arguments.page.write_text(with_row(former, row, commit()))
+                arguments.page.write_text(with_row(former, row, COMMIT))
     failed = [str(row["case"]) for row in rows if row["result"] != "ok"]
     if failed:
         print(

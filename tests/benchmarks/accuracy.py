@@ -31,13 +31,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-EXAMPLES = Path(__file__).parents[2] / "contrib" / "examples"
-sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parents[2] / "agent")]
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "contrib" / "examples"
+sys.path[:0] = [str(EXAMPLES), str(ROOT), str(ROOT / "agent")]
 
 import torch  # noqa: E402
 from scipy import stats  # noqa: E402
 
 import pollux.loop.session  # noqa: E402
+from contrib.commit import COMMIT  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.scheduler.orders import DrainOrder  # noqa: E402
 
@@ -232,7 +234,8 @@ def page_of(seeds: int, lines: list[str], details: list[str]) -> str:
 `make bench-accuracy` (some 12 minutes on two quiet cores) trains each example twice per seed: plainly, in one process
 at its own batch size, and through the resizes 1 -> 4 -> 2 -> 8 ranks with batch size and learning rate adapted,
 checkpoint and restart in between. Equal statistical epochs each way; accuracy and loss are of held-out examples:
-359 digits, 113 tumours, so that one example is 0.003 or 0.009 of accuracy. {seeds} seeds, torch {torch.__version__}.
+359 digits, 113 tumours, so that one example is 0.003 or 0.009 of accuracy. {seeds} seeds, torch {torch.__version__},
+commit {COMMIT}.
 
 The margin: with 95 % confidence adaptive training's accuracy is worse by less than {MARGINS["accuracy"]}, and its
 loss by less than {MARGINS["loss"]}.

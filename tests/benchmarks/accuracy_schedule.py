@@ -24,7 +24,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Steps take a millisecond here: ranks agree on the noise scale by steps, as for usual ones, and not by seconds.
 os.environ |= {"POLLUX_EXCHANGE_INTERVAL": "0", "POLLUX_EXCHANGES_PER_READING": "0"}
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent", ".")]
 
 import torch  # noqa: E402
 from emulated import digits  # noqa: E402
@@ -33,6 +33,7 @@ from torch.nn.functional import cross_entropy, relu  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
 
 import pollux  # noqa: E402
+from contrib.commit import COMMIT  # noqa: E402
 from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams  # noqa: E402
 from pollux.tuning.batch_choice import choose  # noqa: E402
 
@@ -162,7 +163,7 @@ def main() -> None:
         told = (__doc__ or "").split("\n\n", 2)[2].strip()
         options.page.write_text(
             f"# The batch sizes that Shockwave reports of Pollux\n\n{told}\n\n{options.seeds} seeds, torch "
-            f"{torch.__version__}, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores.\n\n"
+            f"{torch.__version__}, load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores, commit {COMMIT}.\n\n"
             + "\n".join(lines)
             + "\n"
         )

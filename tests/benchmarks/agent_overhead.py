@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parents[2] / "agent")]
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("agent", ".")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
+from contrib.commit import COMMIT  # noqa: E402
 from pollux.selftest import overhead  # noqa: E402
 from pollux.selftest.overhead import MODELS, SEED, OverheadPlan, optimizer_by_name  # noqa: E402
 from pollux.training.growing_model import GrowingModel  # noqa: E402
@@ -121,7 +122,8 @@ def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     rounds = [row["rounds"] for row in rows]
     return (
         f"# The agent's overhead per optimizer step\n\n`make bench-agent`: {options.ranks} ranks on {options.device}, "
-        f"torch {torch.__version__}, {os.cpu_count()} cores, {min(rounds)} to {max(rounds)} rounds.\n\n{HEAD}\n"
+        f"torch {torch.__version__}, {os.cpu_count()} cores, {min(rounds)} to {max(rounds)} rounds, "
+        f"commit {COMMIT}.\n\n{HEAD}\n"
         + "\n".join(map(line_of, rows))
         + "\n\nGoals for the intervals' upper ends: 3 % (SGD) and 6 % (Adam) at every step, 1.5 % at 1/20.\n\n"
         + f"{wrapper_line()}\n\n"

@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 
 import contrib.devcluster.cluster as cluster_module  # noqa: E402
+from contrib.commit import COMMIT  # noqa: E402
 from contrib.devcluster import DevCluster  # noqa: E402
 from tests.benchmarks.endings_training import EXAMPLES, PASSES  # noqa: E402
 
@@ -140,15 +141,8 @@ def judge(ending: str, training: str, folder: Path, begun: float, ended: float |
         sum(n - 1 for n in repeated.values() if n > 1),
         round(pause, 2),
         len(second),
-        commit(),
+        COMMIT,
     )
-
-
-@functools.cache
-def commit() -> str:
-    """The commit of this code; "+" stands for changes since."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 # -- without Slurm ----------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # so that a choice takes effect at the next step
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
+sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent", ".")]
 
 import torch  # noqa: E402
 from emulated import Data, digits  # noqa: E402
@@ -38,6 +38,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.utils.data import Dataset, TensorDataset  # noqa: E402
 
 import pollux  # noqa: E402
+from contrib.commit import COMMIT  # noqa: E402
 from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams  # noqa: E402
 from pollux.learning_rate.scaling import square_root_adascale  # noqa: E402
 from pollux.tuning.batch_choice import choose  # noqa: E402
@@ -330,6 +331,7 @@ def page(rows: list[dict[str, Any]], seeds: int) -> str:
         steps=steps,
         seeds=seeds,
         torch=torch.__version__,
+        commit=COMMIT,
         margin=MARGIN,
         families="\n".join(table),
         rows="\n".join(map(line, rows)),
@@ -340,9 +342,9 @@ PAGE = """# Optimizers
 
 `make bench-optimizers` writes this page and `bench-out/optimizers.json` (14 minutes of one core). A perceptron without
 biases trains on scikit-learn's digits for {epochs} statistical epochs on one rank, from M0 = {m0}: {steps} steps.
-{seeds} seeds, torch {torch}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The networks of all seeds
-train side by side in one job: each has its own weights and its own order of the data. They share the learning-rate
-factor.
+{seeds} seeds, torch {torch}, commit {commit}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The
+networks of all seeds train side by side in one job: each has its own weights and its own order of the data. They share
+the learning-rate factor.
 
 Three trainings are compared with the one at M0. *Adapted*: the batch size begins at M0, and every {pace} steps the
 agent chooses for {gpus} emulated GPUs, on which the fixed time of a pass is that of 128 examples, up to {largest} M0.

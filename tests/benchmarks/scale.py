@@ -25,6 +25,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, text
 
+from contrib.commit import COMMIT
 from contrib.devcluster.postgres import DevPostgres
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import parse_config
@@ -414,9 +415,6 @@ def summary(figures: Figures, jobs: int, nodes: int) -> dict[str, Any]:
 
 
 def write_page(path: Path, found: Mapping[str, Any]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     rows = (
         ("CPU time of a poll [s]", "poll_cpu_s"),
         ("CPU time of a decision cycle, its poll included [s]", "cycle_cpu_s"),
@@ -426,7 +424,7 @@ def write_page(path: Path, found: Mapping[str, Any]) -> None:
     )
     lines = [f"| {words} | {AIMS[key]:g} | {found[key]:g} |" for words, key in rows]
     memory = ", ".join(map(str, found["memory_after_mb"]))
-    path.write_text(_PAGE.format(**found, rows="\n".join(lines), commit=commit, memory=memory))
+    path.write_text(_PAGE.format(**found, rows="\n".join(lines), commit=COMMIT, memory=memory))
 
 
 _PAGE = """# Scale

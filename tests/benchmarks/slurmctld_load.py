@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from contrib.commit import COMMIT
 from contrib.devcluster import DevCluster, write_configuration
 from tests.benchmarks.store_load import cpu_seconds
 
@@ -163,9 +164,6 @@ Slurm's own account of requests while polluxd ran (`sdiag`), the most expensive 
 
 
 def write_page(path: Path, found: dict[str, Any]) -> None:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     rows = [
         f"| {name} | {one['per_s']:g} | {100 * one['share']:.2f} % |"
         for name, one in list(found["rpcs"].items())[:6]
@@ -176,7 +174,7 @@ def write_page(path: Path, found: dict[str, Any]) -> None:
             running=found["running"],
             gpus=NODES * PER_NODE,
             seconds=found["seconds"],
-            commit=commit,
+            commit=COMMIT,
             without=100 * found["slurmctld_without"],
             with_it=100 * found["slurmctld_with"],
             difference=100 * found["by_polluxd"],

@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import os
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, is_hypothesis_test, settings
 
+from contrib.commit import COMMIT
 from tests.fuzz.page import with_row
 
 INPUTS = int(os.environ.get("POLLUX_FUZZ_INPUTS", "0"))
@@ -66,17 +66,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         number += 1
         assert refused <= number // 2 + 100, "the strategies draw more than an input has"
     seconds, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    row = (f"{share:,}", f"{seconds:.1f}", f"{cpu_s:.1f}", _commit())
+    row = (f"{share:,}", f"{seconds:.1f}", f"{cpu_s:.1f}", COMMIT)
     PAGE.write_text(with_row(PAGE.read_text(), INPUTS, pyfuncitem.path.stem, tests, test.__name__, row))
     return True
-
-
-def _commit() -> str:
-    """The commit of the readers, with a plus where they have changed since."""
-
-    def git(*words: str) -> str:
-        asked = ["git", "-C", str(PAGE.parents[2]), *words]
-        return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{PAGE}")
-    return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
