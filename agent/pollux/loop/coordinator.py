@@ -18,7 +18,7 @@ from typing import Any
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
-from pollux.loop.divergence import check_equal, check_first
+from pollux.loop.divergence import as_left, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.notices import in_words, notice, summary
 from pollux.loop.regroup import join, regroup
@@ -308,7 +308,6 @@ class Coordinator:
             seconds, wait = self.exchange.gather((seconds, self.endings.left_to_slurm(reason)))[0]
             self.endings.end(reason, training.progress.optimizer_steps, seconds, wait=wait)
         if decision.move or decision.checkpoint:
-            check_equal(training, self.exchange)
             seconds = self.save(durable=bool(decision.move))
             if decision.move:
                 self._drain(decision.move, seconds)
@@ -335,6 +334,7 @@ class Coordinator:
             self.drains.drain(move, receipt, self.exchange)
 
     def _resize(self, move: int) -> None:
+        check_equal(self.training, self.exchange)
         self._keep_drain(self.exchange.take())
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
         self._steps = 0  # as on joiners: all ranks compare their parameters after the same steps
@@ -344,8 +344,10 @@ class Coordinator:
         if self._main and decision is not None and decision.move:
             self.drains.order(decision.move)
 
-    def save(self, *, durable: bool) -> float | None:
-        """A checkpoint, on all ranks after the same step; see `Checkpointer.save`."""
+    def save(self, *, durable: bool, compares: bool = True) -> float | None:
+        """A checkpoint of ranks that are equal, on all of them after the same step; see `Checkpointer.save`."""
+        if compares:
+            check_equal(self.training, self.exchange)
         return self.checkpointer.save(self.exchange, durable=durable)
 
     # -- the training ends ------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ class Coordinator:
         return self.checkpointer.receipt(0.0)
 
     def finish(self) -> None:
-        """End the training: write its last checkpoint."""
+        """End the training: compare the ranks, and write the last checkpoint."""
         progress = self.training.progress
         if progress.finished:
             self.drains.rest(self._saved)  # as its checkpoint says: this attempt had nothing left to train
@@ -376,7 +378,12 @@ class Coordinator:
         if self._main:
             notice(summary(self.training))
         self._warn_unless_finite()
-        self._end()
+        try:
+            self._end()
+        except RankLost as error:
+            if self.checkpointer.keeps:
+                raise
+            logger.warning("the ranks were not compared at the end: %s", error)
         self.endings.close()  # from here on the script has nothing that the agent could save
 
     def stop(self) -> None:
@@ -392,15 +399,16 @@ class Coordinator:
         try:
             self.exchange.barrier(STOP_WAIT)
             kept = self.checkpointer.holds(progress.optimizer_steps)
-            self._end(kept=self.exchange.gather(kept)[0])
+            found = self.exchange.gather((kept, as_left(self.training)))
+            self._end(kept=found[0][0], compares=all(left for _, left in found))
         except RankLost as error:
             logger.warning("no last checkpoint: %s", error)
 
-    def _end(self, *, kept: bool = False) -> None:
-        """`kept`: there is a checkpoint of the last step."""
+    def _end(self, *, kept: bool = False, compares: bool = True) -> None:
+        """`kept`: there is a checkpoint of the last step. `compares`: the ranks should be equal."""
         decision = self.exchange.take()
-        # A last checkpoint, so that a restart repeats no step of it.
-        if kept or not self.checkpointer.keeps or self.save(durable=True) is not None:
+        # A last checkpoint, so that a restart repeats no step of it. Without a folder the ranks are only compared.
+        if kept or self.save(durable=True, compares=compares) is not None or not self.checkpointer.keeps:
             self.drains.rest(self._saved)
         # The ranks will exchange no more: the last checkpoint answers an order that was on its way to them.
         self._keep_drain(decision)

@@ -2,7 +2,8 @@
 
 Ranks that begin with equal parameters and average their gradients stay equal to the last bit. Mistakes in a script make
 them differ without an error: a pass through the unwrapped model, an optimizer that steps on one rank only, a seed that
-changes a parameter. The check waits for the device once, so it runs only after the first steps and before checkpoints.
+changes a parameter. The check waits for the device once, so it runs only after the first steps, before checkpoints and
+at the end.
 
 Ranks on one type of device are compared to the last bit: the steps of a fine-tuning change norms by less than any
 tolerance. Devices of different types may round differently.
@@ -61,6 +62,16 @@ def check_equal(training: Training, exchange: ControlExchange) -> None:
         "with use_reentrant=False, call optimizer.step() under `if job.sync_gradients:` on every rank, and change "
         "parameters on all ranks alike"
     )
+
+
+def writes(training: Training) -> int:
+    """Count the writes to the compared parameters, to see later whether there were more. Waits for no device."""
+    return sum(p._version for model in training.models for p in _compared(model))
+
+
+def as_left(training: Training) -> bool:
+    """Tell whether the script has changed no parameter since its loop, as for a last test with its best weights."""
+    return writes(training) == training.step.writes
 
 
 def check_stream(training: Training, exchange: ControlExchange) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchChoice, BatchLimits
+from pollux.loop.divergence import writes
 from pollux.loop.script_checks import warn_of_unknown_parameters
 from pollux.loop.slips import (
     CALLED_PER_PASS,
@@ -81,6 +82,7 @@ class Stepper:
         """
         training = self.training
         self.commit_in_hand()
+        training.step.writes = writes(training)
         training.pause()
         if not training.step.managed and self.epoch_done():
             if training.progress.epoch == 0 and training.world.rank == 0:

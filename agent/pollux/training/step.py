@@ -104,6 +104,8 @@ class StepState:
     """The optimizer states of AMP's scaler at the beginning of the pass. The scaler's `update` replaces them."""
     seconds: float = 0.0
     """Average duration of a step; 0 while unknown."""
+    writes: int = -1
+    """Writes to the parameters when the loop over the loader ended (`loop.divergence.writes`)."""
     ended_at: float | None = None
     """When the last step ended, by `time.perf_counter`; None after a pause."""
 

@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
+from pollux.loop.endings import Reason
 from pollux.loop.slips import MIXED
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network, train_step
@@ -157,15 +158,21 @@ def bare_model() -> str:
     return "silence"
 
 
-def one_rank_changes_a_parameter(tmp: str) -> str:
+def one_rank_changes_a_parameter(tmp: str | None, how: str = "") -> str:
     """Change a parameter on one rank long after the first steps.
 
-    The next checkpoint is refused.
+    The next checkpoint is refused. After it the loop goes on to its end, to a `break`, or to SIGTERM.
     """
     model = network()
     optimizer = SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp)
     loader = job.loader(data(), 8)
+
+    def change() -> None:
+        if job.rank == job.world.size - 1:
+            with torch.no_grad():
+                model[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
+
     try:
         for _ in job.epochs(2, statistical=True):
             for x, y, _ in loader:
@@ -174,9 +181,17 @@ def one_rank_changes_a_parameter(tmp: str) -> str:
                 if job.sync_gradients:
                     optimizer.step()
                     optimizer.zero_grad()
-                if job.progress.optimizer_steps == 12 and job.rank == 2:
-                    with torch.no_grad():
-                        model[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
+                if job.progress.optimizer_steps == 12 and how != "change after a break":
+                    change()
+                    if how == "SIGTERM":
+                        job.coordinator.endings.wanted = Reason.TERM
+                if "break" in how and job.progress.optimizer_steps == 14:
+                    break
+            if "break" in how:
+                break
+        if how == "change after a break":
+            change()
+        job.close()
     except RanksDiffer as error:
         return str(error)
     return "silence"
@@ -217,6 +232,23 @@ def test_the_rank_that_differs_is_named_at_a_checkpoint(ranks: Any, tmp_path: Pa
     interval = {"POLLUX_CHECKPOINT_INTERVAL": "0", "POLLUX_EXCHANGE_INTERVAL": "0"}
     for told in ranks(3, one_rank_changes_a_parameter, str(tmp_path), env=interval):
         assert "the parameters of rank 2 differ from rank 0's" in told
+
+
+@pytest.mark.parametrize("how", ["", "break", "SIGTERM"])
+def test_the_rank_that_differs_is_named_at_the_end(ranks: Any, tmp_path: Path, how: str) -> None:
+    seldom = {} if how != "SIGTERM" else {"POLLUX_EXCHANGE_INTERVAL": "0"}
+    for told in ranks(2, one_rank_changes_a_parameter, str(tmp_path), how, env=seldom):
+        assert "the parameters of rank 1 differ from rank 0's" in told
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_the_rank_that_differs_is_named_without_a_folder(ranks: Any) -> None:
+    for told in ranks(2, one_rank_changes_a_parameter, None):
+        assert "the parameters of rank 1 differ from rank 0's" in told
+
+
+def test_a_rank_may_load_its_best_weights_after_a_break(ranks: Any, tmp_path: Path) -> None:
+    assert ranks(2, one_rank_changes_a_parameter, str(tmp_path), "change after a break") == ["silence"] * 2
 
 
 # -- arguments ------------------------------------------------------------------------------------------------
