@@ -112,8 +112,7 @@ def run(slip: Slip, folder: Path, number: int) -> tuple[list[Rank], bool]:
                     MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=port,
                     GLOO_SOCKET_IFNAME="lo",
-                    POLLUX_EXCHANGE_INTERVAL="0",
-                    **slip.environment,
+                    **{"POLLUX_EXCHANGE_INTERVAL": "0", "POLLUX_PATIENCE": "5", **slip.environment},
                 )
                 rank_body(
                     slip, Attempt(number, rank, folder / "checkpoints"), folder / f"log-{number}-{rank}"

@@ -29,6 +29,8 @@ Result = tuple[list[float], dict[str, Any]]
 M0 = 16
 EXAMPLES = 192
 NAN = float("nan")
+DEFAULT = {"POLLUX_EXCHANGE_INTERVAL": "1"}
+"""The agent's own, where decisions are seldom; those of most rows come in each step."""
 
 
 @dataclass(frozen=True)
@@ -359,9 +361,26 @@ def step_after_nothing(s: Script, k: int, x: Tensor, y: Tensor) -> None:
     s.update()
 
 
-def break_on_rank_0(s: Script, k: int, x: Tensor, y: Tensor) -> bool:
+def break_alone(rank: int, k: int) -> Callable[[Script, int, Tensor, Tensor], bool]:
+    """Leave the loop after pass k, on one rank; an even one is in the middle of a step of two passes."""
+
+    def body(s: Script, number: int, x: Tensor, y: Tensor) -> bool:
+        s.pass_(number, x, y)
+        return number == k and s.job.rank == rank
+
+    return body
+
+
+def one_pass(_: Attempt) -> Result:
+    script = Script()
+    script.load(M0)
+    return script.train(lambda k, x, y: break_alone(0, 9)(script, k, x, y))
+
+
+def changed_on_rank_1(s: Script, k: int, x: Tensor, y: Tensor) -> None:
     s.pass_(k, x, y)
-    return k == 19 and s.job.rank == 0
+    if s.job.progress.optimizer_steps == 15 and s.job.rank == 1:
+        nn.init.normal_(s.model[2].weight)
 
 
 def always_nan(s: Script, k: int, x: Tensor, y: Tensor) -> None:
@@ -648,7 +667,14 @@ SLIPS = (
     Slip("an exception caught in a step's last pass", of_body(caught_exception), like=GIVEN_UP),
     Slip("continue on one rank", of_body(continue_on_one), 2),
     Slip("a step after a pass left out on all ranks", of_body(step_after_nothing), 2),
-    Slip("break on rank 0 alone", of_body(break_on_rank_0, measuring={"every": 1000}), 2),
+    Slip("break on rank 0 alone", of_body(break_alone(0, 19)), 2, environment=DEFAULT),
+    Slip("break on rank 1 alone", of_body(break_alone(1, 19)), 2, environment=DEFAULT),
+    Slip(
+        "break on rank 0 alone in the middle of a step", of_body(break_alone(0, 18)), 2, environment=DEFAULT
+    ),
+    Slip("break on rank 0 alone, one pass a step", one_pass, 2, environment=DEFAULT),
+    Slip("the same, a decision in each step", one_pass, 2),
+    Slip("a layer made again on rank 1 alone", of_body(changed_on_rank_1), 2, environment=DEFAULT),
     Slip("a loss that is NaN", of_body(always_nan)),
     Slip("layers thawed in epoch 1", thawed(False), 2, PLAIN_THAW),
     Slip("layers frozen in epoch 1", thawed(True), 2, PLAIN_FREEZE),

@@ -164,6 +164,7 @@ class MicroBatchContext:
     def __enter__(self) -> None:
         stepper = self._stepper
         stepper.training.step.accumulates = True
+        stepper.training.step.entered += 1
         stepper.begin_model(self._trained)
         self._trained.in_pass = True
         self._model, self._meter = self._trained.model, self._trained.meter

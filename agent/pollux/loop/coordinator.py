@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from threading import Timer
 from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
@@ -20,11 +19,11 @@ from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
 from pollux.loop.divergence import as_left, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
+from pollux.loop.left_alone import Places
 from pollux.loop.notices import in_words, notice, summary
 from pollux.loop.regroup import join, regroup
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
-from pollux.loop.slips import WAITS
 from pollux.noise.measuring import sampling_interval
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.ranks.node_memory import node_memory
@@ -40,9 +39,6 @@ from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
 
 logger = logging.getLogger("pollux")
-
-PATIENCE_S = 30.0
-"""Seconds after which a rank says that it waits for the others."""
 
 STOP_WAIT = timedelta(seconds=60)
 """For the other ranks, where a training is closed before its end."""
@@ -62,8 +58,7 @@ class Coordinator:
         self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
         self._loops = 0
-        self._steps = 0
-        """Optimizer steps among the present ranks."""
+        self.places = Places(training, attempt.settings.patience)
         self._readied = (0, 0)
         """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
         self.restored: list[RestoredParameters] = []
@@ -136,6 +131,7 @@ class Coordinator:
             join(
                 self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
             )
+            self.places = Places(self.training, self.attempt.settings.patience)
             return
         if self._main:
             self.resizer.begin_loop(self._loops)
@@ -171,14 +167,9 @@ class Coordinator:
             self.restored.pop(0).check()
         self.checkpointer.begin_training()
         self.endings.begin()
-        if self._steps:
-            waits = Timer(PATIENCE_S, logger.warning, (WAITS, self.training.world.rank, PATIENCE_S))
-            waits.daemon = True
-            waits.start()
-            try:
-                self.poll(resizes=True)  # an order may have come since the last step
-            finally:
-                waits.cancel()
+        if self.places.steps:
+            with self.places.waiting(self.exchange):  # an order may have come since the last step
+                self.poll(resizes=True)
         self.training.pause()
 
     # -- between two steps ------------------------------------------------------------------------------------
@@ -199,8 +190,8 @@ class Coordinator:
             times.first_step_at = training.last_step_at
             self.checkpointer.after_first_step()
             self.line.wake()
-        self._steps += 1
-        check_first(training, self.exchange, self._steps)
+        self.places.after_step()
+        check_first(training, self.exchange, self.places.steps)
         self.resizer.after_step()
 
     def exchange_decisions(self, *, last: bool) -> None:
@@ -255,7 +246,7 @@ class Coordinator:
             move=drain,
             resize=resize,
             checkpoint=checkpoint,
-            copy=bool(self._steps) and self.checkpointer.memory.due(),
+            copy=bool(self.places.steps) and self.checkpointer.memory.due(),
             sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
             end=self.endings.wanted,
             next_exchange=next_exchange,
@@ -264,10 +255,9 @@ class Coordinator:
         return self._placed(decision if choice is None else decision.with_choice(choice))
 
     def _placed(self, decision: Decision) -> Decision:
-        """Return the decision with this rank's place: the ranks compare theirs."""
-        data = self.training.data
-        sample = data.position
-        return replace(decision, epoch=self.training.progress.epoch, sample=sample)
+        """Return the decision of the next exchange with this rank's place: the ranks compare theirs."""
+        self.places.exchanges += 1
+        return replace(decision, epoch=self.training.progress.epoch, sample=self.training.data.position)
 
     def _ready(self, move: int) -> tuple[int, bool]:
         """On rank 0: return the move if its checkpoint is on disk, else 0.
@@ -337,7 +327,10 @@ class Coordinator:
         check_equal(self.training, self.exchange)
         self._keep_drain(self.exchange.take())
         regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
-        self._steps = 0  # as on joiners: all ranks compare their parameters after the same steps
+        if self.training.world.control is not self.places.group:
+            self.places.close()
+            # From 0, as on joiners: all ranks compare their parameters after the same steps.
+            self.places = Places(self.training, self.attempt.settings.patience)
 
     def _keep_drain(self, decision: Decision | None) -> None:
         """On rank 0: order the drain of a decision again that ranks never got."""
@@ -379,6 +372,8 @@ class Coordinator:
             notice(summary(self.training))
         self._warn_unless_finite()
         try:
+            with self.places.waiting(self.exchange):
+                self.exchange.agree(self._placed(Decision()))
             self._end()
         except RankLost as error:
             if self.checkpointer.keeps:
@@ -416,6 +411,7 @@ class Coordinator:
     def close(self) -> None:
         """End the reports and the resizes. The last checkpoint is written before, by `stop`."""
         self.closed = sys.exc_info()[0] is None
+        self.places.close()
         self.exchange.take()
         self.endings.close()
         if self._main:

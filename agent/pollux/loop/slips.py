@@ -35,8 +35,8 @@ CALLED_PER_PASS = (
 )
 
 WAITS = (
-    "rank %d has waited for %.0f s at the beginning of a loop over the loader. If the other ranks are still in the "
-    "loop before, this rank has left it alone: every rank has to leave it after the same step"
+    "rank %d has waited for %.0f s outside of the loop over the loader. If the other ranks are still in that loop, "
+    "this rank has left it alone: every rank has to leave it after the same step"
 )
 
 GATHERS = (

@@ -64,9 +64,9 @@ def pin_memory(batch: Any) -> Any:
 # -- process groups ---------------------------------------------------------------------------------------------------
 
 
-def process_groups() -> tuple[dist.ProcessGroup, ...]:
-    """Return the process groups that this process is in."""
-    return tuple(internal(dist.distributed_c10d, "_world.pg_map"))
+def process_groups() -> dict[dist.ProcessGroup, Any]:
+    """Return the process groups that this process is in, each with its store."""
+    return {group: store for group, (_, store) in internal(dist.distributed_c10d, "_world.pg_map").items()}
 
 
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:

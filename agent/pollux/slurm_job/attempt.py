@@ -34,6 +34,8 @@ class AgentSettings:
     memory_share: float = 0.25
     """Share of each node's memory, or of the job's where Slurm limits it, that copies of the training's state may take.
     A larger state is not copied; 0 makes no copies."""
+    patience: float = 30.0
+    """Time without progress after which a rank says that it waits for others, and where it is; 0: never."""
     gone_wait: float = 20.0
     """Time that rank 0 waits for leaving ranks to end before it acknowledges a shrink."""
 

@@ -83,6 +83,8 @@ class StepState:
     """Examples since the last step."""
     taken: int = 0
     """Passes since the last step."""
+    entered: int = 0
+    """Passes that the loop has begun to compute since the last step."""
     usual: int = 0
     """Passes that the last step had."""
     tokens: Tensor | None = None
@@ -112,6 +114,7 @@ class StepState:
     def change_ranks(self) -> None:
         """Forget what holds for the former ranks only."""
         self.group = None
+        self.entered = 0
         self.per_example = None
         self.usual = 0  # a joining rank has no data on earlier steps
         self.seconds = 0.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.functional import mse_loss
 
@@ -17,52 +17,87 @@ from pollux.ranks.control import OTHER_PLACE
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
+IMPATIENT = {"POLLUX_PATIENCE": "0.3"}
 
-def break_on(where: int, folder: str) -> str:
-    """Leave the loop on one rank; return the error."""
-    here = Path(folder)
 
-    def keep(record: logging.LogRecord) -> bool:
-        if record.msg == slips.WAITS:
-            (here / "waits").write_text(record.getMessage())
-        return True
+def train(leaves: int, at: str, passes: int = 1, epochs: int = 2) -> tuple[str, str]:
+    """Have the rank `leaves` leave a loop of the first epoch; return how it ends, and what this rank said of a wait.
 
-    logging.getLogger("pollux").addFilter(keep)
+    `at`: before the pass, in the middle of a step, or at its end.
+    """
+    waited: list[str] = []
+    logging.getLogger("pollux").addFilter(
+        lambda record: record.msg != slips.WAITS or waited.append(record.getMessage()) is None
+    )
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    job = attach(
-        model, optimizer, adaptive=False, measuring={"every": 1000}
-    )  # no other collective of the agent
-    loader = job.loader(data(), 16)
+    job = attach(model, torch.optim.SGD(model.parameters(), 0.05), adaptive=False)
+    loader = job.loader(data(), 16, per_gpu=(1, 8 // passes))
+    here = job.rank == leaves
     try:
-        for _ in job.epochs(3, statistical=True):
+        for epoch in job.epochs(epochs):
             for k, (x, y, _) in enumerate(loader):
-                if where and k == 10 and job.rank == 0:
-                    while not (here / "waits").exists():
-                        time.sleep(0.01)
-                    raise RankLost("as if the collectives had timed out")
-                job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
-                if k == 9 and job.rank == where:
+                if at == "before" and k == 9 and here and not epoch:
                     break
+                job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
+                middle = k % passes < passes - 1
+                if k >= 9 and middle == (at == "middle") and here and not epoch and at != "before":
+                    break
+        job.close()
     except (LoopMistake, RankLost) as error:
-        return str(error)
-    return "silence"
+        return str(error), "".join(waited)
+    return "silence", "".join(waited)
 
 
-def test_a_break_on_rank_0_alone_ends_with_the_reason(ranks: Any, tmp_path: Path) -> None:
-    found = ranks(2, break_on, 0, str(tmp_path), env={"POLLUX_EXCHANGE_INTERVAL": "0"})
-    assert OTHER_PLACE.format(1, 160, 1, 0, 160) in found
-    assert on_the_page(OTHER_PLACE.format(1, 160, 1, 0, 160))
-    assert "silence" not in found
-
-
-def test_a_rank_that_waits_after_a_break_of_its_own_says_so(
-    ranks: Any, tmp_path: Path, monkeypatch: Any
+@pytest.mark.parametrize(
+    ("at", "passes", "epochs", "interval"),
+    [("before", 1, 2, 1), ("middle", 2, 2, 1), ("end", 1, 2, 1), ("end", 1, 1, 1), ("end", 1, 2, 0)],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_break_on_one_rank_ends_with_the_reason(
+    ranks: Any, rank: int, at: str, passes: int, epochs: int, interval: int
 ) -> None:
-    monkeypatch.setattr("pollux.loop.coordinator.PATIENCE_S", 0.5)
-    seldom = {"POLLUX_EXCHANGE_INTERVAL": "1000"}  # no decision of rank 0 arrives while rank 1 waits
-    assert "silence" not in ranks(2, break_on, 1, str(tmp_path), env=seldom)
-    assert on_the_page((tmp_path / "waits").read_text().replace("0 s", "30 s"))
+    often = {} if interval else {"POLLUX_EXCHANGE_INTERVAL": "0"}
+    found = ranks(2, train, rank, at, passes, epochs, env=IMPATIENT | often)
+    used = {"before": 144, "middle": 80, "end": 160}[at]
+    told = OTHER_PLACE.format(1 - rank, used, 1, rank, used)
+    assert told in found[rank][0]
+    assert found[1 - rank][0] != "silence"
+    if interval:
+        assert on_the_page(found[rank][1].replace("0 s", "30 s").replace("rank 0", "rank 1"))
+
+
+def test_the_page_quotes_the_reason() -> None:
+    assert on_the_page(OTHER_PLACE.format(1, 160, 1, 0, 160))
+
+
+def evaluates(where: str) -> bool:
+    """Rank 0 evaluates for many of the intervals, in the loop or after it; all ranks leave the first loop early."""
+    model = network()
+    job = attach(model, torch.optim.SGD(model.parameters(), 0.05), adaptive=False)
+    loader = job.loader(data(), 16, per_gpu=(1, 4))
+
+    def evaluate(here: str) -> None:
+        if here == where and job.is_main:
+            time.sleep(2.0)
+
+    for epoch in job.epochs(2):
+        for k, (x, y, _) in enumerate(loader):
+            if k == 8 and not epoch:
+                evaluate("before a break")
+                break
+            job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
+            if k == 3:
+                evaluate("in the loop")
+            if k == len(loader) - 1:
+                evaluate("in the last pass")
+        evaluate("after the loop")
+    job.close()
+    return job.progress.finished
+
+
+@pytest.mark.parametrize("where", ["before a break", "in the loop", "in the last pass", "after the loop"])
+def test_a_long_evaluation_on_one_rank_ends_nothing(ranks: Any, where: str) -> None:
+    assert ranks(3, evaluates, where, env=IMPATIENT) == [True] * 3
 
 
 def leaves_a_pass_out(where: int) -> str:
