@@ -252,7 +252,9 @@ def by_signal(number: signal.Signals, ending: str) -> Callable[[str, Path], Row]
         run = Run(training, folder)
         run.steps(5)
         begun = time.time()
-        run.process.send_signal(number)
+        # Slurm sends SIGUSR1 to every process of a step. The launcher passes on SIGTERM alone.
+        for pid in run.workers() if number == signal.SIGUSR1 else [run.process.pid]:
+            os.kill(pid, number)
         ended = run.end()
         Run(training, folder).end()
         return judge(ending, training, folder, begun, ended)
