@@ -63,7 +63,10 @@ def story(
             if more is not None:
                 yield with_node_more(placed, more)
         else:
-            yield "polluxd has not decided on this job yet. The next cycle will."
+            yield (
+                "polluxd has not decided on this job yet. It does in the first cycle in which the job may start: no "
+                "hold, no dependency and no --begin keep it back, and its array task has a record of its own."
+            )
         yield from _measured(row, found.report, found.rejected)
     if is_silent(row):
         job, held = row["job_id"], count(row["gpus"], "GPU")
