@@ -44,7 +44,7 @@ PRICE = 3.6
 HOUR_VALUE = 36.0
 OWN = "n1"
 KIND = "rented"
-BUDGET, SHORTER = 0.4, 4.5
+BUDGET, SHORTER = 0.4, 3.0
 """Of the arm `budget`. Its trainings are the first two of the workload, shorter by this factor."""
 APART_S = 15.0
 """Between the starts of two clusters, which look for free ports."""
