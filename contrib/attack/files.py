@@ -71,9 +71,8 @@ def checkpoint_race(site: Site, defended: bool) -> Outcome:
     his.stdout.readline()
     what = "load" if defended else "load-before"
     tried = site.hands("alice", "checkpoints", what, str(link), timeout_s=90.0)
-    # By the moment, the link leads to his folder or to hers, in a folder that everybody may write to.
-    refused = "belongs to" in tried or "writ" in tried
-    return Outcome(mark.exists() or (defended and not refused), " ".join(tried.split())[:300])
+    unsafe = re.search(r"([1-9]\d*) refused as unsafe", tried)
+    return Outcome(mark.exists() or (defended and not unsafe), " ".join(tried.split())[:300])
 
 
 @attack("mallory", "row 18: a temporary file that is a link to a file of alice's")

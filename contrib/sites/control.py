@@ -160,13 +160,14 @@ def compare(drawn: DrawnSite, without: Run, beside: Run) -> list[str]:
 
 
 def never_runs(note: str, without: Run, beside: Run) -> bool:
-    """Tell whether the job that a note of the watch names does not start without polluxd either.
+    """Tell whether the one job that a note of the watch is about does not start without polluxd either.
 
     Slurm 22.05 can lose count of typed GPUs when slurmctld restarts. Jobs then wait beside free GPUs for good.
     """
     number = re.search(r"GPUs that job (\d+) may use", note)
     names = [name for name, job_id in beside.ids.items() if number and job_id == int(number[1])]
-    return bool(names) and without.waits.keys().isdisjoint(names)
+    alone = "more jobs wait so" not in note
+    return alone and bool(names) and without.waits.keys().isdisjoint(names)
 
 
 def _words(lines: tuple[str, ...]) -> str:

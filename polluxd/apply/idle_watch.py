@@ -82,17 +82,27 @@ class IdleWatch:
     def overdue(self, plan: Plan, now: float) -> list[IdleGpus]:
         """Return the jobs that could have started for longer than the patience, the longest first.
 
-        Time in which a plan stated a cause does not count once the cause has gone: the next plan may use the GPUs.
+        Time under a rule or a limit does not count once it has gone: the next plan may use the GPUs. Time of starts
+        that fail counts.
         """
         found = []
         for job_id, beside in self._seen.items():
-            reason, stated = _cause(plan.of(job_id))
-            if stated:
+            allocation = plan.of(job_id)
+            reason, stated = _cause(allocation)
+            if stated and not _starts(allocation):
                 self._seen[job_id] = beside._replace(unexplained_since=now)
             since = beside.since if stated else beside.unexplained_since
             if now - since > self._patience_s:
                 found.append(IdleGpus(job_id, beside.gpus, since, reason, stated))
         return sorted(found, key=lambda one: (one.since, one.job_id))
+
+
+def _starts(allocation: Allocation | None) -> bool:
+    """Tell whether the plan starts the job, or a start is under way."""
+    if allocation is None:
+        return False
+    explanation = allocation.explanation
+    return bool(allocation.placement) or (explanation is not None and explanation.limit == "pinned")
 
 
 def _cause(allocation: Allocation | None) -> tuple[str, bool]:

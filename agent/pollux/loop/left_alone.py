@@ -88,13 +88,13 @@ class Places:
         return [self.exchanges, *progress, self._training.progress.epoch, self._training.data.position]
 
     def _watch(self, store: Any) -> None:
-        before = told = None
+        before = left = None
         while not self._closed.wait(self._patience or None):
             here = self._here()
             if here == before:
                 with suppress(RuntimeError, RankLost):  # the store is gone with its rank
-                    if here != told:
-                        told = here
+                    if here != left:
+                        left = here
                         store.set(f"place-{self._training.world.rank}", json.dumps(here))
                         if self._waits:
                             logger.warning(WAITS, self._training.world.rank, self._patience)

@@ -32,7 +32,7 @@ def load(folder: Path, *, before: bool) -> None:
     from pollux.errors import CheckpointError  # noqa: PLC0415 - as torch
 
     print("ready", flush=True)
-    done, refused, end = 0, "", time.monotonic() + SECONDS
+    done, unsafe, refused, end = 0, 0, "", time.monotonic() + SECONDS
     while (before or done < TRIES) and time.monotonic() < end:
         done += 1
         if before:
@@ -47,7 +47,8 @@ def load(folder: Path, *, before: bool) -> None:
                 store.read(found)
         except CheckpointError as error:
             refused = str(error)
-    print(f"{done} tries; {refused}", flush=True)
+            unsafe += "belongs to uid" in refused or "may be written by" in refused
+    print(f"{done} tries, {unsafe} refused as unsafe; the last: {refused}", flush=True)
 
 
 def save(folder: Path, *, before: bool) -> None:

@@ -132,6 +132,15 @@ def test_time_under_a_stated_cause_does_not_count_once_it_has_gone() -> None:
     assert (idle.stated, idle.since) == (False, NOW + PATIENCE + 5)
 
 
+@pytest.mark.parametrize("start", [plan("", "contention", Placement(("n1",), 1)), plan("", "pinned")])
+def test_time_of_starts_that_fail_counts(start: Plan) -> None:
+    watch = IdleWatch(PATIENCE)
+    for seconds, found in ((0.0, start), (PATIENCE - 5, start), (PATIENCE + 5, plan(""))):
+        watch.observe(cluster((node("n1"),), job(), at=NOW + seconds))
+        overdue = watch.overdue(found, NOW + seconds)
+    assert [(one.stated, one.since) for one in overdue] == [(False, NOW)]
+
+
 @pytest.mark.parametrize(
     "waiting",
     [

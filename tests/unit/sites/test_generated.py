@@ -62,6 +62,7 @@ def test_the_watch_is_excused_where_slurm_starts_the_job_without_polluxd_neither
     beside, note = runs(3.0, ids={"j0": 7}), "idle since 10:00: 4 GPUs that job 7 may use, while it waits"
     assert never_runs(note, Run(Measured(), waits=waits), beside) is excused
     assert not never_runs(note.replace("job 7", "job 8"), Run(Measured()), beside)
+    assert not never_runs(f"{note}, and 1 more jobs wait so", Run(Measured()), beside)
 
 
 def test_idle_seconds_and_first_starts_are_those_of_the_job() -> None:
