@@ -228,8 +228,9 @@ bench-agent: setup ## what the agent costs per step against plain DDP (half an h
 	@mkdir -p bench-out
 	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
-bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); bench-out/gpu.json, tests/benchmarks/gpu.md
+bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); with CIFAR10=FOLDER bench-accuracy's schedules by ResNet-18, too (hours; SEEDS=1); bench-out/gpu.json, tests/benchmarks/gpu.md, accuracy_schedule_full.md
 	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json --markdown tests/benchmarks/gpu.md
+	@$(if $(CIFAR10),$(PYTHON) tests/benchmarks/accuracy_schedule.py --cifar10 '$(CIFAR10)' --seeds $(or $(SEEDS),1) --page tests/benchmarks/accuracy_schedule_full.md)
 
 bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
 	@$(PYTHON) tests/benchmarks/adascale.py --page tests/benchmarks/adascale.md
