@@ -41,8 +41,8 @@ env --default-signal=INT -u MAKEFLAGS $(1) </dev/null & \
 status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status"; exit $$status
 endef
 
-# The longest first. The integration tests mostly wait, so one part more runs at a time than CI has cores, and no part is
-# so long that the others wait for it. make shows the output of a part when the part has ended.
+# The longest first. The integration tests mostly wait, so twice as many parts run at a time as CI has cores, and no part
+# is so long that the others wait for it. make shows the output of a part when the part has ended.
 PARTS := test-loop test-resizes test-frameworks test-agent test-slurm test-gateway test-polluxd test-rest test-store test-static
 LOOP := tests/integration/loop
 GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py)
@@ -50,7 +50,7 @@ RESIZES := $(addprefix $(LOOP)/test_,resize.py slurm_limits.py slurm_options.py 
 FRAMEWORKS := tests/integration/integrations
 STORE := $(addprefix tests/integration/,store gateway cli)
 test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target --keep-going $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
 
 .PHONY: $(PARTS)
 test-loop:

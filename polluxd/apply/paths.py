@@ -109,7 +109,7 @@ def choose(
         return "start", target
     if not target:
         return "park", target
-    able = _resizable(job, report, rules, grows=len(target.nodes) > len(source.nodes))
+    able = resizable(job, report, rules, grows=len(target.nodes) > len(source.nodes))
     if not (able and _within(source, target, job, rules)):
         return "requeue", target
     nodes = sorted(target.nodes, key=lambda n: (n != job.batch_host, n not in source.nodes, n))
@@ -124,7 +124,7 @@ def likely(job: SlurmJob, report: Report | None, rules: MoveRules, *, whole_node
     A job that can be resized in place and holds whole nodes usually gains and gives back whole nodes. Any other job
     moves through the queue.
     """
-    both = all(_resizable(job, report, rules, grows=grows) for grows in (True, False))
+    both = all(resizable(job, report, rules, grows=grows) for grows in (True, False))
     return "resize" if whole_nodes and both else "requeue"
 
 
@@ -134,14 +134,14 @@ def keeps(job: SlurmJob, report: Report | None, rules: MoveRules) -> tuple[str, 
     The order is the batch host, the job's other own nodes, then the companions' nodes, oldest companion first. So a
     shrink gives up the newest companion first. The result is empty where the job cannot shrink within its allocation.
     """
-    if len(job.gpus_per_node_held) < 2 or not _resizable(job, report, rules, grows=False):
+    if len(job.gpus_per_node_held) < 2 or not resizable(job, report, rules, grows=False):
         return ()
     own = sorted(job.base, key=lambda name: (name != job.batch_host, name))
     companions = sorted(job.companions, key=lambda companion: companion.job_id)
     return (*own, *(name for companion in companions for name in sorted(companion.gpus_per_node_held)))
 
 
-def _resizable(job: SlurmJob, report: Report | None, rules: MoveRules, *, grows: bool) -> bool:
+def resizable(job: SlurmJob, report: Report | None, rules: MoveRules, *, grows: bool) -> bool:
     """Whether the job, the administrator and the attempt so far allow a resize in place."""
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.paths import MoveRules, keeps, likely
+from polluxd.apply.paths import MoveRules, keeps, likely, resizable
 from polluxd.apply.placed import held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
@@ -102,6 +102,8 @@ def build_snapshot(
         if report is not None:
             here = held(job) if report.attempt == job.restart_count else None
             report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
+            if report.resize == "in-place" and not resizable(job, report, rules, grows=True):
+                report = replace(report, resize="requeue")
         known = records.times.get(job.job_id, JobTimes(job.submit_time))
         whole_nodes = bool(placement) and {gpus.get(n) for n in placement.nodes} == {placement.gpus_per_node}
         path = likely(job, report, rules, whole_nodes=whole_nodes)

@@ -25,10 +25,11 @@ from dataclasses import replace
 from math import inf, isfinite
 from typing import NamedTuple
 
-from polluxd.model import KEPT_BACK, Allocation, Node, Plan, Snapshot, SnapshotJob
+from polluxd.model import KEPT_BACK, Allocation, Node, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.policy import market
 from polluxd.policy.cloud.barred import without_barred
 from polluxd.policy.cloud.prices import budget_left, is_rented, paid, paid_ahead, price_of, returning
+from polluxd.policy.shapes import ANY
 
 NEVER_S = 86400.0
 """Wait of a job that nothing else would let start: a day."""
@@ -141,9 +142,11 @@ class _Search:
         return Rental(plan, best.nodes & (used | self._always), best.net, len(self._known))
 
     def _before_boots(self, best: _Valued) -> _Valued:
-        """Return what is done first where a job would stop for a boot: it moves on the nodes that are on.
+        """Return what is done first where a job would stop for a boot.
 
-        From there it can grow in place, and train while the others boot.
+        It moves on the nodes that are on, and can grow in place from there. If there is nowhere to move, it grows in
+        place onto the nodes to boot, with as many GPUs of each as it has of its present nodes: it trains while they
+        boot, and moves once they are up.
         """
         stops = {
             a.job_id: {n for n in a.placement.nodes if n in self._rented and self._rented[n].power == "off"}
@@ -157,8 +160,41 @@ class _Search:
         if not off:
             return best
         first = self._value(best.nodes - off)
-        moves = {a.job_id for a in first.plan.allocations if a.changed}
-        return first if any(stops[job_id] for job_id in moves & stops.keys()) else best
+        if any(stops.get(a.job_id) for a in first.plan.allocations if a.changed):
+            return first
+        booting = set[str]()
+        allocations = []
+        for a in first.plan.allocations:
+            wider = self._wider(a, best.plan, stops.get(a.job_id, set()) - booting)
+            booting |= {*wider.placement.nodes} & off
+            allocations.append(wider)
+        if not booting:
+            return best
+        return best._replace(
+            nodes=first.nodes | booting, plan=replace(first.plan, allocations=tuple(allocations))
+        )
+
+    def _wider(self, a: Allocation, plan: Plan, nodes: set[str]) -> Allocation:
+        """Return the allocation with `nodes`, if the job can take them in place on the way to its place in `plan`."""
+        job, aim = self._jobs[a.job_id], plan.of(a.job_id)
+        place = Placement((*job.placement.nodes, *sorted(nodes)), job.placement.gpus_per_node)
+        types = {node.gpu_type for node in self._snapshot.nodes if node.name in place.nodes}
+        if (
+            not nodes
+            or aim is None
+            or place.gpus > aim.placement.gpus
+            or place.gpus_per_node > aim.placement.gpus_per_node
+            or len(types) > 1
+            or job.contiguous
+            or (job.spec.gpu_counts, self._settings.gpu_counts) != (ANY, ANY)
+        ):
+            return a
+        change = f"grows from {job.placement.gpus} to {place.gpus} GPUs"
+        further = (
+            f"so that it trains while {_named(sorted(nodes))} boots; then it can go to {aim.placement.gpus}"
+        )
+        reason = f"{change}, {further}"
+        return replace(a, placement=place, changed=True, reason=reason)
 
     def _open(self, names: Iterable[str]) -> frozenset[str]:
         """Return the nodes that may be in use: those that always are, and as many others as the settings allow."""

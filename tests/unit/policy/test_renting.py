@@ -234,6 +234,29 @@ def test_a_job_that_can_grow_in_place_does_not_stop_for_a_boot(resize: str) -> N
     assert {"n1", "c1"} <= set(grown.of(1).placement.nodes)
 
 
+@pytest.mark.parametrize(
+    ("resize", "more", "first"),
+    [
+        ("in-place", {}, ("n1", "c1")),
+        ("requeue", {}, ("c1",)),
+        ("in-place", {"contiguous": True}, ("c1",)),
+        ("in-place", {"spec": JobSpec(gpu_counts="4,8")}, ("c1",)),
+    ],
+)
+def test_a_job_without_room_to_grow_trains_on_while_its_next_node_boots(resize, more, first) -> None:
+    able = report(target=5e5, progress=0.0, resize=resize, explored=2)
+    others = trains(2, gpus=3, pinned=True)
+    plan = decide(seen([OWN, OFF[0]], [trains(1, gpus=1, report=able, **more), others]))
+    assert plan.of(1).placement.nodes == first
+    assert plan.of(1).placement.gpus_per_node == (1 if len(first) == 2 else 4)
+    assert "Slurm boots c1" in plan.of(1).reason
+    assert ("trains while" in plan.of(1).reason) is (len(first) == 2)
+    if len(first) == 2:
+        up = decide(seen([OWN, replace(OFF[0], power="on")], [trains(1, first, 1, report=able), others]))
+        assert up.of(1).placement.nodes == ("c1",)
+        assert up.of(1).placement.gpus == 4
+
+
 def test_a_node_stays_until_the_interval_ends_that_is_paid_for() -> None:
     def used(minute: float, interval: float = 3600.0) -> bool:
         on = replace(OFF[0], power="on", booted_at=1e9 - 60.0 * minute)
