@@ -96,7 +96,7 @@ class Size:
     """Images [n, channels, height, width], as floats or bytes, and labels [n]."""
     held: tuple[Tensor, Tensor]
     prepared: Callable[[Tensor, bool], Tensor]
-    """Images as the network reads them, drawn anew where the second argument says that they are trained on."""
+    """Images as the network reads them; the second argument says whether to shift and mirror them."""
     widths: list[tuple[int, int]]
     m0: int
     most: int
