@@ -136,6 +136,17 @@ def test_age_and_cost_come_from_the_database() -> None:
     assert snapshot(running).jobs[0].move_cost == 30.0
 
 
+def test_a_job_that_may_not_grow_in_place_moves_through_the_queue() -> None:
+    able, part = (
+        replace(REPORT, resize="in-place"),
+        slurm_job(1, gpus_per_node_held={"n1": 1}, batch_host="n1"),
+    )
+    for paths, resize in (({"resize", "requeue"}, "in-place"), ({"requeue"}, "requeue")):
+        seen = snapshot(part, reports={1: able}, paths=frozenset(paths)).jobs[0].report
+        assert seen is not None
+        assert seen.resize == resize
+
+
 def test_a_move_costs_what_its_path_does() -> None:
     able = replace(REPORT, resize="in-place")
     whole = slurm_job(1, gpus_per_node_held={"n1": 4}, batch_host="n1")
