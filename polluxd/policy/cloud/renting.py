@@ -189,11 +189,10 @@ class _Search:
             or (job.spec.gpu_counts, self._settings.gpu_counts) != (ANY, ANY)
         ):
             return a
-        change = f"grows from {job.placement.gpus} to {place.gpus} GPUs"
-        further = (
-            f"so that it trains while {_named(sorted(nodes))} boots; then it can go to {aim.placement.gpus}"
+        reason = (
+            f"grows from {job.placement.gpus} to {place.gpus} GPUs and trains while {_named(sorted(nodes))} boots; "
+            f"the plan has {aim.placement.gpus} for it afterwards"
         )
-        reason = f"{change}, {further}"
         return replace(a, placement=place, changed=True, reason=reason)
 
     def _open(self, names: Iterable[str]) -> frozenset[str]:
