@@ -3,7 +3,8 @@
     python -m tests.benchmarks.search [--trials N] [--runs N] [--gpu-hours H] [--target A] [--page FILE] [--json FILE]
 
 Every way searches a learning rate and a width for digits (`contrib/examples/digits_search.py`), has the same number of
-trials and the same GPU hours, and samples by TPE. Computing time is emulated by sleeping; all else is real.
+trials and the same GPU hours, and samples by TPE. Computing time is emulated by sleeping; all else is real. The three
+ways run at the same time, each on a cluster of its own, so that the load of the machine is the same for all.
 
 pollux      an array of elastic Pollux jobs, ASHA
 four-gpus   an array of plain jobs with 4 GPUs each, no stopping
@@ -21,12 +22,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from contrib.devcluster import DevCluster, Polluxd
+from contrib.devcluster.interrupts import interruptible
 from pollux.search.journal import journal_path
 from pollux.search.study import Search, SearchSettings
 
@@ -72,14 +77,30 @@ class Row:
 
 
 class Bench:
-    """The cluster, and what all searches have in common."""
+    """The searches of one way, on a cluster of its own; polluxd runs beside searches of Pollux jobs."""
 
-    def __init__(self, cluster: DevCluster, folder: Path, arguments: argparse.Namespace) -> None:
-        self._cluster, self._folder, self._arguments = cluster, folder, arguments
+    def __init__(
+        self, way: str, cluster: DevCluster, arguments: argparse.Namespace, stop: threading.Event
+    ) -> None:
+        self._way, self._cluster, self._arguments, self._stop = way, cluster, arguments, stop
+        self._folder = cluster.directory.parent
 
-    def search(self, way: str, run: int) -> Row:
+    def search(self, run: int) -> Row:
         """Run one search to its end, or for as long as `PATIENCE_S`."""
-        arguments = self._arguments
+        if self._way != "pollux":
+            return self._search(run)
+        home = self._folder / f"polluxd-{run}"
+        home.mkdir()
+        moves = {"cooldown_s": 20}
+        daemon = Polluxd(self._cluster, home, cycle={"interval_s": 5, "busy_poll_s": 0.2}, moves=moves)
+        daemon.start()
+        try:
+            return self._search(run)
+        finally:
+            daemon.stop()
+
+    def _search(self, run: int) -> Row:
+        way, arguments = self._way, self._arguments
         name = f"{way}-{run}"
         settings = SearchSettings(
             maximize=True,
@@ -92,8 +113,7 @@ class Bench:
         begun = time.time()
         self._submit(way, name, run)
         best, best_at, target_at, loads = -math.inf, None, None, []
-        while self._queue() and time.time() - begun < PATIENCE_S:
-            time.sleep(1.0)
+        while self._queue() and time.time() - begun < PATIENCE_S and not self._stop.wait(1.0):
             loads.append(os.getloadavg()[0])
             values = [v for t in search.trials() for v in t.intermediate_values.values()]
             if values and max(values) > best:
@@ -162,36 +182,27 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
     first = 1 + max((row["run"] for row in rows), default=0)
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        with DevCluster(
-            folder / "cluster", nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True
-        ) as cluster:
-            for run in range(first, first + arguments.runs):
-                for way in WAYS:
-                    row = one(cluster, folder, arguments, way, run)
-                    rows.append(asdict(row))
-                    print(row, flush=True)
-                    arguments.json.parent.mkdir(exist_ok=True)
-                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-                    if arguments.page:
-                        arguments.page.write_text(page(rows))
-
-
-def one(cluster: DevCluster, folder: Path, arguments: argparse.Namespace, way: str, run: int) -> Row:
-    """Run one search; polluxd runs beside it where it is Pollux'."""
-    bench = Bench(cluster, folder, arguments)
-    if way != "pollux":
-        return bench.search(way, run)
-    home = folder / f"polluxd-{run}"
-    home.mkdir()
-    daemon = Polluxd(cluster, home, cycle={"interval_s": 5, "busy_poll_s": 0.2}, moves={"cooldown_s": 20})
-    daemon.start()
-    try:
-        return bench.search(way, run)
-    finally:
-        daemon.stop()
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, interruptible(), ExitStack() as stack:
+        Path(name).chmod(0o755)
+        benches = []
+        for way in WAYS:
+            folder = Path(name) / way
+            folder.mkdir()
+            cluster = DevCluster(
+                folder / "cluster", nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True
+            )
+            benches.append(Bench(way, stack.enter_context(cluster), arguments, stop))
+        pool = stack.enter_context(ThreadPoolExecutor(len(benches)))
+        stack.callback(stop.set)  # before the pool waits for its threads
+        for run in range(first, first + arguments.runs):
+            for row in pool.map(lambda bench, run=run: bench.search(run), benches):
+                rows.append(asdict(row))
+                print(row, flush=True)
+            arguments.json.parent.mkdir(exist_ok=True)
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+            if arguments.page:
+                arguments.page.write_text(page(rows))
 
 
 def page(rows: list[dict[str, float]]) -> str:
