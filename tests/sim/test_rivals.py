@@ -13,6 +13,7 @@ from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.policies.baseline_packing import compact, emptiest_first, seated
 from polluxd.sim.policies.gavel import share, shares
+from polluxd.sim.policies.shockwave import planned
 from polluxd.sim.policies.sia import Option, program
 from polluxd.sim.workload import Submission
 
@@ -132,6 +133,35 @@ def test_themis_serves_the_worst_treated(apps):
     found = run("themis", trace, apps)
     assert found["a"].restarts >= 1
     assert found["b"].ended_at < found["a"].ended_at
+
+
+def test_shockwave_plans_more_rounds_for_the_worst_treated_and_for_the_longest():
+    gpus, whole = np.array([4, 4]), np.array([7200.0, 7200.0])
+    unfair = planned(np.array([1.0, 2.0]), gpus, whole, whole, 4)
+    assert unfair.tolist() == [0, 20], "twice the slowdown weighs 2 to the 12th"
+    longer = planned(np.array([1.0, 1.0]), gpus, np.array([7200.0, 72000.0]), np.array([1200.0, 60000.0]), 4)
+    assert longer[1] > longer[0]
+    assert (planned(np.array([1.0, 1.0]), gpus, whole, whole, 8) == 20).all(), "all fit"
+
+
+def test_shockwave_serves_who_was_treated_worst(apps):
+    found = run("shockwave", [job("a", 0, 8, 4.0), job("b", 60, 8)], apps)
+    assert found["a"].restarts >= 1
+    assert found["b"].ended_at < found["a"].ended_at
+
+
+def test_lucid_starts_the_least_work_first_and_stops_nobody(apps):
+    trace = [job("running", 0, 8, 2.0), job("large", 60, 8, 3.0), job("small", 120, 8, 0.5)]
+    found = run("lucid", trace, apps)
+    assert found["small"].started_at < found["large"].started_at
+    assert all(each.restarts == 0 for each in found.values())
+
+
+def test_lucid_waits_for_whole_nodes_and_passes_who_does_not_fit(apps):
+    trace = [job("a", 0, 3, 2.0), job("b", 0, 3, 2.0), job("spread", 200, 2, 0.5), job("fits", 300, 1, 1.0)]
+    found = run("lucid", trace, apps)
+    assert found["spread"].started_at >= min(found["a"].ended_at, found["b"].ended_at)
+    assert found["fits"].started_at < found["spread"].started_at
 
 
 def test_sia_scales_a_lone_job_out_step_by_step(apps):

@@ -12,10 +12,12 @@ from polluxd.sim.engine import Policy
 from polluxd.sim.policies.antman import AntMan
 from polluxd.sim.policies.gandiva import Gandiva
 from polluxd.sim.policies.gavel import Gavel
+from polluxd.sim.policies.lucid import Lucid
 from polluxd.sim.policies.optimus import Optimus
 from polluxd.sim.policies.plain import Plain
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.policies.pollux_paper import PolluxPaper
+from polluxd.sim.policies.shockwave import Shockwave
 from polluxd.sim.policies.sia import Sia
 from polluxd.sim.policies.slaq import Slaq
 from polluxd.sim.policies.themis import Themis
@@ -31,6 +33,8 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "gavel": lambda _scenario: Gavel(),
     "antman": lambda _scenario: AntMan(),
     "themis": lambda _scenario: Themis(),
+    "shockwave": lambda _scenario: Shockwave(),
+    "lucid": lambda _scenario: Lucid(),
     "sia": lambda _scenario: Sia(),
     "fifo": lambda _scenario: Plain(backfills=False),
     "backfill": lambda _scenario: Plain(backfills=True),

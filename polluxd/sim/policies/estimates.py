@@ -8,6 +8,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from polluxd.sim.applications import Application, placement_of, split_batch
+from polluxd.sim.engine import View
 from polluxd.sim.simulated_job import SimulatedJob
 
 _known: WeakKeyDictionary[Application, dict[tuple[int, int, int], float]] = WeakKeyDictionary()
@@ -52,3 +53,11 @@ def whole_seconds(job: SimulatedJob, gpus: int, per_node: int) -> float:
     """
     size = job.submission.batch_size
     return job.app.iterations(size, job.app.epochs - 1) / steps_per_second(job.app, size, gpus, per_node)
+
+
+def finish_time_fairness(job: SimulatedJob, view: View) -> float:
+    """Themis' rho: the predicted completion time over that on an exclusive 1/N of the cluster."""
+    size = view.scenario.gpus_per_node
+    fair = max(1, min(-(-view.scenario.gpus // len(view.jobs)), most_useful(job, view.scenario.gpus)))
+    shared = view.now - job.submission.time + remaining_seconds(job, job.submission.gpus, size)
+    return shared / whole_seconds(job, fair, size)

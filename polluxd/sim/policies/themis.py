@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import seated
-from polluxd.sim.policies.estimates import most_useful, remaining_seconds, whole_seconds
-from polluxd.sim.simulated_job import Seats, SimulatedJob
+from polluxd.sim.policies.estimates import finish_time_fairness
+from polluxd.sim.simulated_job import Seats
 
 LEASE = 1200.0
 
@@ -30,7 +30,7 @@ class Themis(Policy):
         wanted = {j.number: j.gpus for j in leased}
         left = sum(view.capacity) - sum(wanted.values())
         bidders = [j for j in view.jobs if j.number not in wanted]
-        rho = {j.number: self._rho(j, view) for j in bidders}
+        rho = {j.number: finish_time_fairness(j, view) for j in bidders}
         for job in sorted(bidders, key=lambda j: (-rho[j.number], j.number)):
             gpus = min(job.submission.gpus, left)
             if gpus <= 0:
@@ -38,10 +38,3 @@ class Themis(Policy):
             wanted[job.number] = gpus
             left -= gpus
         return seated(wanted, {j.number: j.seats for j in view.jobs}, view.capacity)
-
-    @staticmethod
-    def _rho(job: SimulatedJob, view: View) -> float:
-        size = view.scenario.gpus_per_node
-        fair = max(1, min(-(-view.scenario.gpus // len(view.jobs)), most_useful(job, view.scenario.gpus)))
-        shared = view.now - job.submission.time + remaining_seconds(job, job.submission.gpus, size)
-        return shared / whole_seconds(job, fair, size)
