@@ -29,6 +29,7 @@ from polluxd.model import KEPT_BACK, Allocation, Node, Placement, Plan, Snapshot
 from polluxd.policy import market
 from polluxd.policy.cloud.barred import without_barred
 from polluxd.policy.cloud.prices import budget_left, is_rented, paid, paid_ahead, price_of, returning
+from polluxd.policy.feasible import GROWTH, measured_on
 from polluxd.policy.shapes import ANY
 
 NEVER_S = 86400.0
@@ -177,12 +178,12 @@ class _Search:
     def _wider(self, a: Allocation, plan: Plan, nodes: set[str]) -> Allocation:
         """Return the allocation with `nodes`, if the job can take them in place on the way to its place in `plan`."""
         job, aim = self._jobs[a.job_id], plan.of(a.job_id)
+        if not nodes or aim is None or job.report is None:
+            return a
         place = Placement((*job.placement.nodes, *sorted(nodes)), job.placement.gpus_per_node)
         types = {node.gpu_type for node in self._snapshot.nodes if node.name in place.nodes}
         if (
-            not nodes
-            or aim is None
-            or place.gpus > aim.placement.gpus
+            place.gpus > min(GROWTH * measured_on(job), job.report.most_gpus or inf, job.spec.max_gpus or inf)
             or place.gpus_per_node > aim.placement.gpus_per_node
             or len(types) > 1
             or job.contiguous

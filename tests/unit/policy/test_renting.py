@@ -257,6 +257,15 @@ def test_a_job_without_room_to_grow_trains_on_while_its_next_node_boots(resize, 
         assert up.of(1).placement.gpus == 4
 
 
+@pytest.mark.parametrize(("spec", "first"), [(JobSpec(), ("n1", "c1")), (JobSpec(max_gpus=5), ("c1",))])
+def test_a_job_keeps_its_gpus_during_a_boot_even_where_it_then_has_more_than_it_goes_to(spec, first) -> None:
+    able = report(target=5e5, progress=0.0, resize="in-place", explored=3)
+    others = trains(2, gpus=1, pinned=True)
+    jobs = [trains(1, gpus=3, report=able, spec=spec), others]
+    plan = decide(seen([OWN, OFF[0]], jobs, cloud_hour_value=200.0))
+    assert plan.of(1).placement.nodes == first
+
+
 def test_a_node_stays_until_the_interval_ends_that_is_paid_for() -> None:
     def used(minute: float, interval: float = 3600.0) -> bool:
         on = replace(OFF[0], power="on", booted_at=1e9 - 60.0 * minute)
