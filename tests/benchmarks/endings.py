@@ -51,6 +51,10 @@ from tests.benchmarks.endings_training import EXAMPLES, PASSES  # noqa: E402
 SCRIPT = ROOT / "tests/benchmarks/endings_training.py"
 PATIENCE = 240.0
 TRAININGS = ("map", "stream", "fsdp2", "trainer", "lightning")
+PRELOAD = {
+    "trainer": ["--preload", "transformers.trainer"],
+    "lightning": ["--preload", "lightning.pytorch"],
+}
 
 
 @dataclass(frozen=True)
@@ -157,7 +161,7 @@ class Run:
         self.folder = folder
         self._out = (folder / "out").open("ab")
         environ = {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints"), **environ}
-        self._command = ["--nproc", str(nproc), script, training, str(folder)]
+        self._command = ["--nproc", str(nproc), *PRELOAD.get(training, []), script, training, str(folder)]
         self.process = self.launch(self._command, environ)
 
     def launch(self, arguments: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -370,7 +374,8 @@ def under_slurm(cluster: DevCluster, node: str, ending: str, training: str, fold
         f"export PYTHONPATH={ROOT}:{ROOT / 'agent'} POLLUX_CHECKPOINT_DIR={folder}/checkpoints\n"
         f"export POLLUX_CONTINUE={'yes' if ending == 'time limit' else 'no'}\n"
         f"export ENDINGS_PAUSE={1.0 if ending == 'time limit' else 0.08}\n"
-        f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {SCRIPT} {training} {folder}\n"
+        f"{sys.executable} -m pollux.launcher.launch run --nproc 2 {' '.join(PRELOAD.get(training, []))} "
+        f"{SCRIPT} {training} {folder}\n"
     )
     place = ["--exclusive", f"--nodelist={node}"]
     more = ["--time=1"] if ending == "time limit" else []
@@ -433,6 +438,8 @@ REASONS = (
     "The pause of SIGTERM, SIGUSR1 and `scancel` runs from the signal to the end of the last process, that of a time",
     "limit and of preemption to the first step of the next attempt: it holds the other job and the wait in the queue.",
     "The restarted processes are the next start's. Five jobs ran under Slurm at the same time.",
+    "",
+    "Trainer runs with `--preload transformers.trainer`, Lightning with `--preload lightning.pytorch`.",
     "",
     "A killed rank or a lost node ends all ranks. New ranks restore the newest copy of the state in memory.",
     "Under FSDP2 the shards of a lost node are lost: its row is restored from a checkpoint's file, written every 2 s.",

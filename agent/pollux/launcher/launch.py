@@ -109,6 +109,14 @@ def argument_parser() -> argparse.ArgumentParser:
         "a rank that ran out of memory, or exits with status 75, asks for a start beside these",
     )
     run_parser.add_argument(
+        "--preload",
+        type=lambda text: text.replace(",", " ").split(),
+        default=(),
+        metavar="MODULE,...",
+        help="import these once per node and let all ranks inherit them, as torch is: a start after a lost rank, or on "
+        "more GPUs, then imports nothing; for example transformers.trainer or lightning.pytorch",
+    )
+    run_parser.add_argument(
         "--container",
         metavar="COMMAND",
         help="in a batch script: start `python3` of every node inside COMMAND, for example 'apptainer exec --nv "
@@ -158,7 +166,7 @@ def run(
 ) -> int:
     """Start on all nodes when called from a batch script. Otherwise run this node's workers. Raises LaunchError."""
     task, nproc = _task(options)
-    task = dataclasses.replace(task, graces=graces or Graces(), preload=preload)
+    task = dataclasses.replace(task, graces=graces or Graces(), preload=(*preload, *task.preload))
     batch = in_batch_script(os.environ)
     if options.container is not None and not batch:
         raise LaunchError(
@@ -192,6 +200,7 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
     args = options.args[1:] if options.args[:1] == ["--"] else options.args
     command = ["--nproc", str(options.nproc)] if options.nproc else []
     command += ["--max-restarts", str(options.max_restarts)]
+    command += ["--preload", ",".join(options.preload)] if options.preload else []
     command += ["-m"] if options.module else []
     command += [options.script, *options.args]
     task = Task(
@@ -201,6 +210,7 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
         module=options.module,
         max_restarts=options.max_restarts,
         launched_at=_LAUNCHED_AT,
+        preload=options.preload,
     )
     return task, options.nproc
 

@@ -282,11 +282,19 @@ def _import_once(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # torch._dynamo is not part of every build; a script that needs it says so itself.
             if error.name == "torch":
                 raise LaunchError(
                     "torch is not installed here; install it, or this package's extra `agent`"
                 ) from error
+            # torch._dynamo is not part of every build; a script that needs it says so itself.
+            if name not in PRELOAD:
+                raise LaunchError(f"--preload: {error}; install it, or leave {name} out") from error
+    asked = [name for name in names if name not in PRELOAD]
+    if asked and sys.modules["torch"].cuda.is_initialized():
+        raise LaunchError(
+            f"--preload {','.join(asked)}: an import has opened the GPU, and ranks cannot inherit an open GPU; "
+            "leave out the module that opens it"
+        )
     # Pages of these objects stay shared with the workers: a collection there does not touch them.
     gc.freeze()
     gc.enable()

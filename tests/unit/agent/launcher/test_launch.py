@@ -49,6 +49,38 @@ def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
     assert "no such script: nowhere.py" in missing.stderr
 
 
+def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
+    (tmp_path / "slow_library.py").write_text("import os\nPID = os.getpid()\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys\nloaded = 'slow_library' in sys.modules\nimport slow_library\n"
+        "print(loaded, slow_library.PID == os.getppid())\n"
+    )
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = command("run", "--nproc", "2", "--preload", "slow_library", str(script), PYTHONPATH=places)
+    assert (done.returncode, done.stdout.count("True True")) == (0, 2), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (
+            "no_such_library",
+            "--preload: No module named 'no_such_library'; install it, or leave no_such_library",
+        ),
+        ("json", "--preload json: an import has opened the GPU, and ranks cannot inherit an open GPU"),
+    ],
+)
+def test_a_preload_that_cannot_be_is_refused(tmp_path: Path, names: str, error: str) -> None:
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
+    script = tmp_path / "train.py"
+    script.write_text("")
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    refused = command("run", "--preload", names, str(script), PYTHONPATH=places)
+    assert refused.returncode == 2
+    assert error in refused.stderr
+
+
 ONCE = """
 import importlib, sys
 from pollux.launcher.node import PRELOAD
@@ -279,6 +311,8 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(batch_script: BatchScrip
     command, env = batch_script("run", str(script), "--epochs", "3")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(command)
     assert command[-3:] == [str(script), "--epochs", "3"]
+    preloading, _ = batch_script("run", "--preload", "json, csv", str(script))
+    assert preloading[-3:] == ["--preload", "json,csv", str(script)]
     assert len(env[KEY_VARIABLE]) == 64, "the launchers know each other by it"
     assert not any(env[KEY_VARIABLE] in word for word in command), "nobody else reads it"
     assert TOKEN not in env, "a plain job has none"
