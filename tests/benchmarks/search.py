@@ -189,6 +189,7 @@ def main() -> None:
         for way in WAYS:
             folder = Path(name) / way
             folder.mkdir()
+            folder.chmod(0o755)
             cluster = DevCluster(
                 folder / "cluster", nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True
             )
@@ -199,8 +200,8 @@ def main() -> None:
             for row in pool.map(lambda bench, run=run: bench.search(run), benches):
                 rows.append(asdict(row))
                 print(row, flush=True)
-            arguments.json.parent.mkdir(exist_ok=True)
-            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+                arguments.json.parent.mkdir(exist_ok=True)
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
             if arguments.page:
                 arguments.page.write_text(page(rows))
 
@@ -213,7 +214,8 @@ def page(rows: list[dict[str, float]]) -> str:
         "`make bench-search`: a search of a learning rate and a width for digits by TPE, on a private Slurm with 16 "
         "emulated GPUs. Training steps last as long as the emulated GPU computes; "
         "starts, checkpoints and moves take the time of this "
-        f"machine, which has {rows[-1]['cores']} cores. Medians of the runs of each way; seconds from the submission. "
+        f"machine, which runs the three ways at the same time and has {rows[-1]['cores']} cores. "
+        "Medians of the runs of each way; seconds from the submission. "
         "Runs differ by the values that TPE happens to try, so one run of each way shows that it works, and no more.",
         "",
         "| way | trials | GPUs of a trial | stopped by |",

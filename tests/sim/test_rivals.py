@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster import NodeGroup, Scenario
 from polluxd.sim.engine import View, simulate
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.policies.baseline_packing import compact, emptiest_first, seated
@@ -139,8 +139,11 @@ def test_shockwave_plans_more_rounds_for_the_worst_treated_and_for_the_longest()
     gpus, whole = np.array([4, 4]), np.array([7200.0, 7200.0])
     unfair = planned(np.array([1.0, 2.0]), gpus, whole, whole, 4)
     assert unfair.tolist() == [0, 20], "twice the slowdown weighs 2 to the 12th"
-    longer = planned(np.array([1.0, 1.0]), gpus, np.array([7200.0, 72000.0]), np.array([1200.0, 60000.0]), 4)
-    assert longer[1] > longer[0]
+    # Both stand in the same segment of the logarithm, where a round is worth as much: the longest decides.
+    half = np.array([3600.0, 3600.0])
+    assert planned(np.array([1.0, 1.0]), gpus, whole, half, 4).tolist() == [10, 10]
+    longer = planned(np.array([1.0, 1.0]), gpus, 10 * whole, np.array([36000.0, 39000.0]), 4)
+    assert longer.tolist() == [0, 20]
     assert (planned(np.array([1.0, 1.0]), gpus, whole, whole, 8) == 20).all(), "all fit"
 
 
@@ -162,6 +165,8 @@ def test_lucid_waits_for_whole_nodes_and_passes_who_does_not_fit(apps):
     found = run("lucid", trace, apps)
     assert found["spread"].started_at >= min(found["a"].ended_at, found["b"].ended_at)
     assert found["fits"].started_at < found["spread"].started_at
+    mixed = Scenario(groups=(NodeGroup("t4", 8, 4), NodeGroup("v100", 1, 8)))
+    assert run("lucid", [job("wide", 0, 16, 0.1)], apps, mixed)["wide"].ended_at
 
 
 def test_sia_scales_a_lone_job_out_step_by_step(apps):

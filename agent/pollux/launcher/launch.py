@@ -113,8 +113,8 @@ def argument_parser() -> argparse.ArgumentParser:
         type=lambda text: text.replace(",", " ").split(),
         default=(),
         metavar="MODULE,...",
-        help="import these once per node and let all ranks inherit them, as torch is: a start after a lost rank, or on "
-        "more GPUs, then imports nothing; for example transformers.trainer or lightning.pytorch",
+        help="import these once per node and let all ranks inherit them, as torch is: a start after a lost rank then "
+        "imports nothing; for example transformers.trainer or lightning.pytorch",
     )
     run_parser.add_argument(
         "--container",

@@ -169,6 +169,9 @@ class Forker:
                     theirs.close()
                 else:
                     os.environ[VARIABLE] = f"{theirs.fileno()}:{os.getpid()}"
+            lightning = sys.modules.get("lightning_utilities.core.rank_zero")
+            if lightning is not None:  # preloaded, where it took this node's launcher for rank 0
+                lightning.rank_zero_only.rank = int(os.environ["RANK"])
             return self.task.run()
 
         notes, running = Notes(allocation.workers), {}
@@ -276,7 +279,10 @@ def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None)
 
 
 def _import_once(names: Sequence[str]) -> None:
-    """Import what workers need, out of the garbage collector's sight."""
+    """Import what workers need, out of the garbage collector's sight. Raises LaunchError."""
+    asked = [name for name in names if name not in PRELOAD]
+    if asked:  # a module that only asks whether there is a GPU would open it otherwise
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     gc.disable()
     for name in names:
         try:
@@ -287,10 +293,13 @@ def _import_once(names: Sequence[str]) -> None:
                     "torch is not installed here; install it, or this package's extra `agent`"
                 ) from error
             # torch._dynamo is not part of every build; a script that needs it says so itself.
-            if name not in PRELOAD:
+            if name in asked:
                 raise LaunchError(f"--preload: {error}; install it, or leave {name} out") from error
-    asked = [name for name in names if name not in PRELOAD]
-    if asked and sys.modules["torch"].cuda.is_initialized():
+        except Exception as error:
+            raise LaunchError(
+                f"--preload: the import of {name} failed ({error}); mend it, or leave {name} out"
+            ) from error
+    if asked and _gpu_is_open():
         raise LaunchError(
             f"--preload {','.join(asked)}: an import has opened the GPU, and ranks cannot inherit an open GPU; "
             "leave out the module that opens it"
@@ -298,6 +307,14 @@ def _import_once(names: Sequence[str]) -> None:
     # Pages of these objects stay shared with the workers: a collection there does not touch them.
     gc.freeze()
     gc.enable()
+
+
+def _gpu_is_open() -> bool:
+    """Return whether a process that is forked from here could not use a GPU: torch knows it in the child alone."""
+    child = os.fork()
+    if not child:
+        os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] != 0
 
 
 def host() -> str:

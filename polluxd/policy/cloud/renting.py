@@ -161,6 +161,12 @@ class _Search:
         if not off:
             return best
         first = self._value(best.nodes - off)
+        waiting = {a.job_id for a in first.plan.allocations if not a.placement}
+        if any(
+            a.job_id in waiting and a.placement and not off & {*a.placement.nodes}
+            for a in best.plan.allocations
+        ):
+            return best  # a job starts at once on the GPUs that another one leaves
         if any(stops.get(a.job_id) for a in first.plan.allocations if a.changed):
             return first
         booting = set[str]()
@@ -182,8 +188,14 @@ class _Search:
             return a
         place = Placement((*job.placement.nodes, *sorted(nodes)), job.placement.gpus_per_node)
         types = {node.gpu_type for node in self._snapshot.nodes if node.name in place.nodes}
+        limits = job.report.limits
+        largest = limits.maximum if job.spec.adaptive else limits.initial
+        most = min(GROWTH * measured_on(job), job.report.most_gpus or inf, job.spec.max_gpus or inf)
         if (
-            place.gpus > min(GROWTH * measured_on(job), job.report.most_gpus or inf, job.spec.max_gpus or inf)
+            place.gpus > min(most, largest // limits.local_min)
+            or job.user in self._settings.user_ceilings
+            or job.account in self._settings.account_ceilings
+            or any(job.job_id in limit.jobs for limit in self._snapshot.limits)
             or place.gpus_per_node > aim.placement.gpus_per_node
             or len(types) > 1
             or job.contiguous

@@ -12,7 +12,9 @@ here do not have. All GPU types are alike.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies.baseline_packing import free_gpus, still_fits
@@ -32,7 +34,7 @@ class Lucid(Policy):
             return job.submission.gpus * whole_seconds(job, job.submission.gpus, size), job.number
 
         for job in sorted((job for job in view.jobs if job.number not in found), key=work):
-            seats = _consolidated(free, job.submission.gpus, size)
+            seats = _consolidated(free, view.capacity, job.submission.gpus)
             if seats:
                 found[job.number] = seats
                 for node, gpus in seats:
@@ -40,12 +42,16 @@ class Lucid(Policy):
         return found
 
 
-def _consolidated(free: Sequence[int], gpus: int, size: int) -> Seats:
-    """Return seats on whole nodes, and on the fullest node that has room for what is less than a node."""
-    seats: dict[int, int] = {}
-    for wanted in [size] * (gpus // size) + [gpus % size] * (gpus % size > 0):
-        roomy = [node for node in range(len(free)) if free[node] >= wanted and node not in seats]
-        if not roomy:
-            return ()
-        seats[min(roomy, key=free.__getitem__)] = wanted
-    return tuple(seats.items())
+def _consolidated(free: Sequence[int], capacity: Sequence[int], gpus: int) -> Seats:
+    """Return seats on as few nodes as can hold so many GPUs; of single nodes with room, on the fullest. Else none."""
+    fitting = [node for node, room in enumerate(free) if room >= gpus]
+    if fitting:
+        return ((min(fitting, key=free.__getitem__), gpus),)
+    sizes = list(accumulate(sorted(capacity, reverse=True)))
+    fewest = bisect_left(sizes, gpus) + 1
+    seats, rest = [], gpus
+    for node in sorted(range(len(free)), key=free.__getitem__, reverse=True)[:fewest]:
+        taken = min(free[node], rest)
+        seats.append((node, taken))
+        rest -= taken
+    return tuple(seats) if rest == 0 else ()

@@ -257,12 +257,22 @@ def test_a_job_without_room_to_grow_trains_on_while_its_next_node_boots(resize, 
         assert up.of(1).placement.gpus == 4
 
 
-@pytest.mark.parametrize(("spec", "first"), [(JobSpec(), ("n1", "c1")), (JobSpec(max_gpus=5), ("c1",))])
-def test_a_job_keeps_its_gpus_during_a_boot_even_where_it_then_has_more_than_it_goes_to(spec, first) -> None:
+@pytest.mark.parametrize(
+    ("spec", "settings", "first"),
+    [
+        (JobSpec(), {}, ("n1", "c1")),
+        (JobSpec(max_gpus=5), {}, ("c1",)),
+        (JobSpec(adaptive=False), {}, ("c1",)),
+        (JobSpec(), {"account_ceilings": {"lab": 5}}, ("c1",)),
+    ],
+)
+def test_a_job_keeps_its_gpus_during_a_boot_even_where_it_then_has_more_than_it_goes_to(
+    spec, settings, first
+) -> None:
     able = report(target=5e5, progress=0.0, resize="in-place", explored=3)
     others = trains(2, gpus=1, pinned=True)
-    jobs = [trains(1, gpus=3, report=able, spec=spec), others]
-    plan = decide(seen([OWN, OFF[0]], jobs, cloud_hour_value=200.0))
+    jobs = [trains(1, gpus=3, report=able, spec=spec, account="lab"), others]
+    plan = decide(seen([OWN, OFF[0]], jobs, cloud_hour_value=200.0, **settings))
     assert plan.of(1).placement.nodes == first
 
 

@@ -68,11 +68,16 @@ def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
             "no_such_library",
             "--preload: No module named 'no_such_library'; install it, or leave no_such_library",
         ),
+        (
+            "broken",
+            "--preload: the import of broken failed (no such file: lib.so); mend it, or leave broken out",
+        ),
         ("json", "--preload json: an import has opened the GPU, and ranks cannot inherit an open GPU"),
     ],
 )
 def test_a_preload_that_cannot_be_is_refused(tmp_path: Path, names: str, error: str) -> None:
-    (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
+    (tmp_path / "torch.py").write_text("class cuda:\n    _is_in_bad_fork = staticmethod(lambda: True)\n")
+    (tmp_path / "broken.py").write_text("raise OSError('no such file: lib.so')\n")
     script = tmp_path / "train.py"
     script.write_text("")
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
