@@ -183,29 +183,26 @@ class _Search:
 
     def _wider(self, a: Allocation, plan: Plan, nodes: set[str]) -> Allocation:
         """Return the allocation with `nodes`, if the job can take them in place on the way to its place in `plan`."""
-        job, aim = self._jobs[a.job_id], plan.of(a.job_id)
+        job, aim, settings = self._jobs[a.job_id], plan.of(a.job_id), self._settings
         if not nodes or aim is None or job.report is None:
             return a
         place = Placement((*job.placement.nodes, *sorted(nodes)), job.placement.gpus_per_node)
         types = {node.gpu_type for node in self._snapshot.nodes if node.name in place.nodes}
-        limits = job.report.limits
-        largest = limits.maximum if job.spec.adaptive else limits.initial
-        most = min(GROWTH * measured_on(job), job.report.most_gpus or inf, job.spec.max_gpus or inf)
+        limits, spec = job.report.limits, job.spec
+        most = min(GROWTH * measured_on(job), job.report.most_gpus or inf, spec.max_gpus or inf)
         if (
-            place.gpus > min(most, largest // limits.local_min)
-            or job.user in self._settings.user_ceilings
-            or job.account in self._settings.account_ceilings
+            place.gpus > most
+            or place.gpus * limits.local_min > (limits.maximum if spec.adaptive else limits.initial)
+            or job.user in settings.user_ceilings
+            or job.account in settings.account_ceilings
             or any(job.job_id in limit.jobs for limit in self._snapshot.limits)
             or place.gpus_per_node > aim.placement.gpus_per_node
-            or len(types) > 1
-            or job.contiguous
-            or (job.spec.gpu_counts, self._settings.gpu_counts) != (ANY, ANY)
+            or (len(types), job.contiguous) != (1, False)
+            or (spec.gpu_counts, settings.gpu_counts) != (ANY, ANY)
         ):
             return a
-        reason = (
-            f"grows from {job.placement.gpus} to {place.gpus} GPUs and trains while {_named(sorted(nodes))} boots; "
-            f"the plan has {aim.placement.gpus} for it afterwards"
-        )
+        reason = f"grows from {job.placement.gpus} to {place.gpus} GPUs and trains while {_named(sorted(nodes))} boots"
+        reason += f"; the plan has {aim.placement.gpus} for it afterwards"
         return replace(a, placement=place, changed=True, reason=reason)
 
     def _open(self, names: Iterable[str]) -> frozenset[str]:
