@@ -296,6 +296,8 @@ def _import_once(names: Sequence[str]) -> None:
             if name in asked:
                 raise LaunchError(f"--preload: {error}; install it, or leave {name} out") from error
         except Exception as error:
+            if name not in asked:
+                raise
             raise LaunchError(
                 f"--preload: the import of {name} failed ({error}); mend it, or leave {name} out"
             ) from error

@@ -50,11 +50,14 @@ def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
 
 
 def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
-    (tmp_path / "slow_library.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "slow_library.py").write_text(
+        "import os\nPID = os.getpid()\nfrom lightning_utilities.core.rank_zero import rank_zero_only\n"
+        "rank_zero_only.rank = 0\n"  # as Lightning does at its import, in the launcher here
+    )
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\nloaded = 'slow_library' in sys.modules\nimport slow_library\n"
-        "print(loaded, slow_library.PID == os.getppid())\n"
+        "print(loaded and slow_library.rank_zero_only.rank == int(os.environ['RANK']), slow_library.PID == os.getppid())\n"
     )
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = command("run", "--nproc", "2", "--preload", "slow_library", str(script), PYTHONPATH=places)
