@@ -91,8 +91,8 @@ class Bench:
             return self._search(run)
         home = self._folder / f"polluxd-{run}"
         home.mkdir()
-        moves = {"cooldown_s": 20}
-        daemon = Polluxd(self._cluster, home, cycle={"interval_s": 5, "busy_poll_s": 0.2}, moves=moves)
+        cycle = {"interval_s": 5, "busy_poll_s": 0.2}
+        daemon = Polluxd(self._cluster, home, cycle=cycle, moves={"cooldown_s": 20})
         daemon.start()
         try:
             return self._search(run)
@@ -187,12 +187,10 @@ def main() -> None:
         Path(name).chmod(0o755)
         benches = []
         for way in WAYS:
-            folder = Path(name) / way
-            folder.mkdir()
-            folder.chmod(0o755)
-            cluster = DevCluster(
-                folder / "cluster", nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True
-            )
+            (Path(name) / way).mkdir()
+            (Path(name) / way).chmod(0o755)
+            place = Path(name) / way / "cluster"
+            cluster = DevCluster(place, nodes=4, lease_s=60, publish_interval_s=2.0, accounting=True)
             benches.append(Bench(way, stack.enter_context(cluster), arguments, stop))
         pool = stack.enter_context(ThreadPoolExecutor(len(benches)))
         stack.callback(stop.set)  # before the pool waits for its threads

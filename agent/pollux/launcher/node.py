@@ -287,20 +287,17 @@ def _import_once(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name == "torch":
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing == "torch":
                 raise LaunchError(
                     "torch is not installed here; install it, or this package's extra `agent`"
                 ) from error
-            # torch._dynamo is not part of every build; a script that needs it says so itself.
             if name in asked:
-                raise LaunchError(f"--preload: {error}; install it, or leave {name} out") from error
-        except Exception as error:
-            if name not in asked:
+                raise LaunchError(f"--preload: {name}: {error}; mend this, or leave {name} out") from error
+            # torch._dynamo is not part of every build; a script that needs it says so itself.
+            if missing is None:
                 raise
-            raise LaunchError(
-                f"--preload: the import of {name} failed ({error}); mend it, or leave {name} out"
-            ) from error
     if asked and _gpu_is_open():
         raise LaunchError(
             f"--preload {','.join(asked)}: an import has opened the GPU, and ranks cannot inherit an open GPU; "

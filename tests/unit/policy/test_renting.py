@@ -266,14 +266,22 @@ def test_a_job_without_room_to_grow_trains_on_while_its_next_node_boots(resize, 
         (JobSpec(), {"account_ceilings": {"lab": 5}}, ("c1",)),
     ],
 )
-def test_a_job_keeps_its_gpus_during_a_boot_even_where_it_then_has_more_than_it_goes_to(
-    spec, settings, first
-) -> None:
+def test_a_job_keeps_its_gpus_during_a_boot_also_where_it_goes_to_fewer(spec, settings, first) -> None:
     able = report(target=5e5, progress=0.0, resize="in-place", explored=3)
     others = trains(2, gpus=1, pinned=True)
     jobs = [trains(1, gpus=3, report=able, spec=spec, account="lab"), others]
     plan = decide(seen([OWN, OFF[0]], jobs, cloud_hour_value=200.0, **settings))
     assert plan.of(1).placement.nodes == first
+
+
+def test_nobody_waits_for_the_boot_of_another_job() -> None:
+    able = report(target=1e5, progress=0.0, resize="in-place", explored=4)
+    own = replace(OWN, partitions=frozenset({"own", "any"}))
+    off = replace(OFF[0], partitions=frozenset({"any"}))
+    goes = trains(1, report=able, account="poor", partition="any")
+    starts = replace(waits(2, JobSpec(min_gpus=4), work=1e6), account="rich", partition="own")
+    plan = decide(seen([own, off], [goes, starts], cloud_account_hour_values={"poor": 0.5, "rich": 20.0}))
+    assert (plan.of(1).placement.nodes, plan.of(2).placement.nodes) == (("c1",), ("n1",))
 
 
 def test_a_node_stays_until_the_interval_ends_that_is_paid_for() -> None:

@@ -57,7 +57,8 @@ def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\nloaded = 'slow_library' in sys.modules\nimport slow_library\n"
-        "print(loaded and slow_library.rank_zero_only.rank == int(os.environ['RANK']), slow_library.PID == os.getppid())\n"
+        "ranked = slow_library.rank_zero_only.rank == int(os.environ['RANK'])\n"
+        "print(loaded and ranked, slow_library.PID == os.getppid())\n"
     )
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = command("run", "--nproc", "2", "--preload", "slow_library", str(script), PYTHONPATH=places)
@@ -67,24 +68,16 @@ def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "error"),
     [
-        (
-            "no_such_library",
-            "--preload: No module named 'no_such_library'; install it, or leave no_such_library",
-        ),
-        (
-            "broken",
-            "--preload: the import of broken failed (no such file: lib.so); mend it, or leave broken out",
-        ),
+        ("no_such_library", "--preload: no_such_library: No module named 'no_such_library'; mend this, or"),
+        ("broken", "--preload: broken: no such file: lib.so; mend this, or leave broken out"),
         ("json", "--preload json: an import has opened the GPU, and ranks cannot inherit an open GPU"),
     ],
 )
 def test_a_preload_that_cannot_be_is_refused(tmp_path: Path, names: str, error: str) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    _is_in_bad_fork = staticmethod(lambda: True)\n")
     (tmp_path / "broken.py").write_text("raise OSError('no such file: lib.so')\n")
-    script = tmp_path / "train.py"
-    script.write_text("")
     places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    refused = command("run", "--preload", names, str(script), PYTHONPATH=places)
+    refused = command("run", "--preload", names, __file__, PYTHONPATH=places)
     assert refused.returncode == 2
     assert error in refused.stderr
 
