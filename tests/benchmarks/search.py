@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,13 +195,17 @@ def main() -> None:
         pool = stack.enter_context(ThreadPoolExecutor(len(benches)))
         stack.callback(stop.set)  # before the pool waits for its threads
         for run in range(first, first + arguments.runs):
-            for row in pool.map(lambda bench, run=run: bench.search(run), benches):
-                rows.append(asdict(row))
-                print(row, flush=True)
-                arguments.json.parent.mkdir(exist_ok=True)
-                arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
-            if arguments.page:
+            searches = [pool.submit(bench.search, run) for bench in benches]
+            for search in as_completed(searches):
+                if search.exception() is None:
+                    rows.append(asdict(search.result()))
+                    print(search.result(), flush=True)
+                    arguments.json.parent.mkdir(exist_ok=True)
+                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+            if arguments.page and rows:
                 arguments.page.write_text(page(rows))
+            for search in searches:
+                search.result()  # raises what the search raised
 
 
 def page(rows: list[dict[str, float]]) -> str:
