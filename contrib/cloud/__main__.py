@@ -186,7 +186,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--boot", type=float, default=60.0, metavar="SECONDS", help="boot of a node")
-    parser.add_argument("--arms", default="fixed,slurm,pollux@72,pollux@144,budget")
+    parser.add_argument("--arms", default="fixed,slurm,pollux@36,budget")
     parser.add_argument("--out", type=Path, default=Path("cloud-out"))
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     args = parser.parse_args()
