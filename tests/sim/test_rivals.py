@@ -83,12 +83,6 @@ def test_gandiva_grows_into_idle_gpus(apps):
     assert grown["a"].ended_at < asked["a"].ended_at
 
 
-def test_slaq_prefers_the_young(apps):
-    old, young = job("old", 0, 1, 20.0, batch=1024), job("young", 3600, 1, batch=1024)
-    found = run("slaq", [old, young], apps)
-    assert found["young"].ended_at < found["old"].ended_at
-
-
 def test_gavel_shares_time_alike(apps):
     assert share([8, 8], 8) == 0.5
     assert share([2, 2], 8) == 1.0

@@ -19,7 +19,6 @@ from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.policies.pollux_paper import PolluxPaper
 from polluxd.sim.policies.shockwave import Shockwave
 from polluxd.sim.policies.sia import Sia
-from polluxd.sim.policies.slaq import Slaq
 from polluxd.sim.policies.themis import Themis
 from polluxd.sim.policies.tiresias import Tiresias
 
@@ -29,7 +28,6 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "tiresias": lambda _scenario: Tiresias(),
     "optimus": lambda _scenario: Optimus(),
     "gandiva": lambda _scenario: Gandiva(),
-    "slaq": lambda _scenario: Slaq(),
     "gavel": lambda _scenario: Gavel(),
     "antman": lambda _scenario: AntMan(),
     "themis": lambda _scenario: Themis(),
