@@ -259,8 +259,8 @@ bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/re
 bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last section
 	@$(PYTHON) tests/benchmarks/realloc_large.py --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
 
-bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (4) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search --trials $(or $(TRIALS),64) --runs $(or $(RUNS),5) --scale $(or $(SCALE),4) --gpu-hours $(or $(GPU_HOURS),6) --page tests/benchmarks/search.md
+bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
 
 bench-search-sim: setup ## search algorithms under polluxd, with 4 GPUs a trial and with one, simulated (minutes); tests/benchmarks/search_simulated.md
 	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search_simulated

@@ -2,9 +2,9 @@
 
     fixed      polluxd on all nodes, always on
     slurm      Slurm's own power saving, without polluxd; users ask for the sizes that a careful user would
-    pollux@V   polluxd rents by price, an hour of a job's completion being worth V
-    budget     the same with two short trainings and a budget that is too small, and kills of polluxd and slurmctld
-               while a node boots
+    pollux@V   polluxd rents by price; an hour of a training's completion is worth V, as many such arms as you like
+    budget     the same at the usual V, with two short trainings and a budget that is too small, and kills of polluxd
+               and slurmctld while a node boots
 
 All run at the same time, each on a cluster of its own: the trainings sleep for most of their time.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -42,7 +43,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PRICE = 3.6
 """Of a node for an hour: 0.001 for a second."""
 HOUR_VALUE = 36.0
-"""Of the arm `budget`."""
+"""The usual worth of an hour of a training's completion: ten hours of a node."""
+UNPRICED = ("fixed", "slurm")
+"""Arms without rented nodes by price."""
 OWN = "n1"
 KIND = "rented"
 BUDGET, SHORTER = 0.4, 3.0
@@ -71,7 +74,7 @@ class Arm:
         self.power.programs(self.cluster.slurm_conf, program("slurmd"))
         self.daemon: Polluxd | None = None
         self.budget = BUDGET if name == "budget" else None
-        self.hour_value = float(name.partition("@")[2] or HOUR_VALUE)
+        self.hour_value = float(name.removeprefix("pollux@")) if "@" in name else HOUR_VALUE
         self.restarts: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class Arm:
             "restarted_in_mid_boot": self.restarts,
             "budget": self.budget,
         }
-        if self.name not in ("fixed", "slurm"):
+        if self.name not in UNPRICED:
             store = Store(self.cluster.database_url, self.cluster.cluster_name)
             found["cost_counted_by_polluxd"] = sum(row["cost"] for row in store.rentals(begun))
             found["hours_saved_by_polluxd"] = (
@@ -181,18 +184,29 @@ def too_early(bill: list[tuple[float, str, str]]) -> int:
     return count
 
 
+def arms(text: str) -> list[str]:
+    """Read the names of arms."""
+    names = text.split(",")
+    for name in names:
+        if name not in (*UNPRICED, "budget") and not re.fullmatch(r"pollux@\d+(\.\d+)?", name):
+            raise argparse.ArgumentTypeError(
+                f"{name}: expected fixed, slurm, budget, or pollux@36 (any number)"
+            )
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--boot", type=float, default=60.0, metavar="SECONDS", help="boot of a node")
-    parser.add_argument("--arms", default="fixed,slurm,pollux@36,budget")
+    parser.add_argument("--arms", type=arms, default=f"fixed,slurm,pollux@{HOUR_VALUE:g},budget")
     parser.add_argument("--out", type=Path, default=Path("cloud-out"))
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     args = parser.parse_args()
     work = load(Path(__file__).with_name("workload.toml"))
     short = tuple(replace(each, epochs=each.epochs / SHORTER) for each in work.trainings[:2])
-    works = dict.fromkeys(args.arms.split(","), work)
+    works = dict.fromkeys(args.arms, work)
     if "budget" in works:
         works["budget"] = replace(work, trainings=short)
     scratch = Path(tempfile.mkdtemp(prefix="pollux-cloud-"))
@@ -237,7 +251,7 @@ def check(results: dict[str, Any], boot_s: float) -> list[str]:
     for name, found in results.items():
         if found["jobs_completed"] < found["jobs"]:
             faults.append(f"{name}: {found['jobs'] - found['jobs_completed']} jobs were lost")
-        if name not in ("fixed", "slurm") and found["booted_again_too_early"]:
+        if name not in UNPRICED and found["booted_again_too_early"]:
             faults.append(f"{name}: a job was planned on a node that had failed to boot")
         if found["budget"] is not None and found["cost"] > found["budget"] + boot_s * PRICE / 3600.0:
             faults.append(f"{name}: {found['cost']:.3f} spent of a budget of {found['budget']:.3f}")
