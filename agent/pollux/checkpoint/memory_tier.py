@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from pollux.checkpoint.parts import as_written, fingerprint_of, shards_of
 from pollux.errors import CheckpointError, StateError
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
-from pollux.ranks.node_memory import HEADER, Copy, NodeMemory, Slot, memory_limit
+from pollux.ranks.node_memory import HEADER, Copy, NodeMemory, Slot
 from pollux.ranks.plain_values import decode, encode
 from pollux.ranks.sharding import is_sharded, local_part
 from pollux.training.training import Training
@@ -61,7 +63,6 @@ class MemoryTier:
         self._cost = 0.0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._pinned: set[int] = set()
         self._shards: dict[str, Tensor] = {}
         """What `restore` has found of this rank's shards."""
 
@@ -175,7 +176,7 @@ class MemoryTier:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         on_gpu = any(tensor.is_cuda for tensor in tensors)
         if on_gpu:
-            self._pin(whole)
+            slot.pin()
         for tensor, (start, shape, _) in zip(tensors, kinds, strict=True):
             if tensor.numel():
                 flat = whole[start : start + tensor.nbytes].view(tensor.dtype)
@@ -200,15 +201,6 @@ class MemoryTier:
         assert self._memory is not None
         slot.complete(step, start, text)
         self._memory.note(copied=step)
-
-    def _pin(self, memory: Tensor) -> None:
-        """Have the GPU write into this memory directly; a copy would take twice as long, and wait."""
-        if memory.data_ptr() in self._pinned:
-            return
-        self._pinned.add(memory.data_ptr())
-        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)  # type: ignore[no-untyped-call]
-        if int(status):
-            logger.info("the memory for copies of the state is not pinned (CUDA error %d)", int(status))
 
     def wait(self) -> None:
         """Wait for the copy under way. Any rank may call this alone."""
@@ -316,3 +308,31 @@ def _decoded(content: Any, copy: Copy) -> dict[str, Any]:
 
     found: dict[str, Any] = decode(structure, get)
     return found
+
+
+def memory_limit(root: Path = Path("/")) -> int:
+    """Bytes of memory that the job may use on this node: the machine's, or the least limit of its cgroups."""
+    return min(_limits(root))
+
+
+def _limits(root: Path) -> Iterator[int]:
+    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        top = root / "sys/fs/cgroup" / controllers
+        folder = top / path.lstrip("/")
+        for at in (folder, *folder.parents):
+            if not at.is_relative_to(top):
+                break
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                try:
+                    yield int((at / name).read_text())
+                except (OSError, ValueError):  # "max", or no such file
+                    continue

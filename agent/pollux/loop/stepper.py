@@ -256,7 +256,7 @@ class Stepper:
           starts all ranks from the newest checkpoint. Model and data both go back to it, so each sample counts once.
           Without a checkpoint directory the error stays as it is.
 
-        False: no bound could help. Memory that runs out at the bound is such an error.
+        False: no smaller pass is left to try, as where memory leaks.
         """
         training, step = self.training, self.training.step
         memory, limits = training.memory, training.limits
@@ -264,7 +264,7 @@ class Stepper:
             return False
         if step.failed:
             return True  # another model's pass over the same batch, which the agent has already abandoned
-        if step.group is None or memory.bound is not None:
+        if step.group is None:
             return False
         failed = step.group.local_batch
         bound = failed // 2

@@ -10,13 +10,15 @@ A slot begins with a header, which is written last. The content is `pollux.check
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+logger = logging.getLogger("pollux")
 
 MAGIC = b"POLLUXM1"
 HEADER = 4096
@@ -42,6 +44,8 @@ class Slot:
         self.descriptor = os.memfd_create("pollux-state", os.MFD_CLOEXEC)
         self.memory: mmap.mmap | None = None
         """This process's mapping; None before `room` or `mapped`."""
+        self._pinned: int | None = None
+        """The mapping's address, if CUDA has registered it; 0: CUDA refused."""
 
     def room(self, size: int) -> mmap.mmap:
         """Invalidate the copy, and return memory for a new one of `size` bytes with its header. Raises OSError."""
@@ -49,7 +53,7 @@ class Slot:
         if held:
             os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
         if held < size:
-            self.memory = None
+            self._unmap()
             # Not sparse: where the memory is not there, this call fails, and no later access is killed for it.
             os.posix_fallocate(self.descriptor, 0, size)
         return self.mapped()
@@ -57,8 +61,32 @@ class Slot:
     def mapped(self) -> mmap.mmap:
         """The whole file, as this process's memory. Raises OSError and ValueError (an empty file)."""
         if self.memory is None or len(self.memory) != os.fstat(self.descriptor).st_size:
+            self._unmap()
             self.memory = mmap.mmap(self.descriptor, 0)
         return self.memory
+
+    def _unmap(self) -> None:
+        if self._pinned:
+            import torch  # noqa: PLC0415 - the launcher needs none
+
+            # Otherwise CUDA holds the address, where the next mapping may be.
+            torch.cuda.cudart().cudaHostUnregister(self._pinned)  # type: ignore[no-untyped-call]
+        self.memory = self._pinned = None
+
+    def pin(self) -> None:
+        """Let GPUs write into the mapping directly; a copy would take twice as long, and wait."""
+        if self._pinned is not None:
+            return
+        import torch  # noqa: PLC0415 - the launcher needs none
+
+        content = torch.frombuffer(self.mapped(), dtype=torch.uint8)
+        status = int(torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0))  # type: ignore[no-untyped-call]
+        self._pinned = 0 if status else content.data_ptr()
+        if status:
+            logger.info("the memory for copies of the state is not pinned (CUDA error %d)", status)
+            with suppress(RuntimeError):
+                # CUDA reports the error again at the next launch of a kernel. Here nobody needs the kernel.
+                torch.ones(1, device="cuda")
 
     def complete(self, step: int, start: int, text: bytes) -> None:
         """Write what the copy holds at `start`, then the header: the copy is whole. Raises OSError."""
@@ -81,7 +109,7 @@ class Slot:
 
     def free(self) -> None:
         """Give the memory back; a copy in it is lost."""
-        self.memory = None
+        self._unmap()
         os.ftruncate(self.descriptor, 0)
 
 
@@ -141,31 +169,3 @@ def hand_on(memory: NodeMemory | None) -> None:
 def node_memory() -> NodeMemory | None:
     """This worker's memory; None unless `pollux run` has forked this process."""
     return _here
-
-
-def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes of memory that the job may use on this node: the machine's, or the least limit of its cgroups."""
-    return min(_limits(root))
-
-
-def _limits(root: Path) -> Iterator[int]:
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers not in ("", "memory"):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        folder = top / path.lstrip("/")
-        for at in (folder, *folder.parents):
-            if not at.is_relative_to(top):
-                break
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                try:
-                    yield int((at / name).read_text())
-                except (OSError, ValueError):  # "max", or no such file
-                    continue

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import PolluxAgentError
-from pollux.selftest.launching import STEPS, TOLERANCE, CheckFailed, last_lines, run, run_resized
+from pollux.selftest.launching import (
+    STEPS,
+    TOLERANCE,
+    CheckFailed,
+    CheckLeftOut,
+    last_lines,
+    run,
+    run_resized,
+)
 from pollux.selftest.machine import Machine
 
 Found = list[dict[str, Any]]
@@ -28,6 +36,9 @@ GOALS = {
 }
 """Overheads that a page of figures is compared with; a slower machine fails nothing."""
 
+
+SHARDS_FROM = "2.13"
+"""torch's first release whose fully_shard the agent takes."""
 
 OVERHEAD_S = 10.0
 """Of one optimizer; longer where two rounds take longer."""
@@ -48,7 +59,7 @@ class Result:
 
     check: str
     outcome: str
-    """passed or failed."""
+    """passed, failed or left out."""
     seconds: float
     figures: Figures = field(default_factory=dict)
     trouble: str = ""
@@ -64,6 +75,8 @@ def carry_out(check: Check, machine: Machine, folder: Path) -> Result:
     start = time.monotonic()
     try:
         figures = check.body(machine, folder)
+    except CheckLeftOut as reason:
+        return Result(check.name, "left out", time.monotonic() - start, {"reason": str(reason)})
     except (PolluxAgentError, OSError) as error:
         return Result(check.name, "failed", time.monotonic() - start, {}, str(error), check.remedy)
     return Result(check.name, "passed", time.monotonic() - start, figures)
@@ -137,6 +150,10 @@ def checkpoints(machine: Machine, folder: Path, *, check: str = "checkpoint") ->
 
 
 def fsdp2(machine: Machine, folder: Path) -> Figures:
+    import torch  # noqa: PLC0415 - `--help` needs none of it
+
+    if torch.__version__ < SHARDS_FROM:
+        raise CheckLeftOut(f"the agent takes models under fully_shard from torch {SHARDS_FROM} on")
     return checkpoints(machine, folder, check="fsdp2")
 
 

@@ -45,6 +45,10 @@ class CheckFailed(PolluxAgentError):
     """A check found a fault."""
 
 
+class CheckLeftOut(PolluxAgentError):
+    """This machine cannot run the check."""
+
+
 def environment(machine: Machine, gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment of ranks on these GPUs, without that of a surrounding job."""
     dropped = ("SLURM", "SBATCH", "POLLUX", "TORCHELASTIC")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,7 +59,22 @@ def this_machine(device: str | None = None) -> Machine:
         )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
     gpus = tuple(part.strip() for part in listed.split(","))[:count]
-    return of_gpus(torch.cuda.get_device_name(0), gpus, torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return of_gpus(torch.cuda.get_device_name(0), gpus, nccl_release())
+
+
+def nccl_release() -> tuple[int, ...]:
+    """Return the release of NCCL that is loaded.
+
+    torch names the one that it was built with; another may have been installed since.
+    """
+    import torch  # noqa: PLC0415 - as above
+
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(number))  # torch has loaded it
+    except (OSError, AttributeError):
+        return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return number.value // 10000, number.value // 100 % 100, number.value % 100
 
 
 def of_gpus(name: str, gpus: tuple[str, ...], nccl: tuple[int, ...]) -> Machine:

@@ -1,7 +1,7 @@
 """Bound one GPU's batch by the GPU's memory.
 
-While memory suffices, the batch grows no further than the peak so far lets expect to fit. After a batch has run out of
-memory, half of it is the bound. Checkpoints hold it, and the scheduler sees it in the report's limits. If a
+While memory suffices, the batch grows no further than the peak so far lets expect to fit. Each time a batch has run out
+of memory, half of it becomes the bound. Checkpoints hold it, and the scheduler sees it in the report's limits. If a
 rank has to exit before the next checkpoint, it writes the bound to a file beside the checkpoints.
 """
 

@@ -1,6 +1,6 @@
 """The device runs out of memory.
 
-The agent catches the error once and turns it into a bound, without losing a sample.
+The agent catches the error and turns it into a bound, without losing a sample.
 """
 
 from __future__ import annotations
@@ -98,9 +98,14 @@ def test_the_failed_step_is_the_one_that_plain_training_takes() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_memory_that_runs_out_at_the_bound_is_an_error() -> None:
+def test_a_batch_at_the_bound_is_halved_again() -> None:
+    job, _, _ = train(Fails(10), measuring={"every": 1000})
+    assert (job.limits.local_max, job.batch_size) == (8, 32)
+
+
+def test_memory_that_runs_out_for_every_batch_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        train(Fails(10), measuring={"every": 1000})
+        train(Fails(0), measuring={"every": 1000})
 
 
 def test_a_batch_that_may_not_shrink_is_an_error() -> None:

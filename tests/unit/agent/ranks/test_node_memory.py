@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from pollux.ranks.node_memory import HEADER, NodeMemory, memory_limit
+from pollux.checkpoint.memory_tier import memory_limit
+from pollux.ranks.node_memory import HEADER, NodeMemory
 
 
 def write(memory: NodeMemory, step: int, size: int = 1 << 16) -> None:
@@ -102,3 +104,57 @@ def test_the_limit_is_the_least_of_the_job_s_cgroups(tmp_path: Path) -> None:
     former.mkdir(parents=True)
     (former / "memory.limit_in_bytes").write_text("5000000\n")
     assert memory_limit(tmp_path) == 5000000
+
+
+class Registered:
+    """CUDA's register of host memory, with its rules: no range twice, and all of a mapping as long as it lasts."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.ranges: dict[int, int] = {}
+        self.refuses, self.errors = refuses, 0
+
+    def cudaHostRegister(self, start: int, length: int, flags: int) -> int:  # noqa: N802
+        taken = any(start < at + size and at < start + length for at, size in self.ranges.items())
+        if taken or self.refuses:
+            self.errors += 1
+            return 712
+        self.ranges[start] = length
+        return 0
+
+    def cudaHostUnregister(self, start: int) -> int:  # noqa: N802
+        del self.ranges[start]
+        return 0
+
+
+def test_memory_that_grows_is_registered_with_cuda_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Registered()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    memory = NodeMemory(1)
+    (first, second) = memory.slots[0]
+    for size in (8192, 8192, 8200, 1 << 20, 1 << 22, 4096):
+        for slot in (first, second):
+            slot.room(size)
+            slot.pin()
+            slot.pin()
+        assert sorted(cuda.ranges.values()) == sorted(len(slot.mapped()) for slot in (first, second))
+    first.free()
+    assert (len(cuda.ranges), cuda.errors) == (1, 0)
+
+
+def test_memory_that_cuda_does_not_register_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, launched = Registered(refuses=True), []
+
+    def launch(*size: int, device: str) -> None:
+        launched.append(device)
+        raise RuntimeError("CUDA error: part or all of the requested memory range is already mapped")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
+    monkeypatch.setattr(torch, "ones", launch)
+    slot = NodeMemory(1).slots[0][0]
+    slot.room(8192)
+    slot.pin()
+    slot.pin()
+    assert (cuda.errors, launched) == (1, ["cuda"]), (
+        "CUDA's error is taken off, so that no later launch raises it"
+    )
+    slot.room(1 << 20)
