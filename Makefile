@@ -157,7 +157,6 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 
 .PHONY: reference
 reference: setup ## what is generated from settings and commands: example configuration, manual pages, docs/reference
-	@$(PYTHON) -m polluxd.config.settings_reference
 	@$(PYTHON) -m contrib.man.generate
 
 schema: ## after a new migration, which sql/schema.sql must equal: write its checksum

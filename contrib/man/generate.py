@@ -1,4 +1,4 @@
-"""Write the commands of polluxctl(1) and polluxd(8) from the programs' own help: `make reference`."""
+"""Write the settings' pages, and the commands of polluxctl(1) and polluxd(8) from their own help: `make reference`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import typer.main
 
+from contrib.man.roff import roff
+from contrib.man.settings_pages import FILES
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
 from polluxd.config.setting_info import OPTIONS
@@ -39,7 +41,7 @@ def _commands(group: Any, before: str) -> Iterator[str]:
             continue
         arguments = "".join(f" {_argument(p)}" for p in command.params if p.param_type_name == "argument")
         yield f".SS {called}{arguments}\n"
-        yield _roff(re.sub(r"\n{2,}", "\n.PP\n", command.help or ""))
+        yield roff(re.sub(r"\n{2,}", "\n.PP\n", command.help or "")) + "\n"
         options = [p for p in command.params if p.param_type_name == "option" and not _of_every_command(p)]
         same = described.setdefault(frozenset(p.name for p in options), called)
         if same != called and len(options) > 8:
@@ -62,28 +64,19 @@ def _option(option: Any, context: Any) -> str:
         "list["
     ).rstrip("]")
     kind = {"int": "NUMBER", "float": "NUMBER", "str": "TEXT", "path": "FILE", "file": "FILE"}.get(kind, kind)
-    value = "" if option.is_flag else f" \\fI{_roff(kind).strip()}\\fR"
-    names = ", ".join(f"\\fB{_roff(each).strip()}\\fR" for each in (*option.opts, *option.secondary_opts))
+    value = "" if option.is_flag else f" \\fI{roff(kind).strip()}\\fR"
+    names = ", ".join(f"\\fB{roff(each).strip()}\\fR" for each in (*option.opts, *option.secondary_opts))
     info, told = _SETTINGS.get(option.name), (option.help or "").rstrip(".")
     told = told[:1].upper() + told[1:] + "."
     if info is not None:
         told += f" Value: {info.expected}. Default: {default_in_words(info)}."
     elif option.default not in (None, False, ""):
         told += f" Default: {getattr(option.default, 'value', option.default)}."
-    return f".TP\n{names}{value}\n{_roff(told)}"
-
-
-def _roff(text: str) -> str:
-    text = text.replace("\\", "\\e").replace("-", "\\-")
-    text = re.sub(r"`([^`]+)`", r"\\fB\1\\fR", text)
-    return (
-        "\n".join(
-            "\\&" + line if line[:1] in ("'", ".") and line != ".PP" else line for line in text.split("\n")
-        )
-        + "\n"
-    )
+    return f".TP\n{names}{value}\n{roff(told)}\n"
 
 
 if __name__ == "__main__":
     for name in PAGES:
         (MAN / name).write_text(page(name))
+    for name, render in FILES.items():
+        (MAN.parents[1] / name).write_text(render())

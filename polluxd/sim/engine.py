@@ -57,20 +57,6 @@ class Policy(Protocol):
         """Seats of each job by its number; a job left out gets none."""
 
 
-class Scaling(Policy, Protocol):
-    """A policy that sizes a cloud cluster; others rent all of it."""
-
-    def nodes_wanted(self, view: View) -> int:
-        """How many nodes to have, within the scenario's limits."""
-
-
-class Sharing(Policy, Protocol):
-    """A policy that puts jobs on GPUs which others hold."""
-
-    borrowers: Mapping[int, float]
-    """Jobs that the last decision let run in the idle cycles of others, and the speed that leaves them (0 to 1)."""
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The cluster just after a decision."""
