@@ -586,7 +586,7 @@ WITH known AS MATERIALIZED (
         local_max, explored_gpus, explored_nodes, measured_gpus, measured_nodes, prior_gpus, prior_nodes, prior_refuted,
         gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress, target,
         epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice, resize, resized,
-        resize_refused, resize_cost, wakes, search_rank)
+        resize_refused, resize_cost, wakes, search_rank, local_max_by_type)
     SELECT :cluster, k.job_id, k.attempt, k.uid, to_timestamp(k.at), s.alpha_grad, s.beta_grad, s.alpha_local, s.beta_local,
         s.alpha_node, s.beta_node, s.gamma, s.alpha_rack, s.beta_rack, s.noise_sqr, s.noise_var, s.batch_initial,
         s.batch_maximum, s.local_min, s.local_max, s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
@@ -594,7 +594,8 @@ WITH known AS MATERIALIZED (
         s.accumulation, s.goodput, s.throughput, s.data_wait, s.progress, s.target, s.epoch, s.lr_factor, s.gain,
         s.optimizer_steps, s.checkpointed, s.times, s.restart_cost, s.mode, s.advice, s.resize, s.resized,
         s.resize_refused, s.resize_cost,
-        jsonb_build_array(s.times -> 'first_step_at', s.resized, s.resize_refused -> 'id') <> k.news, s.search_rank
+        jsonb_build_array(s.times -> 'first_step_at', s.resized, s.resize_refused -> 'id') <> k.news, s.search_rank,
+        s.local_max_by_type
     FROM known k, jsonb_populate_record(CAST(NULL AS pollux.report_history), k.row) s
     WHERE k.refusal IS NULL ORDER BY k.place
 )

@@ -104,7 +104,8 @@ CREATE TABLE pollux.report_history (
     resize_refused  jsonb,
     resize_cost     pollux.amount,
     wakes           boolean NOT NULL DEFAULT false,
-    search_rank     pollux.amount
+    search_rank     pollux.amount,
+    local_max_by_type jsonb NOT NULL DEFAULT '{}'
 );
 COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';
 COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
@@ -118,6 +119,8 @@ COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in
 COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
 COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks within half a second';
+COMMENT ON COLUMN pollux.report_history.local_max_by_type IS
+    'most examples per pass on GPU types where one has run out of memory; "": on others';
 COMMENT ON COLUMN pollux.report_history.search_rank IS 'a trial''s claimed rank in its search, from 0 to 1 (the best); NULL: none';
 CREATE INDEX report_latest ON pollux.report_history (cluster, job_id, attempt DESC, id DESC);
 CREATE INDEX report_by_time ON pollux.report_history USING brin (received_at);

@@ -201,10 +201,22 @@ def main() -> None:
     )
     parser.add_argument("--boot", type=float, default=60.0, metavar="SECONDS", help="boot of a node")
     parser.add_argument("--arms", type=arms, default=f"fixed,slurm,pollux@{HOUR_VALUE:g},budget")
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=1.0,
+        help="factor on the trainings' lengths and on the times between them",
+    )
+    parser.add_argument("--first", type=int, metavar="N", help="the first N trainings alone")
     parser.add_argument("--out", type=Path, default=Path("cloud-out"))
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
     args = parser.parse_args()
     work = load(Path(__file__).with_name("workload.toml"))
+    longer = tuple(
+        replace(each, epochs=each.epochs * args.stretch, arrive_s=each.arrive_s * args.stretch)
+        for each in work.trainings[: args.first]
+    )
+    work = replace(work, trainings=longer, limit_s=work.limit_s * max(args.stretch, 1.0))
     short = tuple(replace(each, epochs=each.epochs / SHORTER) for each in work.trainings[:2])
     works = dict.fromkeys(args.arms, work)
     if "budget" in works:
@@ -238,7 +250,9 @@ def main() -> None:
             for key in ("cost", "mean_completion_s"):
                 found[f"{key}_against_fixed"] = found[key] / results["fixed"][key]
     args.out.mkdir(exist_ok=True)
-    (args.out / "cloud.json").write_text(json.dumps({"boot_s": args.boot, "arms": results}, indent=2) + "\n")
+    (args.out / "cloud.json").write_text(
+        json.dumps({"boot_s": args.boot, "stretch": args.stretch, "arms": results}, indent=2) + "\n"
+    )
     faults = list(check(results, args.boot))
     for fault in faults:
         print(f"FAULT: {fault}")

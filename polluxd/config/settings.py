@@ -2,7 +2,8 @@
 
 Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
 else is derived from these classes: parsing (`config_file`), what the database may hold (`store.rows`), the
-options of `polluxctl settings`, error messages, the example file (`settings_reference`), the reference pages (`contrib/man`).
+options of `polluxctl settings`, error messages, the example file (`settings_reference`), and the reference pages
+(`contrib/man/settings_pages.py`).
 
 To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.
 """

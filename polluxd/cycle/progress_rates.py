@@ -171,7 +171,7 @@ def _claim(report: Report, place: TrainedOn, adaptive: bool) -> _Claim:
     best = float(claimed(report, [place], adaptive)[0])
     if not report.batch_size:
         return _Claim(best, True)
-    limits, per_gpu = report.limits, report.batch_size / place.gpus
+    limits, per_gpu = report.limits_on(place.gpu_type), report.batch_size / place.gpus
     passes = max(
         math.ceil(per_gpu / limits.local_max), 2 if per_gpu > limits.initial and place.gpus == 1 else 1
     )
@@ -183,7 +183,7 @@ def _claim(report: Report, place: TrainedOn, adaptive: bool) -> _Claim:
 def _goodput(report: Report, place: TrainedOn, adaptive: bool) -> Goodput:
     params = report.params_by_type.get(place.gpu_type, report.params)
     assert params is not None
-    return Goodput(params, report.noise, report.limits, adaptive)
+    return Goodput(params, report.noise, report.limits_on(place.gpu_type), adaptive)
 
 
 def claimed(report: Report, places: Sequence[TrainedOn], adaptive: bool) -> Floats:

@@ -191,6 +191,8 @@ class ReportMessage(Message):
     prior_nodes: Nodes | None = None
     prior_refuted: bool | None = None
     gpu_type: GpuType | None = None
+    local_max_by_type: Annotated[dict[GpuType, Examples], Field(max_length=64)] | None = None
+    """Most examples per pass on GPU types where one has run out of memory; "": on others."""
     gpus: Gpus
     nodes: Nodes
     batch_size: Whole
@@ -234,6 +236,7 @@ class ReportMessage(Message):
         filled = {name: flat[name] or 0 for name in ("prior_gpus", "prior_nodes", "resized")} | {
             "prior_refuted": bool(flat["prior_refuted"]),
             "gpu_type": flat["gpu_type"] or "",
+            "local_max_by_type": flat["local_max_by_type"] or {},
             "times": self.times.model_dump(exclude_none=True) if self.times else {},
         }
         return flat | params | noise | sizes | filled

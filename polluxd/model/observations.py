@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -127,6 +127,8 @@ class Report:
     prior_gpus: int = 0
     """Most GPUs measured by earlier runs that `params` still relies on; 0 if none."""
     prior_nodes: int = 0
+    local_max_by_type: Mapping[str, int] = field(default_factory=dict)
+    """Most examples per pass on other GPU types; "": on those not named. Empty: as many as on this one."""
     assumed_types: frozenset[str] = frozenset()
     """Of `params_by_type`, the types on which this training was never measured: taken from another one's fit."""
     data_wait: float | None = None
@@ -144,6 +146,13 @@ class Report:
     """A trial's claimed rank in its search, from 0 to 1 (the best)."""
     most_gpus: int | None = None
     """Most GPUs for the job until polluxd sees progress where it is; None: no such limit. polluxd's own."""
+
+    def limits_on(self, gpu_type: str) -> BatchLimits:
+        """The batch limits on a GPU type, which its memory bounds."""
+        if not self.local_max_by_type or gpu_type == self.gpu_type:
+            return self.limits
+        most = self.local_max_by_type.get(gpu_type, self.local_max_by_type.get("", self.limits.local_max))
+        return replace(self.limits, local_max=max(most, self.limits.local_min))
 
 
 class JobState(StrEnum):

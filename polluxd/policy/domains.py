@@ -163,7 +163,7 @@ def gpu_types(domain: Domain) -> tuple[str, ...]:
         report = job.report
         if report is None or report.params is None or not report.params_by_type:
             continue
-        if len({report.params_by_type.get(t, report.params) for t in found}) > 1:
+        if len({(report.params_by_type.get(t, report.params), report.limits_on(t)) for t in found}) > 1:
             return found
     return ()
 

@@ -230,6 +230,7 @@ class _Table:
             and old.noise == new.noise
             and old.limits == new.limits
             and old.params_by_type == new.params_by_type
+            and (old.local_max_by_type, old.gpu_type) == (new.local_max_by_type, new.gpu_type)
         )
 
 

@@ -266,12 +266,12 @@ def best_sizes(
         batch_of[j] = report.limits.initial
         if report.params is None:
             continue
-        fits = [report.params, *(report.params_by_type.get(t, report.params) for t in types)]
-        for column, fit in enumerate(fits):
-            key = (fit, report.noise, report.limits, job.spec.adaptive)
+        for column, gpu_type in enumerate((report.gpu_type, *types)):
+            fit = report.params_by_type.get(gpu_type, report.params) if column else report.params
+            key = (fit, report.noise, report.limits_on(gpu_type), job.spec.adaptive)
             if key not in known:
                 known[key] = len(functions)
-                functions.append(Goodput(fit, report.noise, report.limits, job.spec.adaptive))
+                functions.append(Goodput(*key))
             function_of[j, column] = known[key]
     function = function_of[owner, kind + 1]
     goodput = gpus.astype(np.float64) ** UNMEASURED_SCALING

@@ -257,6 +257,7 @@ def _in_one_rack(allocation: Allocation, job: SnapshotJob, kind: Mapping[str, st
     if report is None or report.params is None or not is_rack_aware(job):
         return 0.0
     place = allocation.placement
-    fit = report.params_by_type.get(kind.get(place.nodes[0], ""), report.params)
-    function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
+    own = kind.get(place.nodes[0], "")
+    fit = report.params_by_type.get(own, report.params)
+    function = Goodput(fit, report.noise, report.limits_on(own), job.spec.adaptive)
     return float(function.optimize(len(place.nodes), place.gpus).goodput)

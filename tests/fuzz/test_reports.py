@@ -58,6 +58,7 @@ EXTRA = {
     "data_wait": 0.5,
     "resize_cost": 0.5,
     "search_rank": 0.5,
+    "local_max_by_type": {"": 64, "a100": 8},
 }
 EXTRA |= {"measured_gpus": 4, "measured_nodes": 1, "prior_gpus": 2, "prior_nodes": 1, "prior_refuted": False}
 ORDINARY = SOUND | EXTRA

@@ -61,6 +61,8 @@ def report_of(training: Training) -> dict[str, Any]:
         "optimizer_steps": progress.optimizer_steps,
         "mode": training.mode.value,
         "advice": _advice(training),
+        # Left out where no type has a bound: polluxd of an older release refuses it.
+        **({"local_max_by_type": by_type} if (by_type := training.memory.by_type(limits)) else {}),
     }
 
 

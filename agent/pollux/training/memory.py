@@ -46,6 +46,8 @@ class MemoryBounds:
         self._device = device
         self.directory = directory
         self._bounds: dict[str, int] = {}
+        self._allowed: int | None = None
+        """The most examples per pass that the user allows; None before the loader is made."""
 
     @property
     def bound(self) -> int | None:
@@ -73,6 +75,7 @@ class MemoryBounds:
         Raises BatchError where the user's least batch per GPU is above it.
         """
         self._read()
+        self._allowed = limits.local_max
         known = [b for b in gather(self.bound) if isinstance(b, int)]
         if not known:
             return limits
@@ -84,6 +87,15 @@ class MemoryBounds:
                 f"fewer than {limits.local_min}: lower it to {bound} or less"
             )
         return replace(limits, local_max=min(limits.local_max, bound))
+
+    def by_type(self, limits: BatchLimits) -> dict[str, int]:
+        """The most examples per pass by type of GPU; "": on types without a bound. Empty where none has one."""
+        bounds = self.state_dict()
+        if not bounds:
+            return bounds
+        # Without a bound here, `limits` grow by what has been trained, on other types too.
+        most = limits.local_max if self.gpu_type not in bounds or self._allowed is None else self._allowed
+        return {"": most} | {gpu_type: min(most, bound) for gpu_type, bound in bounds.items()}
 
     def lower(self, bound: int) -> None:
         """Keep a new bound for this rank's type of GPU, in the file too."""

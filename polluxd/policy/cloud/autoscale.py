@@ -57,8 +57,9 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
         if report is None or report.params is None:
             total += allocation.placement.gpus**UNMEASURED_SCALING
             continue
-        fit = report.params_by_type.get(kind.get(allocation.placement.nodes[0], ""), report.params)
-        function = Goodput(fit, report.noise, report.limits, job.spec.adaptive)
+        own = kind.get(allocation.placement.nodes[0], "")
+        fit = report.params_by_type.get(own, report.params)
+        function = Goodput(fit, report.noise, report.limits_on(own), job.spec.adaptive)
         alone = float(function.optimize(1, 1).goodput)
         if alone <= 0:
             # One GPU is too small for the job's smallest batch: take the goodput per GPU that the job holds.

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pollux.goodput import ThroughputParams
+from pollux.goodput import BatchLimits, Goodput, ThroughputParams
 from polluxd.model import JobSpec, Placement
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, counts, decide, integer
@@ -241,3 +241,20 @@ def test_a_guarantee_that_no_job_can_use_is_kept_for_nobody():
     assert gpus[found.chosen].tolist() == [0, 8]
     found = integer.solve(gpus, value, np.array([0, 2, 4]), pools, [Group("user ann", (0,), 8, 1 << 40)])
     assert gpus[found.chosen].tolist() == [8, 0]
+
+
+def test_a_batch_is_bounded_by_the_memory_of_the_type_given():
+    """Two jobs differ only in the type on which one ran out of memory at 32 examples per GPU."""
+    theta, limits = THETAS["scalable"], BatchLimits(64, 64 * 256, 16, 16)
+    bounded = report(gpu_type=OLD, limits=limits, local_max_by_type={"": 512, OLD: 16})
+    free = report(gpu_type=OLD)
+    jobs = [job(1, JobSpec(max_gpus=4), report=bounded), job(2, JobSpec(max_gpus=4), report=free)]
+    jobs = [replace(j, report=replace(j.report, params_by_type={OLD: theta, NEW: theta})) for j in jobs]
+    plan = decide(snapshot(mixed(old=1), jobs))
+    assert [plan.of(n).placement.nodes for n in (1, 2)] == [("w0",), ("o0",)]
+    assert plan.of(1).batch_size == plan.of(2).batch_size > 4 * 16, "with as much memory, as large a batch"
+    for memory, nodes in ((16, mixed(old=1, new=0)), (512, mixed(old=1))):
+        alone = decide(snapshot(nodes, jobs[:1])).of(1)
+        right = Goodput(theta, bounded.noise, replace(limits, local_max=memory)).optimize(1, 4)
+        assert alone.goodput == pytest.approx(float(right.goodput))
+    assert decode_snapshot(encode(snapshot(mixed(), jobs))).jobs[0].report == jobs[0].report

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +89,14 @@ def test_a_share_grows_no_further_than_the_memory_is_expected_to_hold(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak)
     assert MemoryBounds(torch.device("cuda"), None).most_within(LIMITS, 16) == most
     assert MemoryBounds(torch.device("cpu"), None).most_within(LIMITS, 16) == LIMITS.local_max
+
+
+def test_a_bound_by_memory_is_that_of_one_gpu_type(tmp_path: Path) -> None:
+    memory = MemoryBounds(torch.device("cpu"), tmp_path, "v100")
+    assert memory.by_type(LIMITS) == {}
+    memory.within(LIMITS, lambda mine: [mine])
+    memory.lower(16)
+    assert memory.by_type(replace(LIMITS, local_max=16)) == {"": 128, "v100": 16}
+    elsewhere = MemoryBounds(torch.device("cpu"), tmp_path, "a100")
+    elsewhere.within(LIMITS, lambda mine: [mine])
+    assert elsewhere.by_type(replace(LIMITS, local_max=32)) == {"": 32, "v100": 16}, "32 so far: it grows"

@@ -1,0 +1,5 @@
+-- The batch that fits into the memory of each GPU type.
+
+ALTER TABLE pollux.report_history ADD COLUMN local_max_by_type jsonb NOT NULL DEFAULT '{}';
+COMMENT ON COLUMN pollux.report_history.local_max_by_type IS
+    'most examples per pass on GPU types where one has run out of memory; "": on others';
