@@ -246,7 +246,14 @@ def page(rows: list[dict[str, float]]) -> str:
         pollux, *others = (to_target(these, way) for way in WAYS)
         ratios = [f"{pollux / other:.2f} over {way}" for way, other in zip(WAYS[1:], others, strict=True)]
         lines += ["", f"Time to the target, pollux: {', '.join(ratios)}. The goals are 0.50 and 0.70."]
+        runs = [", ".join(seconds(r["target_s"]) for r in these if r["way"] == way) for way in WAYS]
+        by_way = "; ".join(f"{way} {times}" for way, times in zip(WAYS, runs, strict=True))
+        lines += ["", f"Seconds to the target, run by run: {by_way}."]
     return "\n".join(lines) + "\n"
+
+
+def seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.0f}"
 
 
 def to_target(rows: list[dict[str, float]], way: str) -> float:
