@@ -113,11 +113,13 @@ def _solve(
 ) -> _Solved:
     seated = _seat(domain, settings, mean_weight, cache)
     start = min(settings.start_gpus, domain.gpus_per_node)
-    while start > 1 and seated.parked and seated.larger_starts:
+    if start > 1 and seated.parked and seated.larger_starts:
         # Park no running job so that a new job can start on more than its min-gpus.
-        start //= 2
-        smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
-        seated = min(seated, smaller, key=attrgetter("parked"))
+        least = _seat(domain, replace(settings, start_gpus=1), mean_weight, cache)
+        while (start := start // 2) > 1 and least.parked < seated.parked:
+            smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
+            seated = min(seated, smaller, key=attrgetter("parked"))
+        seated = min(seated, least, key=attrgetter("parked"))
     seating, table = seated.seating, seated.seating.table
     absent = [
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)

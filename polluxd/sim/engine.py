@@ -126,7 +126,6 @@ class _Engine:
         self._outages = scenario.outages(horizon)
         self._down: dict[int, float] = {}
         self._sizes = scenario.sizes
-        self._borrowers: dict[int, float] = {}
         self._rented = list(range(scenario.nodes))
         self._booting: dict[int, float] = {}
         self._resized_at = self._looked_at = float("-inf")
@@ -183,14 +182,9 @@ class _Engine:
         if self._scenario.interference > 0:
             spread = Counter(node for job in active if len(job.seats) > 1 for node, _ in job.seats)
             slow = {node for node, jobs in spread.items() if jobs > 1}
-        if not slow and not self._borrowers:
-            for job in active:
-                job.advance(self._now, seconds)
-            return
         for job in active:
             hit = len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
-            speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
-            job.advance(self._now, seconds, 1.0 - speed)
+            job.advance(self._now, seconds, self._scenario.interference if hit else 0.0)
 
     def _fail(self, active: Sequence[SimulatedJob]) -> None:
         """Take down nodes and their jobs; bring repaired nodes back."""
@@ -253,11 +247,10 @@ class _Engine:
         began = time.perf_counter()
         placed = self._policy.decide(view)
         self._decision_seconds.append(time.perf_counter() - began)
-        self._borrowers = dict(getattr(self._policy, "borrowers", {}))
         used = Counter[int]()
-        for number, seats in placed.items():
+        for seats in placed.values():
             for node, gpus in seats:
-                used[node] += 0 if number in self._borrowers else gpus
+                used[node] += gpus
         over = [node for node, gpus in used.items() if gpus > capacity[node]]
         assert not over, f"{type(self._policy).__name__} put {used[over[0]]} GPUs of jobs on node {over[0]}"
         for job in active:
@@ -267,7 +260,7 @@ class _Engine:
         self._decided_at = self._now
         self._seen = self._present(active)
         busy = sum(used.values())
-        weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
+        weight = sum(job.gpus * job.efficiency for job in active)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
 
     def _move(self, job: SimulatedJob, seats: Seats) -> None:

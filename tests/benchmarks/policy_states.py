@@ -77,6 +77,20 @@ FAIR_SHARE = PolicySettings(objective="fair-share", remaining_work_power=0.0)
 """The paper's objective, under which the policy can be compared with the genetic algorithm."""
 
 
+def typed(job: SnapshotJob, types: int) -> SnapshotJob:
+    """Return the job with a fit for each GPU type."""
+    report = job.report
+    if types < 2 or report is None or report.params is None:
+        return job
+    rng, speed, fits = random.Random(job.job_id), 1.0, {}
+    for kind in range(types):
+        fits[f"type{kind}"] = report.params._replace(
+            alpha_grad=report.params.alpha_grad / speed, beta_grad=report.params.beta_grad / speed
+        )
+        speed *= rng.uniform(1.0, 2.0)
+    return replace(job, report=replace(report, gpu_type="type0", params_by_type=fits))
+
+
 def life(
     gpus: int,
     jobs: int,
@@ -86,14 +100,22 @@ def life(
     *,
     per_node: int = 4,
     settings: PolicySettings = FAIR_SHARE,
+    types: int = 1,
 ) -> Iterator[Snapshot]:
     """Yield snapshots of a cluster in which about `jobs` jobs live.
 
-    Each snapshot starts from the placements that `decide` chose for the one before.
+    With several GPU types, each is up to twice as fast as the one before, and how much differs from job to job. Each
+    snapshot starts from the placements that `decide` chose for the one before.
     """
     rng = random.Random(seed)
     nodes = tuple(
-        Node(f"n{i:05d}", per_node, partitions=frozenset({"main"})) for i in range(gpus // per_node)
+        Node(
+            f"n{i:05d}",
+            per_node,
+            gpu_type=f"type{i % types}" if types > 1 else "",
+            partitions=frozenset({"main"}),
+        )
+        for i in range(gpus // per_node)
     )
     alive: dict[int, SnapshotJob] = {}
     agents: dict[int, Report] = {}
@@ -105,7 +127,7 @@ def life(
         agents[newest] = replace(agents[newest], explored_gpus=rng.choice([1, 1, 2, 2, 4, 8, 16]))
         alive[newest] = replace(job, age=10 ** rng.uniform(1.8, 4.5), report=agents[newest], started=True)
     for _ in range(cycles):
-        snapshot = Snapshot("bench", 0.0, nodes, tuple(alive.values()), settings)
+        snapshot = Snapshot("bench", 0.0, nodes, tuple(typed(job, types) for job in alive.values()), settings)
         yield snapshot
         for a in decide(snapshot).allocations:
             job, held = alive[a.job_id], a.placement.gpus

@@ -115,13 +115,6 @@ def test_sia_s_program_keeps_each_type_within_its_gpus():
     assert [(o.kind, o.gpus) for o in chosen] == [("b", 4), ("a", 4)]
 
 
-def test_antman_lets_the_overflow_borrow_idle_cycles(apps):
-    trace = [job("a", 0, 8, 4.0), job("b", 0, 8, 0.3)]
-    found, alone = run("antman", trace, apps), run("antman", trace[:1], apps)
-    assert found["b"].started_at == found["a"].started_at
-    assert found["a"].ended_at == alone["a"].ended_at, "the guaranteed job is not slowed"
-
-
 def test_themis_serves_the_worst_treated(apps):
     trace = [job("a", 0, 8, 4.0), job("b", 60, 8)]
     found = run("themis", trace, apps)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Policy
-from polluxd.sim.policies.antman import AntMan
 from polluxd.sim.policies.gandiva import Gandiva
 from polluxd.sim.policies.gavel import Gavel
 from polluxd.sim.policies.lucid import Lucid
@@ -29,7 +28,6 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "optimus": lambda _scenario: Optimus(),
     "gandiva": lambda _scenario: Gandiva(),
     "gavel": lambda _scenario: Gavel(),
-    "antman": lambda _scenario: AntMan(),
     "themis": lambda _scenario: Themis(),
     "shockwave": lambda _scenario: Shockwave(),
     "lucid": lambda _scenario: Lucid(),
