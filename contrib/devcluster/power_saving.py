@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 RESET_S = 5.0
-"""From Slurm's ResumeTimeout to the node's return."""
+"""Between two looks at whether Slurm has given a node up that did not boot."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,10 @@ class _Provider:
         time.sleep(self.known["boot_s"])
         if fails:
             self.note("failed", node)
-            time.sleep(self.known["timeout_s"] - self.known["boot_s"] + RESET_S)
+            # Slurm looks at its timeout now and then, and refuses to resume a node that it still waits for.
+            deadline = time.monotonic() + 2 * self.known["timeout_s"]
+            while "State=DOWN" not in self.scontrol("show", "node", node) and time.monotonic() < deadline:
+                time.sleep(RESET_S)
             self.scontrol("update", f"NodeName={node}", "State=RESUME")
             return
         # -b: Slurm takes no registration of a node that has been up for longer than since the order to boot.

@@ -1,6 +1,6 @@
 """Policy `pollux` against our Sia on the inputs of Sia's own evaluation (SOSP 2023).
 
-    python -m tests.benchmarks.sia [--data DIR] [TRACE:POLICY:LEAST_GAIN ...]
+    python -m tests.benchmarks.sia [--data DIR] [TRACE:POLICY:LEAST_GAIN:KAPPA ...]
 
 The cluster, the calibration of step times and the restart costs are those of Sia's artifact. Each run is kept in
 bench-out/sia.json, and not made again.
@@ -36,16 +36,16 @@ SIA = Scenario(
 )
 TRACES = tuple(f"{kind}/workload-{number}" for kind in ("philly", "helios") for number in (1, 2, 3, 4))
 RUNS = tuple(
-    f"{trace}:{run}" for trace in TRACES for run in ("sia:0", "pollux:0", "pollux:0.05", "pollux:0.2")
+    f"{trace}:{run}" for trace in TRACES for run in ("sia:0:2", "pollux:0:2", "pollux:0:6", "pollux:0.1:6")
 )
 
 
 def run(spec: str, data: Path) -> dict[str, float]:
-    """Return the columns of Sia's table; `spec` is a trace, a policy and its `least_gain`."""
-    trace, policy, least_gain = spec.split(":")
+    """Return the columns of Sia's table; `spec` is a trace, a policy, `least_gain` and `kappa`."""
+    trace, policy, least_gain, kappa = spec.split(":")
     apps = load_profiles(data / "profiles")
     jobs = read_workload(data / "workloads" / f"{trace}.csv", apps, cluster_gpus=SIA.gpus)
-    scenario = replace(SIA, pollux=replace(SIA.pollux, least_gain=float(least_gain)))
+    scenario = replace(SIA, pollux=replace(SIA.pollux, least_gain=float(least_gain), kappa=float(kappa)))
     found = measure(simulate(jobs, apps, POLICIES[policy](scenario), scenario), scenario)
     return {
         "mean": found["avg_jct_s"],
