@@ -128,7 +128,7 @@ class Report:
     """Most GPUs measured by earlier runs that `params` still relies on; 0 if none."""
     prior_nodes: int = 0
     local_max_by_type: Mapping[str, int] = field(default_factory=dict)
-    """Most examples per pass on other GPU types; "": on those not named. Empty: as many as on this one."""
+    """Most examples per pass on other GPU types; "": on those not named. Empty: as on this one."""
     assumed_types: frozenset[str] = frozenset()
     """Of `params_by_type`, the types on which this training was never measured: taken from another one's fit."""
     data_wait: float | None = None
@@ -148,8 +148,8 @@ class Report:
     """Most GPUs for the job until polluxd sees progress where it is; None: no such limit. polluxd's own."""
 
     def limits_on(self, gpu_type: str) -> BatchLimits:
-        """The batch limits on a GPU type, which its memory bounds."""
-        if not self.local_max_by_type or gpu_type == self.gpu_type:
+        """The batch limits on a GPU type, which its memory bounds; on an unknown one, those of this type."""
+        if not self.local_max_by_type or gpu_type in ("", self.gpu_type):
             return self.limits
         most = self.local_max_by_type.get(gpu_type, self.local_max_by_type.get("", self.limits.local_max))
         return replace(self.limits, local_max=max(most, self.limits.local_min))

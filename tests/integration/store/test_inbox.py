@@ -43,7 +43,7 @@ def test_a_report_arrives_as_it_was_sent(store, agent, seen, report):
 def test_a_bound_by_memory_arrives_by_gpu_type(store, agent, report):
     agent(7).publish(report(gpu_type="v100", local_max_by_type={"": 512, "v100": 16}))
     got = store.reports()[7]
-    assert [got.limits_on(kind).local_max for kind in ("a100", "v100", "")] == [512, 256, 512]
+    assert [got.limits_on(kind).local_max for kind in ("a100", "v100", "")] == [512, 256, 256]
 
 
 def test_unmeasured_terms_stay_unknown(store, agent, report):

@@ -110,12 +110,10 @@ class Registered:
     """CUDA's register of host memory, with its rules: no range twice, and all of a mapping as long as it lasts."""
 
     def __init__(self, *, refuses: bool = False) -> None:
-        self.ranges: dict[int, int] = {}
-        self.refuses, self.errors = refuses, 0
+        self.ranges, self.refuses, self.errors = dict[int, int](), refuses, 0
 
     def cudaHostRegister(self, start: int, length: int, flags: int) -> int:  # noqa: N802
-        taken = any(start < at + size and at < start + length for at, size in self.ranges.items())
-        if taken or self.refuses:
+        if self.refuses or any(start < at + n and at < start + length for at, n in self.ranges.items()):
             self.errors += 1
             return 712
         self.ranges[start] = length
@@ -126,11 +124,10 @@ class Registered:
         return 0
 
 
-def test_memory_that_grows_is_registered_with_cuda_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_grows_is_registered_with_cuda_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Registered()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: cuda)
-    memory = NodeMemory(1)
-    (first, second) = memory.slots[0]
+    first, second = NodeMemory(1).slots[0]
     for size in (8192, 8192, 8200, 1 << 20, 1 << 22, 4096):
         for slot in (first, second):
             slot.room(size)
@@ -154,7 +151,5 @@ def test_memory_that_cuda_does_not_register_is_used_as_it_is(monkeypatch: pytest
     slot.room(8192)
     slot.pin()
     slot.pin()
-    assert (cuda.errors, launched) == (1, ["cuda"]), (
-        "CUDA's error is taken off, so that no later launch raises it"
-    )
+    assert (cuda.errors, launched) == (1, ["cuda"]), "CUDA's error is taken off: no later launch raises it"
     slot.room(1 << 20)

@@ -99,6 +99,11 @@ def test_one_gpu_is_shared_where_nccl_allows_it() -> None:
     assert all(machine.notes for machine in (old, new))
 
 
+def test_fully_shard_is_left_out_with_an_early_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", torch.torch_version.TorchVersion("2.6.0"))
+    assert carry_out(next(c for c in CHECKS if c.name == "FSDP2"), CPU, tmp_path / "c").outcome == "left out"
+
+
 def test_several_gpus_have_one_rank_each() -> None:
     machine = of_gpus("A100", tuple("01234"), (2, 20, 5))
     assert (machine.ranks, machine.shared_gpus, machine.environment) == (4, tuple("0123"), {})
