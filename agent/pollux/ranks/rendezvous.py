@@ -25,7 +25,7 @@ import torch.distributed as dist
 from pollux.errors import RankLost
 from pollux.ranks.links import HANDSHAKE_S, NoAnswer
 from pollux.ranks.rank_store import NoValue, RemoteStore, Server
-from pollux.ranks.torch_internals import gloo_timeout_changes, set_group_timeout
+from pollux.ranks.torch_internals import abort_nccl, gloo_timeout_changes, set_group_timeout
 from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, own_group, where
 from pollux.slurm_job.allocation import node_address
 from pollux.slurm_job.network import interface_of
@@ -160,8 +160,9 @@ def _plain(text: bytes) -> Any:
 
 
 def leave_groups() -> None:
-    """Destroy the present process groups; no collective may be under way."""
+    """Destroy the present process groups; no collective may be under way on any rank."""
     if dist.is_initialized():
+        abort_nccl()
         dist.destroy_process_group()
 
 

@@ -69,6 +69,17 @@ def process_groups() -> dict[dist.ProcessGroup, Any]:
     return {group: store for group, (_, store) in internal(dist.distributed_c10d, "_world.pg_map").items()}
 
 
+def abort_nccl() -> None:
+    """End NCCL's communicators of all groups without a wait for other ranks.
+
+    Every rank must have finished the groups' collectives. `destroy_process_group` alone waits until all ranks of a
+    group call it, for ever if one of them ends otherwise. Releases of torch whose groups have no `abort` still wait.
+    """
+    for group in process_groups():
+        if "nccl" in dist.get_backend_config(group):
+            getattr(group, "abort", lambda: None)()
+
+
 def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
     """Set how long the collectives of a group may take; None: the default."""
     # Public from torch 2.14 on, where a call of the former name warns.

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from pollux.errors import LEFT_STATUS
 from pollux.ranks.rendezvous import Rendezvous, leave_groups, tell_environment, until
+from pollux.ranks.torch_internals import abort_nccl
 from pollux.ranks.world import World, backend_of_default_group
 from pollux.resize.requests import ResizeDecision
 from pollux.slurm_job.environment import LENT_RANKS
@@ -45,6 +46,8 @@ class Groups:
         rendezvous = self._join(decision)
         # If this rank ended now, ranks that are still in the old groups would see a failure.
         until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
+        # The other ranks have ended NCCL's communicators: a `destroy_process_group` of the script would wait for them.
+        abort_nccl()
         rendezvous.count(f"{decision.name}/left", 1)
         logger.info("rank %d leaves in move %d", rank, decision.number)
         raise SystemExit(LEFT_STATUS)

@@ -231,3 +231,17 @@ def test_a_rank_that_is_ended_on_its_way_out_has_the_status_that_it_meant() -> N
 
     code, text = in_child(lambda: run_workers(asks, other).status)
     assert code == RETRY_STATUS, text
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_functions_at_exit_see_whether_the_rank_failed(status: int) -> None:
+    """A rank that has failed must not wait for others to end their process groups with it."""
+    vars(sys).pop("last_value", None)  # pytest's, of another test that failed
+
+    def launcher_and_rank() -> int:
+        try:
+            return run_workers(lambda: sys.exit(status)).status
+        finally:
+            print(f"failed: {hasattr(sys, 'last_value')}")
+
+    assert ("failed: True" in in_child(launcher_and_rank)[1]) == bool(status)

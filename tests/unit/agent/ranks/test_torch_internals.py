@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pollux.errors import PolluxAgentError, UnsupportedTorch
 from pollux.ranks import torch_internals
 from pollux.ranks.torch_internals import (
+    abort_nccl,
     call_after_backward,
     foreach_norm,
     fsdp_units,
@@ -40,6 +41,24 @@ def test_a_missing_internal_is_named_with_the_releases_that_have_it() -> None:
     ):
         internal(dist, "_world.gone")
     assert issubclass(UnsupportedTorch, PolluxAgentError)
+
+
+def test_only_nccls_groups_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        def __init__(self, backends: str) -> None:
+            self.backends, self.aborted = backends, False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    class OldGroup:
+        backends = "cuda:nccl"
+
+    groups = [Group("cuda:nccl"), Group("cpu:gloo"), Group("cpu:gloo,cuda:nccl"), OldGroup()]
+    monkeypatch.setattr(torch_internals, "process_groups", lambda: dict.fromkeys(groups))
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: group.backends)
+    abort_nccl()
+    assert [group.aborted for group in groups if isinstance(group, Group)] == [True, False, True]
 
 
 def test_a_sharded_module_of_an_older_torch_is_refused() -> None:
