@@ -19,12 +19,14 @@ from statistics import fmean
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: see polluxd.cli
 
+import numpy as np
+
 from polluxd.sim.bound import least_mean
 from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks import simulator_cpu
-from tests.benchmarks.simulator_runs import Bench, load, rows_of
+from tests.benchmarks.simulator_runs import Bench, Result, load, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +35,8 @@ GENERATED = tuple(f"generated-{seed}" for seed in (*range(601, 611), *range(701,
 """Twenty traces that were not used for tuning: drawn after the last change of the policy."""
 TUNED = tuple(f"generated-{seed}" for seed in (*range(21, 31), *range(401, 411), *range(501, 511)))
 """Thirty on which the price's discount and the tail's width were chosen."""
+DOUBLED = tuple(f"doubled-{name.removeprefix('workload-')}" for name in WORKLOADS)
+"""The same workloads in half the time: twice the load."""
 SHORT = tuple(f"short-{seed}" for seed in range(201, 207))
 """Traces for comparisons of many settings."""
 TYPES = tuple(f"short-{seed}" for seed in range(601, 613))
@@ -53,7 +57,14 @@ MIXED = replace(PLAIN, groups=(NodeGroup("t4", 8, 4), NodeGroup("v100", 4, 4), N
 CLOUD = replace(PLAIN, nodes=16, cloud=Cloud(2, 16), pollux=replace(PRICE, daemon=False))
 RIGID = ("rigid8", "rigid16", "rigid16-overload", "rigid32")
 RIGID_SEEDS = (5, 6)
-KAPPAS = (0.0, 5.0)
+KAPPAS = (0.0, PRICE.kappa, 5.0, 10.0)
+CLASSES: tuple[tuple[str, Sequence[str], Scenario, Sequence[str]], ...] = (
+    *((kind, tuple(f"{kind}-{seed}" for seed in RIGID_SEEDS), PLAIN, ("size",)) for kind in RIGID),
+    ("workloads", WORKLOADS, PLAIN, ("gpus", "application")),
+    ("workloads at twice the load", DOUBLED, PLAIN, ("gpus", "application")),
+    ("short traces, eight users", SHORT, replace(PLAIN, users=8), ("user",)),
+)
+"""Tables of classes: a title, traces, a scenario, the kinds of classes."""
 RIVALS = ("sia", "themis")
 WRONG = {
     "lengths off by 0.3 to 3 times": replace(PLAIN, lengths="wrong"),
@@ -114,6 +125,7 @@ def claims(bench: Bench) -> str:
     """What must hold, with its intervals."""
     found = [
         pairs(bench, "workloads, 30 s per restart", WORKLOADS, PLAIN, PLAIN, seeds=SEEDS),
+        pairs(bench, "workloads at twice the load, 30 s", DOUBLED, PLAIN, PLAIN),
         pairs(bench, "generated, 30 s per restart", GENERATED, PLAIN, PLAIN),
         pairs(bench, "generated, those of tuning", TUNED, PLAIN, PLAIN),
         pairs(
@@ -144,19 +156,37 @@ def rough(bench: Bench, title: str, workloads: Sequence[str]) -> Pairs:
 
 
 def by_class(bench: Bench) -> str:
-    """Rigid jobs among elastic ones: a mean must not hide who waits."""
+    """Each class of jobs by itself: a mean must not hide who waits."""
     rows = []
-    for kind in RIGID:
-        traces = [f"{kind}-{seed}" for seed in RIGID_SEEDS]
-        for number, (ours, theirs) in enumerate(pairs(bench, "", traces, PLAIN, PLAIN).made):
-            for name in ("rigid", "elastic"):
-                a, b = (run["classes"]["size"].get(name) for run in (ours, theirs))
-                if a is not None and b is not None:
-                    means = f"{a['avg_jct_s']:.0f} / {b['avg_jct_s']:.0f}"
-                    worst = f"{a['fairness_worst']:.1f} / {b['fairness_worst']:.1f}"
-                    cells = [means, change(a["avg_jct_s"], b["avg_jct_s"]), worst]
-                    rows.append([traces[number], name, str(a["jobs"]), *cells])
-    return table(["pollux / pollux-paper", "class", "jobs", "mean JCT [s]", "change", "worst fairness"], rows)
+    for title, traces, scenario, kinds in CLASSES:
+        made = pairs(bench, "", traces, scenario, scenario).made
+        for kind in kinds:
+            classes = [(ours["classes"][kind], theirs["classes"][kind]) for ours, theirs in made]
+            for name in sorted(
+                {name for ours, _ in classes for name in ours}, key=lambda name: (len(name), name)
+            ):
+                sides = zip(
+                    *((ours[name], theirs[name]) for ours, theirs in classes if name in ours), strict=True
+                )
+                found = [pooled(side) for side in sides]
+                means, worst = zip(*found, strict=True)
+                jobs = sum(ours[name]["jobs"] for ours, _ in classes if name in ours)
+                label = f"asks for {name} GPUs" if kind == "gpus" else name
+                cells = [
+                    f"{means[0]:.0f} / {means[1]:.0f}",
+                    change(*means),
+                    f"{worst[0]:.1f} / {worst[1]:.1f}",
+                ]
+                rows.append([title, label, str(jobs), *cells])
+    return table(["traces", "class", "jobs", "mean JCT [s]", "change", "worst fairness"], rows)
+
+
+def pooled(runs: Sequence[Result]) -> tuple[float, float]:
+    """Return the mean completion time [s] of a class over several runs, and its worst fairness."""
+    jobs = [run["jobs"] for run in runs]
+    return float(np.average([run["avg_jct_s"] for run in runs], weights=jobs)), max(
+        run["fairness_worst"] for run in runs
+    )
 
 
 def by_trace(bench: Bench) -> str:
@@ -208,10 +238,11 @@ def robust(bench: Bench) -> str:
 
 def knob(bench: Bench) -> str:
     """From the mean to the tail."""
-    rows = [pairs(bench, f"kappa {PRICE.kappa:g}", SHORT, PLAIN, PLAIN).row()]
-    for kappa in KAPPAS:
-        other = replace(PLAIN, pollux=replace(PRICE, kappa=kappa))
-        rows.append(pairs(bench, f"kappa {kappa:g}", SHORT, other, PLAIN).row())
+    rows = []
+    for title, traces in (("usual load", SHORT), ("twice the load", DOUBLED)):
+        for kappa in KAPPAS:
+            ours = replace(PLAIN, pollux=replace(PRICE, kappa=kappa))
+            rows.append(pairs(bench, f"{title}, kappa {kappa:g}", traces, ours, PLAIN).row())
     return table(HEAD, rows)
 
 
@@ -319,8 +350,8 @@ GPUs; all jobs of a trace belong to one user unless said otherwise.
 ## Classes of jobs
 
 {by_class(bench)}
-The rigid jobs run on 8, 16 or 32 GPUs and on no other number, among elastic ones: 17 % of 100 jobs in 8 hours, 11 % of
-100 in 10, 8 % of 130 in 8, 5 % of 100 in 9.
+pollux / pollux-paper. The rigid jobs run on 8, 16 or 32 GPUs and on no other number, among elastic ones: 17 % of 100
+jobs in 8 hours, 11 % of 100 in 10, 8 % of 130 in 8, 5 % of 100 in 9.
 
 ## Trace by trace
 
@@ -339,7 +370,8 @@ Over six generated traces of 50 jobs in 5 hours. A scenario's `lengths` and `noi
 ## From the mean to the tail
 
 {knob(bench)}
-Over the same six traces. `--kappa`: what the last job to end counts beyond its share of the mean.
+Usual load: the same six traces. Twice the load: the four workloads in half the time. `--kappa`: what the last job to
+end counts beyond its share of the mean, and again for each ten jobs.
 
 ## What brings what
 

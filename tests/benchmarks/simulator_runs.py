@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -82,7 +82,8 @@ def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], An
         made = generate(BUILT_IN, jobs, trace.hours, cluster_gpus=gpus, seed=int(number))
         return stiffened(made, BUILT_IN, trace, int(number)), BUILT_IN
     apps = _profiles(data / "profiles")
-    return read_workload(data / "workloads" / f"{workload}.csv", apps, cluster_gpus=gpus), apps
+    jobs = read_workload(data / "workloads" / f"workload-{number}.csv", apps, cluster_gpus=gpus)
+    return [replace(job, time=job.time / 2) for job in jobs] if kind == "doubled" else jobs, apps
 
 
 def run(task: Task, data: Path) -> Result:

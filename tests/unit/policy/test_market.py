@@ -238,6 +238,13 @@ def test_weights_and_the_tail_shift_what_a_job_is_given():
     assert given(1, kappa=50.0) > given(1, kappa=0.0)
 
 
+def test_the_tail_counts_in_proportion_to_all_weights():
+    offered, (weight, work, done) = offers(3), weights_and_work(3)
+    once, thrice = (market.clear(offered, factor * weight, work, done, 2.0) for factor in (1.0, 3.0))
+    np.testing.assert_allclose(thrice.price, 3.0 * once.price)
+    np.testing.assert_allclose(thrice.worth, 3.0 * once.worth)
+
+
 def test_a_job_about_to_end_is_not_moved_and_none_is_shrunk_for_it():
     ending = report(progress=9_990.0, target=10_000.0)
     busy = report(progress=0.0, target=1e6)
