@@ -112,13 +112,9 @@ def _solve(
     domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache, *, explained: bool
 ) -> _Solved:
     seated = _seat(domain, settings, mean_weight, cache)
-    start = min(settings.start_gpus, domain.gpus_per_node)
-    if start > 1 and seated.parked and seated.larger_starts:
+    if seated.parked and seated.larger_starts:
         # Park no running job so that a new job can start on more than its min-gpus.
         least = _seat(domain, replace(settings, start_gpus=1), mean_weight, cache)
-        while (start := start // 2) > 1 and least.parked < seated.parked:
-            smaller = _seat(domain, replace(settings, start_gpus=start), mean_weight, cache)
-            seated = min(seated, smaller, key=attrgetter("parked"))
         seated = min(seated, least, key=attrgetter("parked"))
     seating, table = seated.seating, seated.seating.table
     absent = [

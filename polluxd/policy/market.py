@@ -148,7 +148,7 @@ def clear(
     known = seconds[np.isfinite(seconds)]
     usual = median(known.tolist()) if known.size else UNKNOWN
     seconds = np.where(np.isfinite(seconds), seconds, np.minimum(np.maximum(again, usual), limit))
-    cost = weight + kappa * (weight.mean() + weight.sum() / KAPPA_JOBS) * _tail(seconds)
+    cost = weight + kappa * (1.0 + weight.size / KAPPA_JOBS) * _tail(seconds)
     discount = np.sqrt(_unfinished(seconds, cost))
     price, _ = side.clear(cost, discount, _DECIDED)
     return Market(price, side.worth(cost, discount, price), seconds)
