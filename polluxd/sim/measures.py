@@ -31,12 +31,11 @@ class Alone:
     The same yardstick for all policies: true step times and true noise, no restarts.
     """
 
-    def __init__(self, app: Application, gpus_per_node: int, sizes: int = SIZES) -> None:
-        """Tune over so many batch `sizes`."""
+    def __init__(self, app: Application, gpus_per_node: int) -> None:
         self._app = app
         self._per_node = gpus_per_node
         limits = app.limits
-        grid = np.geomspace(limits.initial, limits.maximum, sizes).round().astype(np.int64)
+        grid = np.geomspace(limits.initial, limits.maximum, SIZES).round().astype(np.int64)
         self._sizes = (
             [app.fixed_batch] if app.fixed_batch is not None else sorted({int(size) for size in grid})
         )
@@ -71,17 +70,6 @@ class Alone:
         A share need not be used up. Beyond one node, whole nodes count.
         """
         return min(self._exactly(k) for k in self._counts(gpus))
-
-    def least(self, gpus: int) -> tuple[float, float]:
-        """Return the fewest GPU-seconds and the fewest seconds of the training.
-
-        The job has up to `gpus` GPUs, and the best number of them in every epoch.
-        """
-        counts = self._counts(min(gpus, most_gpus(self._app)))
-        seconds = np.array([self._epochs(k) for k in counts])
-        return float((seconds * np.array(counts)[:, None]).min(axis=0).sum()), float(
-            seconds.min(axis=0).sum()
-        )
 
     def _counts(self, gpus: int) -> list[int]:
         return [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]

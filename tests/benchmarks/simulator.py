@@ -21,12 +21,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: se
 
 import numpy as np
 
-from polluxd.sim.bound import least_mean
 from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks import simulator_cpu
-from tests.benchmarks.simulator_runs import Bench, Result, load, rows_of
+from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
 
 ROOT = Path(__file__).parents[2]
@@ -205,28 +204,6 @@ def by_trace(bench: Bench) -> str:
     return table(["pollux / pollux-paper", *(title for title, _, _ in MEASURES)], rows)
 
 
-def optimum(bench: Bench, wanted: bool) -> str:
-    """How far the means are from a bound that no policy can pass."""
-    if not wanted:
-        return "Left out of this page (`--no-bounds`).\n"
-    rows = []
-    for workload in (*WORKLOADS, *GENERATED[:10]):
-        found = pairs(bench, workload, [workload], PLAIN, PLAIN).made
-        product = bench.of("pollux", [workload], PRODUCT)[0] if workload in WORKLOADS else None
-        if not found:
-            continue
-        least = least_mean(*load(workload, bench.data, PLAIN.gpus), PLAIN)
-        means = [run and run["avg_jct_s"] for run in (*found[0][::-1], product)]
-        rows.append(
-            [
-                workload,
-                f"{least:.0f}",
-                *(f"{mean:.0f} ({mean / least:.2f})" if mean else "-" for mean in means),
-            ]
-        )
-    return table(["trace", "bound [s]", "pollux-paper", "pollux", "pollux, the product's moves"], rows)
-
-
 def robust(bench: Bench) -> str:
     """Wrong knowledge."""
     rows = [
@@ -311,10 +288,11 @@ def ask(bench: Bench) -> None:
         pairs(bench, "", WORKLOADS, moves, PLAIN, seeds=SEEDS)
     robust(bench)
     rough(bench, "", WORKLOADS)
-    page(bench, bounds=False)
+    page(bench)
 
 
-def page(bench: Bench, bounds: bool = True) -> str:
+def page(bench: Bench, cpu: str = "") -> str:
+    """Return the text of the committed page, with the section on the CPU of one command."""
     asked = len(bench.tasks)
     return f"""# The simulator's results
 
@@ -356,12 +334,6 @@ jobs in 8 hours, 11 % of 100 in 10, 8 % of 130 in 8, 5 % of 100 in 9.
 ## Trace by trace
 
 {by_trace(bench)}
-## Distance to the optimum
-
-{optimum(bench, bounds)}
-Mean JCT [s], and over the bound: a mean that no policy passes on packed placements, even one that knows the future and
-moves jobs at no cost (`polluxd/sim/bound.py`). The optimum lies between the bound and the best policy.
-
 ## Wrong knowledge
 
 {robust(bench)}
@@ -401,7 +373,7 @@ alone on 1/contention of the cluster with its batch size tuned in every epoch, w
 it: few reach 1 under load. Decision times are wall-clock, on a machine shared with other work. At another scale:
 `make bench-sim-week`, 5,000 jobs on 2,048 GPUs.
 
-{simulator_cpu.section(bench.data) if bounds else "Left out of this page (`--no-bounds`): the CPU of one command."}
+{cpu}
 """
 
 
@@ -412,14 +384,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=36_000.0, help="no run is begun after that")
     parser.add_argument("--at-once", type=int, default=1, help="runs made at once, a process each")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
-    parser.add_argument("--no-bounds", action="store_true", help="spare the minutes of bounds and CPU")
     asked = parser.parse_args()
     bench = Bench(asked.data, ROOT / "bench-out" / "simulator.json")
     ask(bench)
     bench.work(asked.seconds, asked.at_once)
     bench.kept.parent.mkdir(exist_ok=True)
     (ROOT / "bench-out" / "sim.json").write_text(json.dumps(rows_of(bench), indent=1) + "\n")
-    asked.out.write_text(page(bench, bounds=not asked.no_bounds))
+    asked.out.write_text(page(bench, simulator_cpu.section(bench.data)))
     left = len(bench.missing)
     print(f"wrote {asked.out}" + (f"; {left} runs are still to be made: run it again" if left else ""))
 

@@ -1,6 +1,4 @@
-"""Collectives over plain values.
-
-Every rank's value on every rank, or rank 0's on all.
+"""Collectives over plain values: every rank's value on every rank, or rank 0's on all.
 
 torch's own collectives over objects unpickle what a peer sends, which runs code of the sender's choice. Here values
 travel as JSON in tensors (see `plain_values`).
@@ -22,9 +20,7 @@ LARGEST = 1 << 28
 
 
 def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return every rank's value, by rank.
-
-    Every rank of the gloo group calls it.
+    """Return every rank's value, by rank. Every rank of the gloo group calls it.
 
     Raises StateError where `value` is not plain, RankLost where a peer sends no plain value, and torch's RuntimeError
     where a rank left.

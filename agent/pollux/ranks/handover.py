@@ -28,10 +28,8 @@ from pollux.ranks.world import World
 
 PIECE = 4 << 20
 """Bytes of one message: a receiver passes a piece on while it receives the next one."""
-
 GPU_PIECE = 16 << 20
 """Bytes of one broadcast over NCCL, which has a fixed cost."""
-
 UNDER_WAY = 8
 """Pieces that a rank sends at the same time."""
 
@@ -39,12 +37,10 @@ UNDER_WAY = 8
 def hand_over(
     state: Any, world: World, *, joiners: int = 0, receivers: Collection[int] = (), source: int = 0
 ) -> Any:
-    """Send the state of rank `source` to `receivers` and the last `joiners`.
+    """Send the state of rank `source` to `receivers` and the last `joiners`, who return it; the others return None.
 
-    They return it, the others None. `state` is None on all ranks but `source`.
-
-    Every rank of `world` calls it. Raises StateError on `source` where the state is not plain, and RankLost where a
-    rank left.
+    `state` is None on all ranks but `source`. Every rank of `world` calls it. Raises StateError on `source` where the
+    state is not plain, and RankLost where a rank left.
     """
     assert world.control is not None
     tensors: list[Tensor] = []

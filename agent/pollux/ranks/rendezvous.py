@@ -1,6 +1,4 @@
-"""Let the ranks of a job meet again after a resize.
-
-A store, and process groups formed over it.
+"""Let the ranks of a job meet again after a resize: a store, and process groups formed over it.
 
 The store is in rank 0's process. Each client proves that it knows the store's secret. Joining ranks get the secret from
 a file of mode 0600, all other ranks over the old process groups.
@@ -32,7 +30,6 @@ from pollux.slurm_job.network import interface_of
 
 FORM_WAIT = timedelta(seconds=60)
 """Longest wait for other ranks while groups are formed [s]. Otherwise ranks would wait half an hour for a dead one."""
-
 POLL = 0.005
 """Seconds between two looks into the store."""
 

@@ -90,10 +90,7 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
 
 
 def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:
-    """Form the default process group, unless there is one.
-
-    Return whether the group is the agent's own. Raises as `join`.
-    """
+    """Form the default process group, unless there is one; return whether it is the agent's. Raises as `join`."""
     if dist.is_initialized():
         return is_own()
     size = _number(environ, "WORLD_SIZE", 1)
@@ -201,11 +198,9 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -> tuple[int, tuple[str, ...]]:
-    """Count the ranks' racks, and name each rank's node.
+    """Count the ranks' racks, and name each rank's node. All ranks call it.
 
-    Slurm told each of them its place.
-
-    Of topology/tree it is "core.rack1.node7". All ranks call it.
+    Slurm tells each rank its place. Of topology/tree it is "core.rack1.node7".
     """
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
     mine = address.split(".")[-2] if address.count(".") >= 1 else ""
