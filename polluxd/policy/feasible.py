@@ -7,7 +7,7 @@ cluster because of a guess. A larger min-gpus overrides this cap.
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
 most trainings scale within a node, and every doubling costs a move. All unmeasured jobs of a user together get at most
 the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`cycle.trusted_reports`). A
-decision starts them on `min-gpus` where fewer running jobs are parked so (`polluxd.policy.decision`). Some
+decision starts them on `min-gpus` if it then parks fewer running jobs (`polluxd.policy.decision`). Some
 jobs must keep their GPUs and have not reported a training step in their present attempt. Their GPUs count against the
 share: otherwise a user could exceed it by submitting jobs that never report, or report once and are requeued, one after
 another.

@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 TAIL_WIDTH = 0.5
 """tau: how near to the longest predicted time a job counts to the tail, relative to that time."""
 KAPPA_JOBS = 10.0
-"""Jobs for which the tail counts `kappa` again. A constant would count for less, the higher the load is."""
+"""Jobs for which the tail counts `kappa` again. A constant would count for less, the more jobs there are."""
 UNKNOWN = 1200.0
 """Seconds that a job is expected to take where no job has said how long it trains."""
 WIDEST = 4.0
@@ -136,7 +136,7 @@ def clear(
     `weight` [J]: of each job in the mean. `work` [J]: remaining work in units of goodput times seconds; nan where it
     is not known: such a job is expected to take the median time of the others, or as long again as for the work that it
     has `done` [J], whichever is longer, and no longer than its time `limit` [J]. `kappa`: what the last job to end
-    counts beyond its share of the mean, once and again for each `KAPPA_JOBS` jobs.
+    counts beyond its share of the mean, and as much again for each `KAPPA_JOBS` jobs, or their weights if less.
     """
     if weight.size == 0:
         return Market(np.zeros(offers.capacity.size), weight, weight)
@@ -148,7 +148,8 @@ def clear(
     known = seconds[np.isfinite(seconds)]
     usual = median(known.tolist()) if known.size else UNKNOWN
     seconds = np.where(np.isfinite(seconds), seconds, np.minimum(np.maximum(again, usual), limit))
-    cost = weight + kappa * (1.0 + weight.size / KAPPA_JOBS) * _tail(seconds)
+    jobs = min(float(weight.sum()), weight.size)
+    cost = weight + kappa * (1.0 + jobs / KAPPA_JOBS) * _tail(seconds)
     discount = np.sqrt(_unfinished(seconds, cost))
     price, _ = side.clear(cost, discount, _DECIDED)
     return Market(price, side.worth(cost, discount, price), seconds)

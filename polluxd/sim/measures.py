@@ -48,7 +48,7 @@ class Alone:
             gain = (var + sqr) / (var / scale + sqr)
         self._gain = np.where(np.isfinite(gain), gain, scale)
         self._work = np.diff([app.progress(epoch) for epoch in range(app.epochs + 1)])
-        self._known: dict[int, Floats] = {}
+        self._known: dict[int, float] = {}
 
     def on(self, share: float) -> float:
         """Return seconds on `share` GPUs, packed.
@@ -69,16 +69,10 @@ class Alone:
 
         A share need not be used up. Beyond one node, whole nodes count.
         """
-        return min(self._exactly(k) for k in self._counts(gpus))
-
-    def _counts(self, gpus: int) -> list[int]:
-        return [k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0]
+        counts = (k for k in range(1, gpus + 1) if k <= self._per_node or k % self._per_node == 0)
+        return min(self._exactly(k) for k in counts)
 
     def _exactly(self, gpus: int) -> float:
-        return float(self._epochs(gpus).sum())
-
-    def _epochs(self, gpus: int) -> Floats:
-        """Return the seconds of each epoch on exactly so many GPUs."""
         if gpus not in self._known:
             limits = self._app.limits
             times = np.full(len(self._sizes), np.inf)
@@ -88,7 +82,8 @@ class Alone:
                     step, sync = self._app.times(placement_of(gpus, self._per_node), m)
                     times[i] = step + s * (step - sync)
             with np.errstate(divide="ignore"):
-                self._known[gpus] = self._work / (self._gain / times[:, None]).max(axis=0)
+                seconds = self._work / (self._gain / times[:, None]).max(axis=0)
+            self._known[gpus] = float(seconds.sum())
         return self._known[gpus]
 
 

@@ -176,7 +176,7 @@ def start_worker(
             code = 1
         if code:
             notes.write(local_rank, code, f"sys.exit({exit_.code!r})")
-            sys.last_value = exit_  # as below
+            sys.last_value = SystemExit(code)  # functions at exit may ask whether this rank failed
         if code in (LEFT_STATUS, STOPPED_STATUS):
             # The other ranks, or Slurm, wait for this one's end.
             end_at_once(code)

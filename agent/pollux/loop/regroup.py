@@ -78,6 +78,7 @@ def join(
     """On a joiner, at its loop: wait for the decision, enter the groups."""
     groups.rendezvous = joiner.rendezvous
     rehearse(training.models[0].model, joiner.call)
+    training.synchronize()
     decision = ResizeDecision.parse(joiner.wait(same))
     _enter(decision, len(decision.stay) + joiner.index, training, exchange, checkpointer, groups)
 

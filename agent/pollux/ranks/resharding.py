@@ -104,12 +104,13 @@ class MovingShards:
                 self._moved(tensor, held, before, after, world)
                 for tensor, held in zip(self._tensors, self._held, strict=True)
             ]
+            if world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)
+            gather_values(None, world.control)  # no rank ends its groups while another one still receives
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(f"a rank left while shards moved between ranks: {error}") from error
             raise
-        if world.device.type == "cuda":
-            torch.cuda.synchronize(world.device)  # a rank that leaves ends its process
 
     @staticmethod
     def _moved(tensor: Tensor, held: Tensor, before: int, after: Sequence[int], world: World) -> Tensor:

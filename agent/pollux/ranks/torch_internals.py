@@ -70,12 +70,12 @@ def process_groups() -> dict[dist.ProcessGroup, Any]:
 
 
 def abort_nccl() -> None:
-    """End NCCL's communicators of all groups without a wait for other ranks.
+    """End NCCL's communicators of all groups, the newest first, without a wait for other ranks.
 
     Every rank must have finished the groups' collectives. `destroy_process_group` alone waits until all ranks of a
-    group call it, for ever if one of them ends otherwise. Releases of torch whose groups have no `abort` still wait.
+    group call it. Releases of torch whose groups have no `abort` still wait.
     """
-    for group in process_groups():
+    for group in reversed(process_groups()):
         if "nccl" in dist.get_backend_config(group):
             getattr(group, "abort", lambda: None)()
 

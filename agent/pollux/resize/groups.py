@@ -42,11 +42,11 @@ class Groups:
         return self.rendezvous
 
     def leave(self, decision: ResizeDecision, rank: int) -> NoReturn:
-        """End this rank. Its groups stay as they are: the script may still end them itself."""
+        """End this rank. The script may still destroy its groups itself."""
         rendezvous = self._join(decision)
         # If this rank ended now, ranks that are still in the old groups would see a failure.
         until(lambda: rendezvous.count(f"{decision.name}/free") >= len(decision.stay), LEAVE_WAIT)
-        # The other ranks have ended NCCL's communicators: a `destroy_process_group` of the script would wait for them.
+        # The other ranks have ended theirs, or `LEAVE_WAIT` is over. `destroy_process_group` alone would wait for them.
         abort_nccl()
         rendezvous.count(f"{decision.name}/left", 1)
         logger.info("rank %d leaves in move %d", rank, decision.number)

@@ -74,7 +74,7 @@ class Joiner:
         self._rendezvous = Rendezvous.join(self._file.address, self._file.port, self._file.secret)
         atexit.register(self._failed)
         if is_own():
-            leave_groups()  # another library formed it, of the companion's ranks
+            leave_groups()  # another library formed it
         own = not dist.is_initialized()  # fully_shard needs a group before `attach`
         if own:
             alone(device)

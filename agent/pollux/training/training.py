@@ -210,8 +210,11 @@ class Training:
         """Before the process groups end: wait for all work in them."""
         for model in self.models:
             model.leave_group()
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for the work that is queued on this rank's GPU. The end of process groups would lose theirs."""
         if self.world.device.type == "cuda":
-            # Otherwise work that is still queued in the groups' streams would be lost with them.
             torch.cuda.synchronize(self.world.device)
 
     def enter_groups(self, world: World, choice: BatchChoice) -> None:

@@ -23,8 +23,9 @@ from torch.utils.data.distributed import DistributedSampler
 from pollux import attach
 from pollux.errors import LEFT_STATUS, LaunchError, PolluxAgentError
 from pollux.goodput import NoiseScale
-from pollux.ranks import handover
+from pollux.ranks import handover, rendezvous
 from pollux.ranks.world import World, join
+from pollux.resize import groups as groups_module
 from pollux.resize.capability import (
     ResizeCapability,
     capability_of,
@@ -367,3 +368,27 @@ def test_a_state_arrives_as_it_is(ranks: Any, piece: int) -> None:
     assert joiner["module"]._metadata == expected["module"]._metadata
     nn.BatchNorm1d(3).load_state_dict(joiner["module"])
     assert torch.equal(joiner["ordered"]["a"], torch.arange(5))
+
+
+# -- process groups -------------------------------------------------------------------------------------------
+
+
+def test_nccls_communicators_are_aborted_before_groups_are_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(rendezvous, "abort_nccl", lambda: done.append("abort"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: done.append("destroy"))
+    rendezvous.leave_groups()
+    assert done == ["abort", "destroy"]
+
+
+def test_a_leaving_rank_aborts_its_communicators_when_the_others_have_ended_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(groups_module, "abort_nccl", lambda: done.append("abort"))
+    groups = groups_module.Groups()
+    groups.rendezvous = SimpleNamespace(count=lambda key, more=0: done.append(f"{key} {more}") or 1)  # type: ignore[assignment]
+    with pytest.raises(SystemExit):
+        groups.leave(SimpleNamespace(name="move", number=1, stay=(0,)), 1)  # type: ignore[arg-type]
+    assert done == ["move/free 0", "abort", "move/left 1"]
