@@ -58,10 +58,7 @@ _WHOLE = 1 - 1e-4
 
 @dataclass(frozen=True)
 class Pools:
-    """The pools of GPUs: which pool each option uses, and each capacity.
-
-    `of_option` [O] is -1 for an option that needs no GPU.
-    """
+    """The pools of GPUs: which one each option uses (`of_option` [O]; -1: it needs no GPU), and each capacity."""
 
     of_option: Ints
     capacity: Sequence[int]

@@ -188,22 +188,6 @@ def pooled(runs: Sequence[Result]) -> tuple[float, float]:
     )
 
 
-def by_trace(bench: Bench) -> str:
-    """Each trace by itself."""
-    rows = []
-    for workload in (*WORKLOADS, *GENERATED):
-        seeds = SEEDS if workload in WORKLOADS else (0,)
-        found = pairs(bench, workload, [workload], PLAIN, PLAIN, seeds=seeds)
-        if not found.made:
-            continue
-        cells = []
-        for _, of, form in MEASURES:
-            ours, theirs = (fmean(of(pair[i]) for pair in found.made) for i in (0, 1))
-            cells.append(f"{ours:{form}} / {theirs:{form}} ({change(ours, theirs)})")
-        rows.append([workload, *cells])
-    return table(["pollux / pollux-paper", *(title for title, _, _ in MEASURES)], rows)
-
-
 def robust(bench: Bench) -> str:
     """Wrong knowledge."""
     rows = [
@@ -333,9 +317,6 @@ GPUs; all jobs of a trace belong to one user unless said otherwise.
 pollux / pollux-paper. The rigid jobs run on 8, 16 or 32 GPUs and on no other number, among elastic ones: 17 % of 100
 jobs in 8 hours, 11 % of 100 in 10, 8 % of 130 in 8, 5 % of 100 in 9.
 
-## Trace by trace
-
-{by_trace(bench)}
 ## Wrong knowledge
 
 {robust(bench)}
