@@ -35,9 +35,7 @@ SIA = Scenario(
     restarts={"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250, "ncf": 15},
 )
 TRACES = tuple(f"{kind}/workload-{number}" for kind in ("philly", "helios") for number in (1, 2, 3, 4))
-RUNS = tuple(
-    f"{trace}:{run}" for trace in TRACES for run in ("sia:0:2", "pollux:0:2", "pollux:0:6", "pollux:0.1:6")
-)
+RUNS = tuple(f"{trace}:{run}" for trace in TRACES for run in ("sia:0:2", "pollux:0:2", "pollux:0.1:2"))
 
 
 def run(spec: str, data: Path) -> dict[str, float]:
