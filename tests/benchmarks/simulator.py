@@ -272,7 +272,8 @@ def ask(bench: Bench) -> None:
         pairs(bench, "", WORKLOADS, moves, PLAIN, seeds=SEEDS)
     robust(bench)
     rough(bench, "", WORKLOADS)
-    page(bench)
+    for section in (by_class, knob, ablation, fidelity, types, everyone, page):
+        section(bench)
 
 
 def page(bench: Bench, cpu: str = "") -> str:
