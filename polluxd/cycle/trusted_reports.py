@@ -190,10 +190,11 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
 def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
-    The new fit comes from the observed progress. Until `CONFIRMED` rates show the contradiction, the job only gains no
-    GPUs.
+    The new fit comes from the observed progress. Until `CONFIRMED` rates of its present place show the contradiction,
+    the job only gains no GPUs. It would never get another rate of a place that it has left.
     """
-    first, rates = history.progress.newest(), history.progress.newest(CONFIRMED)
+    here, rates = history.progress.here(), history.progress.newest(CONFIRMED)
+    first = rates if here is None else {**rates, history.progress.place: here}
     if held.gpus and report.params is not None and len(rates) < len(first) and _contradicted(first):
         report = replace(report, most_gpus=held.gpus)
     if len(rates) < 2:

@@ -69,6 +69,16 @@ def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed(
     assert seen == pytest.approx(rate(4) / rate(1), rel=0.05)
 
 
+def test_a_single_slow_rate_of_a_size_that_the_job_has_left_keeps_it_from_no_gpus():
+    """A node that failed, or a noisy measurement: the job gets no second rate there."""
+    job = Job()
+    job.train(4)
+    kept, _ = job.train(8, 2, minutes=4, speed=0.5 * rate(8, 2))
+    assert kept.most_gpus == 8, "until it is seen whether this is so"
+    kept, doubts = job.train(1)
+    assert (kept.most_gpus, kept.params, doubts) == (None, TRUTH, ())
+
+
 def test_a_job_at_a_new_size_gains_nothing_beyond_an_equal_share_until_its_progress_is_seen_there():
     job = Job(prior_gpus=10**6)
     trusted = job.train(4)[0]
