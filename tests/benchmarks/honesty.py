@@ -122,6 +122,8 @@ class Life:
     hours: float
     moves: int
     doubts: tuple[str, ...]
+    held_back_s: float
+    """Longest time in one place for which polluxd let the job have no more GPUs."""
 
 
 def honest_life(seed: int, applications: Mapping[str, Application], memories: dict[str, Memory]) -> Life:
@@ -131,7 +133,7 @@ def honest_life(seed: int, applications: Mapping[str, Application], memories: di
     app = GrowingNoise(applications[name], float(100.0 ** draw.random()))
     job = _Training(seed, app, draw, memories.setdefault(name, Memory()) if draw.random() < 0.5 else None)
     doubts = tuple(job.doubts())
-    return Life(name, job.now / 3600.0, job.moves, doubts)
+    return Life(name, job.now / 3600.0, job.moves, doubts, job.held_back_s)
 
 
 class _Training:
@@ -152,6 +154,7 @@ class _Training:
         self._report: Report | None = None
         self._first_step_at: float | None = None
         self.now, self.attempt, self.moves = 0.0, 0, 0
+        self._free_at, self.held_back_s = 0.0, 0.0
 
     def doubts(self) -> list[str]:
         """Train to the end, or for `MOST_HOURS`; return all that was doubted."""
@@ -194,7 +197,11 @@ class _Training:
             if self.now >= next_decision:
                 next_decision = self.now + DECISION_S
                 held = Held(place.gpus, place.nodes, *self._most, float(draw.choice([4.0, 16.0])))
-                found += self._trusted.trust({1: self._report}, {1: held}, self.now)[1].get(1, ())
+                reports, doubts = self._trusted.trust({1: self._report}, {1: held}, self.now)
+                found += doubts.get(1, ())
+                if reports[1].most_gpus is None or not place.gpus:
+                    self._free_at = self.now
+                self.held_back_s = max(self.held_back_s, self.now - self._free_at)
         return found
 
     @property
@@ -207,7 +214,7 @@ class _Training:
         """Change the number of GPUs, by a restart or in place; at times to 0."""
         draw, job = self._draw, self._job
         if job.seats and draw.random() < 0.1:
-            job.place((), self.now, 0.0)
+            job.fail(self.now, float(draw.choice([0.0, 0.5])))
             return
         cap = min(most_gpus(self._app), 2 * max(self._most[0], 2), CLUSTER.gpus)
         gpus = int(min(2 ** draw.uniform(0, np.log2(cap) + 0.2), cap))
@@ -217,7 +224,7 @@ class _Training:
         seats: Seats = tuple((node, CLUSTER.gpus_per_node) for node in range(full)) or ((0, rest),)
         if seats == job.seats:
             return
-        self.moves += 1
+        self.moves, self._free_at = self.moves + 1, self.now
         in_place = bool(job.seats) and draw.random() < 0.5
         if not in_place:
             self.attempt += 1
@@ -259,13 +266,17 @@ def applications() -> dict[str, Application]:
 
 def table(lives: Sequence[Life]) -> str:
     """Return the table by application."""
-    rows = ["| application | lives | hours of training | moves | doubted |", "|---|--:|--:|--:|--:|"]
+    rows = [
+        "| application | lives | hours of training | moves | doubted | held back [min] |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     kinds = [*sorted({life.application for life in lives}), "all"]
     for kind in kinds:
         mine = [life for life in lives if kind in (life.application, "all")]
         hours, moves = sum(life.hours for life in mine), sum(life.moves for life in mine)
         doubted = sum(bool(life.doubts) for life in mine)
-        rows.append(f"| {kind} | {len(mine):,} | {hours:,.0f} | {moves:,} | {doubted} |")
+        longest = max(life.held_back_s for life in mine) / 60
+        rows.append(f"| {kind} | {len(mine):,} | {hours:,.0f} | {moves:,} | {doubted} | {longest:.0f} |")
     return "\n".join(rows)
 
 
