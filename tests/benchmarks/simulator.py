@@ -21,7 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: se
 
 import numpy as np
 
-from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
+from polluxd.sim.cluster import Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks import simulator_cpu
@@ -53,7 +53,6 @@ SHARE = Scenario(pollux=Knowledge(objective="fair-share", daemon=True))
 PRODUCT = replace(PLAIN, moves=MoveCosts())
 ROUGH = replace(PLAIN, jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0)
 MIXED = replace(PLAIN, groups=(NodeGroup("t4", 8, 4), NodeGroup("v100", 4, 4), NodeGroup("a100", 2, 8)))
-CLOUD = replace(PLAIN, nodes=16, cloud=Cloud(2, 16), pollux=replace(PRICE, daemon=False))
 RIGID = ("rigid8", "rigid16", "rigid16-overload", "rigid32")
 RIGID_SEEDS = (5, 6)
 KAPPAS = (0.0, PRICE.kappa, 5.0, 10.0)
@@ -228,23 +227,6 @@ def types(bench: Bench) -> str:
     )
 
 
-def cloud(bench: Bench) -> str:
-    columns: list[tuple[Of, str]] = [
-        (lambda r: r["avg_jct_s"], ".0f"),
-        (lambda r: r["makespan_s"], ".0f"),
-        (lambda r: r["node_hours"], ".0f"),
-        (lambda r: r["avg_efficiency"], ".2f"),
-    ]
-    rows = [
-        [title, *averages(bench.of(name, SHORT[:2], CLOUD), *columns)]
-        for title, name in (
-            ("pollux, nodes as they are used", "pollux"),
-            ("pollux-paper, all 16", "pollux-paper"),
-        )
-    ]
-    return table(["policy", "mean JCT [s]", "makespan [s]", "node hours", "efficiency"], rows)
-
-
 def everyone(bench: Bench) -> str:
     columns: list[tuple[Of, str]] = [
         *((of, form) for _, of, form in MEASURES[:4]),
@@ -343,11 +325,6 @@ newer scipy; completion is not rounded to whole seconds. Agents refit where a me
 {types(bench)}
 8 nodes of 4 t4, 4 of 4 v100 and 2 of 8 a100; twelve generated traces of 50 jobs in 5 hours. A job knows a type once
 it, or an earlier run, was measured there. `pollux`, `sia` and `gavel` tell types apart; the others take what GPUs come.
-
-## Rented nodes
-
-{cloud(bench)}
-2 to 16 nodes of 4 GPUs, two minutes to boot, UTILITY held between 0.35 and 0.65; two of the short traces.
 
 ## Every policy, mean over the four workloads
 
