@@ -115,8 +115,8 @@ doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults
 sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/, tests/benchmarks/sites.md
 	@$(PYTHON) -m contrib.sites --page tests/benchmarks/sites.md $(if $(SEED),--seeds $(SEED))
 
-cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (60) seconds long (root; 70 minutes); cloud-out/
-	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),60)
+cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (60) seconds long, trainings STRETCH (1) times as long (root; 70 minutes, with STRETCH=2 twice as long); cloud-out/
+	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),60) --stretch $(or $(STRETCH),1)
 
 attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
