@@ -163,18 +163,11 @@ def by_class(bench: Bench) -> str:
             for name in sorted(
                 {name for ours, _ in classes for name in ours}, key=lambda name: (len(name), name)
             ):
-                sides = zip(
-                    *((ours[name], theirs[name]) for ours, theirs in classes if name in ours), strict=True
-                )
-                found = [pooled(side) for side in sides]
-                means, worst = zip(*found, strict=True)
-                jobs = sum(ours[name]["jobs"] for ours, _ in classes if name in ours)
+                both = [(ours[name], theirs[name]) for ours, theirs in classes if name in ours]
+                (mean, worst), (other, others) = (pooled(side) for side in zip(*both, strict=True))
                 label = f"asks for {name} GPUs" if kind == "gpus" else name
-                cells = [
-                    f"{means[0]:.0f} / {means[1]:.0f}",
-                    change(*means),
-                    f"{worst[0]:.1f} / {worst[1]:.1f}",
-                ]
+                cells = [f"{mean:.0f} / {other:.0f}", change(mean, other), f"{worst:.1f} / {others:.1f}"]
+                jobs = sum(ours["jobs"] for ours, _ in both)
                 rows.append([title, label, str(jobs), *cells])
     return table(["traces", "class", "jobs", "mean JCT [s]", "change", "worst fairness"], rows)
 

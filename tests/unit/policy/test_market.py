@@ -239,16 +239,19 @@ def test_weights_and_the_tail_shift_what_a_job_is_given():
 
 
 def test_the_last_job_counts_beside_many_jobs_too():
-    def extra(jobs):
+    def extra(jobs, weight=1.0):
         """Seconds that the long job's time counts beyond its weight. GPUs are for nothing here."""
         offered = offers(3, jobs=jobs, capacity=10_000)
         work = np.full(jobs, 1e3)
         work[0] = 1e5
-        found = [market.clear(offered, np.ones(jobs), work, np.zeros(jobs), kappa) for kappa in (2.0, 0.0)]
+        found = [
+            market.clear(offered, np.full(jobs, weight), work, np.zeros(jobs), kappa) for kappa in (2.0, 0.0)
+        ]
         assert found[0].price == 0.0
         return found[0].worth[0] / found[1].worth[0] - 1.0
 
     assert extra(100) > 0.5 * extra(10) > 0.5
+    assert extra(100, weight=0.02) < 10 * extra(100), "100 jobs with the weight of two count as two"
 
 
 def test_a_job_about_to_end_is_not_moved_and_none_is_shrunk_for_it():
