@@ -80,12 +80,12 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     if explained:
         fair = {job_id: goodput for part in solved for job_id, goodput in part.fair.items()}
         allocations = reasons.with_remarks(snapshot, allocations, fair)
+    solver = " and ".join(sorted({part.solver for part in solved if part.weight.size}) or ["none"])
     empty, power = np.zeros(0), objective.summed_power(snapshot.settings)
     weight = np.concatenate([empty, *(part.weight for part in solved)])
     if objective.is_priced(snapshot.settings):
         fitness, bound = sum(part.total for part in solved), sum(part.bound for part in solved)
-        solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
-        return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers), _dearest(solved))
+        return Plan(tuple(allocations), fitness, max(fitness, bound), solver, _dearest(solved))
     fitness = objective.fitness(np.concatenate([empty, *(part.x for part in solved)]), weight, power)
     if power > objective.GENTLE:
         bound = objective.of_total(sum(part.bound for part in solved), float(weight.sum()), power)
@@ -95,8 +95,7 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     else:
         # The worst-off job of all is in one of the domains.
         bound = min((part.plain_bound for part in solved if part.weight.size), default=0.0)
-    solvers = sorted({part.solver for part in solved if part.weight.size}) or ["none"]
-    return Plan(tuple(allocations), fitness, max(fitness, bound), " and ".join(solvers))
+    return Plan(tuple(allocations), fitness, max(fitness, bound), solver)
 
 
 def _dearest(solved: Iterable[_Solved]) -> dict[str, float]:

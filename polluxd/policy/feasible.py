@@ -6,11 +6,10 @@ cluster because of a guess. A larger min-gpus overrides this cap.
 
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
 most trainings scale within a node, and every doubling costs a move. All unmeasured jobs of a user together get at most
-the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`cycle.trusted_reports`). A
-decision starts them on `min-gpus` if it then parks fewer running jobs (`polluxd.policy.decision`). Some
-jobs must keep their GPUs and have not reported a training step in their present attempt. Their GPUs count against the
-share: otherwise a user could exceed it by submitting jobs that never report, or report once and are requeued, one after
-another.
+the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`cycle.trusted_reports`). On a
+crowded cluster they start on `min-gpus`, and elsewhere where that parks fewer running jobs (`polluxd.policy.decision`).
+Jobs that must keep their GPUs, and have not reported a training step in their present attempt, count against the share:
+otherwise a user could exceed it by jobs that never report, or report once and are requeued, one after another.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from polluxd.policy.domains import Domain, Layout, eligible, gpu_types, is_rack_
 from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, Stock, available, bare, stock
 
 GROWTH = 2
+CROWDED = 0.75
+"""Part of the GPUs that smallest sizes take on a crowded cluster: most larger starts would park running jobs there."""
 
 
 def measured_on(job: SnapshotJob) -> int:
@@ -43,9 +44,9 @@ class Caps:
     """The most GPUs that measurements justify, for the jobs of a domain."""
 
     def __init__(self, domain: Domain, settings: PolicySettings) -> None:
-        users = {job.user for job in domain.jobs}
-        share = ceil(domain.capacity / max(len(users), 1))
-        most = min(settings.start_gpus, domain.gpus_per_node)
+        share = ceil(domain.capacity / max(len({job.user for job in domain.jobs}), 1))
+        crowded = sum(max(job.spec.min_gpus, 1) for job in domain.jobs) > CROWDED * domain.capacity
+        most = 1 if crowded else min(settings.start_gpus, domain.gpus_per_node)
         silent = Counter[str]()
         dividing: dict[str, list[int]] = {}
         for job in domain.jobs:

@@ -59,10 +59,8 @@ def test_a_plan_carried_out_is_not_undone_unless_that_gains(snap):
 
 def test_nothing_to_decide():
     empty = decide(snapshot([], []))
-    assert empty.allocations == ()
-    assert empty.gap == 0
-    idle = decide(snapshot(nodes(2), []))
-    assert idle.allocations == ()
+    assert (empty.allocations, empty.gap) == ((), 0)
+    assert decide(snapshot(nodes(2), [])).allocations == ()
     no_nodes = decide(snapshot([], [job(1), running(2, ["gone"], 4)]))
     assert not no_nodes.of(1).placement
     assert "no node of partition main" in no_nodes.of(1).reason
@@ -87,6 +85,12 @@ def test_a_job_starts_with_no_more_than_its_users_equal_share_of_the_gpus(start,
     asked = [job(n, user=f"u{n}") for n in range(1, users + 1)]
     plan = decide(snapshot(nodes(16 // size, size), asked, start_gpus=start, objective="completion-time"))
     assert max(a.placement.gpus for a in plan.allocations) == gpus
+
+
+@pytest.mark.parametrize(("other", "gpus"), [(8, 4), (12, 1)])
+def test_a_job_starts_on_min_gpus_where_smallest_sizes_take_three_quarters_of_the_gpus(other, gpus):
+    plan = decide(snapshot(nodes(4), [job(1, user="bob"), job(2, JobSpec(min_gpus=other, max_gpus=other))]))
+    assert [a.placement.gpus for a in plan.allocations] == [gpus, other]
 
 
 def test_no_running_job_is_parked_for_a_start_on_more_gpus_than_needed():
