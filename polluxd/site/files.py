@@ -23,12 +23,10 @@ class FileState:
 
     path: Path
     content: str | None
-    """None: there should be no such file."""
+    """None: there should be no such file. What one there has may be a secret, and is not shown."""
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
-    secret: bool = False
-    """Whether the content must not be shown."""
     kept: bool = True
     """Whether a copy of the old file is kept. Pollux' own scripts need none."""
 
@@ -71,12 +69,12 @@ def _difference(wanted: FileState) -> Difference | None:
         if (found.st_uid, found.st_gid) != (wanted.uid, wanted.gid):
             faults.append(f"owner {found.st_uid}:{found.st_gid}, should be {wanted.uid}:{wanted.gid}")
         return Difference(wanted, "; ".join(faults)) if faults else None
-    verb = "missing" if present is None else "should not exist" if wanted.content is None else "differs"
-    if wanted.secret:
-        return Difference(wanted, verb)
+    if wanted.content is None:
+        return Difference(wanted, "should not exist")
+    verb = "missing" if present is None else "differs"
     diff = difflib.unified_diff(
         (present or "").splitlines(keepends=True),
-        (wanted.content or "").splitlines(keepends=True),
+        wanted.content.splitlines(keepends=True),
         f"{wanted.path} (now)",
         f"{wanted.path} (wanted)",
     )

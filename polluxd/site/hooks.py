@@ -163,7 +163,7 @@ def _calling(site: Site, conf: str) -> list[str]:
     for key, name in FORMER_CALLS.items():
         for present in re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*(\S+)", conf, re.MULTILINE | re.IGNORECASE):
             ours = f"{site.hooks}/{name}"
-            if _calls_as_far_as_known(present, ours):
+            if calls(present, ours):
                 found.append(f"{key}={present} of slurm.conf calls {ours}")
     return found
 
@@ -187,7 +187,7 @@ def own_files(site: Site) -> list[FileState]:
     for name in FORMER_CALLS.values():
         if (site.hooks / name).exists():
             states.append(FileState(site.hooks / name, _STUB, 0o755, kept=False))
-    return states + [FileState(site.pollux / name, None, secret=True, kept=False) for name in FORMER_FILES]
+    return states + [FileState(site.pollux / name, None, kept=False) for name in FORMER_FILES]
 
 
 def _submit_script(site: Site) -> FileState:
@@ -232,31 +232,23 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
 
 
 def calls(present: str, ours: str) -> bool:
-    """Return whether a script of the site, or a folder of them, calls ours.
-
-    Raises:
-        OSError: a script cannot be read.
-    """
+    """Return whether a script of the site, or a folder of them, calls ours, as far as they can be read."""
     if present == ours:
         return True
     found = Path(present)
     scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
-    # Where Slurm runs a folder of scripts, one of them may be a link to ours.
-    return any(
-        str(each.resolve()) == ours or _names(each.read_text(errors="replace"), ours) for each in scripts
-    )
+    try:
+        # Where Slurm runs a folder of scripts, one of them may be a link to ours.
+        return any(
+            str(each.resolve()) == ours or _names(each.read_text(errors="replace"), ours) for each in scripts
+        )
+    except OSError:
+        return False  # the site's own affair
 
 
 def _names(script: str, ours: str) -> bool:
     """Whether a line that is no comment has the path."""
     return any(ours in line for line in script.splitlines() if not line.lstrip().startswith("#"))
-
-
-def _calls_as_far_as_known(present: str, ours: str) -> bool:
-    try:
-        return calls(present, ours)
-    except OSError:
-        return False
 
 
 def text_of_includes(path: Path, text: str) -> str:

@@ -187,11 +187,7 @@ def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
     for key, name in FORMER_CALLS.items():
         ours = f"{site.hooks}/{name}"
         for script in filter(None, settings.get(key, "").split(",")):
-            try:
-                called = calls(script, ours)
-            except OSError:
-                continue  # the site's own affair
-            if called:
+            if calls(script, ours):
                 say = warning if Path(ours).exists() else fault
                 yield say(
                     "former-scripts",
