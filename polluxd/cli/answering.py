@@ -7,7 +7,6 @@ names jobs. User 0 sees all. `polluxd gateway` answers ordinary users; `polluxct
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
@@ -152,8 +151,7 @@ def source(config: Path | None, most_jobs: int | None = None) -> Ask:
     """
     if access.may_read_database(config):
         return as_root(Answering(*access.open_store(config), most_jobs=most_jobs))
-    conf = os.environ.get("SLURM_CONF")
-    client = user_client(Slurm(Path(conf) if conf else None).ask("scontrol", "show", "config"))
+    client = user_client(Slurm().ask("scontrol", "show", "config"))
 
     def ask(question: str, job: int | None = None, **words: Any) -> Any:
         return client.ask(f"/v1/{question}" if job is None else f"/v1/jobs/{job}/{question}", **words)

@@ -325,8 +325,7 @@ def slurm_shares(
     loaded = access.configuration(config)
     store, defaults = access.open_store(config)
     present = store.settings(defaults)
-    conf = Path(loaded.slurm.conf) if loaded.slurm.conf else None
-    shares = read_shares(Slurm(conf, timeout=60.0).ask, loaded.slurm.cluster)
+    shares = read_shares(Slurm(loaded.slurm.conf, timeout=60.0).ask, loaded.slurm.cluster)
     if not shares.accounts:
         raise PolluxError(
             f"slurmdbd shows no user of cluster {loaded.slurm.cluster}: shares are set by sacctmgr, with Fairshare="

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -252,7 +251,8 @@ USAGE_COLUMNS = (
 def usage(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Add up what a job used over its moves and companions, from sacct. It needs slurmdbd."""
     try:
-        found = read_usage(Slurm(_slurm_conf(config), timeout=60.0).ask, job)
+        conf = access.configuration(config).slurm.conf if access.may_read_database(config) else None
+        found = read_usage(Slurm(conf, timeout=60.0).ask, job)
     except SlurmRefused as error:
         raise PolluxError(
             f"{error}; usage needs Slurm's accounting (slurmdbd). Without it, polluxctl history {job} shows the GPUs "
@@ -261,15 +261,6 @@ def usage(job: JobArgument, config: ConfigOption = None, as_json: JsonOption = F
     if found is None:
         raise PolluxError(f"Slurm's accounting shows you no job {job} (`sacct --duplicates -j {job}`)")
     emit([asdict(found)], USAGE_COLUMNS, as_json=as_json, console=access.console(), empty="")
-
-
-def _slurm_conf(config: Path | None) -> Path | None:
-    if access.may_read_database(config):
-        named = access.configuration(config).slurm.conf
-        if named:
-            return Path(named)
-    conf = os.environ.get("SLURM_CONF")
-    return Path(conf) if conf else None
 
 
 SortKey = StrEnum("SortKey", "job name user account state gpus batch goodput speedup done moves age")

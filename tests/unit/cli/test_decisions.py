@@ -183,7 +183,7 @@ def test_weights_are_compared_with_slurms_shares_and_set(recorded, polluxctl, mo
     recorded.current = PolicySettings(account_weights={"vision": 2.0, "gone": 3.0})
     shares = ShareWeights({"vision": 1.5, "nlp": 0.5}, {"bob": 1.0}, frozenset({"ada"}))
     monkeypatch.setattr("polluxd.cli.settings.read_shares", lambda _ask, _cluster: shares)
-    loaded = SimpleNamespace(slurm=SimpleNamespace(conf="", cluster="dev"))
+    loaded = SimpleNamespace(slurm=SimpleNamespace(conf=None, cluster="dev"))
     monkeypatch.setattr("polluxd.cli.access.configuration", lambda _config: loaded)
     monkeypatch.setattr("polluxd.cli.access.who", lambda: "root")
     found = {row["name"]: row for row in json.loads(polluxctl("settings", "slurm-shares", "--json").out)}
