@@ -66,7 +66,8 @@ class Daemon:
         logs.use(config.log.format)
         client = open_client(config.slurm.client, conf=config.slurm.conf, timeout=config.slurm.timeout_s)
         slurm = timed_slurm(client, self.metrics)
-        self.store = open_store(config)
+        database, lease_s = config.database, config.cycle.leader_lease_s
+        self.store = Store(database.url, config.slurm.cluster, **database.waits, lease_s=lease_s)
         self.store.watch_failures(self.metrics.database_failed)
         self._schema_known = False
         reconciler = Reconciler(
@@ -248,18 +249,6 @@ class Daemon:
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._reload.set()
         self.store.wake()
-
-
-def open_store(config: Config) -> Store:
-    """The store that `config` describes."""
-    database = config.database
-    return Store(
-        database.url,
-        config.slurm.cluster,
-        connect_timeout=database.connect_timeout_s,
-        statement_timeout=database.statement_timeout_s,
-        lease_s=config.cycle.leader_lease_s,
-    )
 
 
 def _write_atomically(path: Path, text: str) -> None:

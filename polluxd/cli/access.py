@@ -94,14 +94,7 @@ def configuration(config: Path | None) -> Config:
 def open_store(config: Path | None) -> tuple[Store, PolicySettings]:
     """Return the store, not yet connected, and the default settings."""
     loaded = configuration(config)
-    database = loaded.database
-    store = Store(
-        database.url,
-        loaded.slurm.cluster,
-        connect_timeout=database.connect_timeout_s,
-        statement_timeout=database.statement_timeout_s,
-    )
-    return store, loaded.policy
+    return Store(loaded.database.url, loaded.slurm.cluster, **loaded.database.waits), loaded.policy
 
 
 def who() -> str:

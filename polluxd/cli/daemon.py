@@ -91,12 +91,8 @@ def _serve(config: Config) -> None:
     def show_config() -> str:
         return slurm.ask("scontrol", "show", "config")
 
-    database, cluster = config.database, config.slurm.cluster
-    url = database.gateway_url(config.gateway.passfile)
-    waits = {
-        "connect_timeout": database.connect_timeout_s,
-        "statement_timeout": database.statement_timeout_s,
-    }
+    cluster, waits = config.slurm.cluster, config.database.waits
+    url = config.database.gateway_url(config.gateway.passfile)
     gateway = GatewayService(
         GatewayStore(url, cluster, **waits),
         Answering(Store(url, cluster, **waits), config.policy, show_config),

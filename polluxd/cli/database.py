@@ -17,11 +17,11 @@ from psycopg2 import sql
 from sqlalchemy import make_url
 
 from polluxd.config.config_file import DEFAULT_PATH, Config
-from polluxd.daemon import open_store
 from polluxd.errors import ConfigError, PolluxError, StoreRejected, StoreUnavailable
 from polluxd.printable import printable
-from polluxd.site.database_checks import as_daemon
+from polluxd.site.database_checks import as_daemon, ask
 from polluxd.site.findings import Level
+from polluxd.store import Store
 from polluxd.store.connection import our_errors
 from polluxd.store.migrations import GATEWAY, OWNER, ROLES, apply_migrations
 
@@ -57,13 +57,13 @@ def init(
     place = "PostgreSQL"
     with our_errors(place), _superuser(url) as connection:
         for role in ROLES:
-            if not _ask(connection, "SELECT 1 FROM pg_roles WHERE rolname = %s", role):
+            if not ask(connection, "SELECT 1 FROM pg_roles WHERE rolname = %s", role):
                 _run(connection, sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-        if not _ask(connection, "SELECT 1 FROM pg_database WHERE datname = %s", database):
+        if not ask(connection, "SELECT 1 FROM pg_database WHERE datname = %s", database):
             names = sql.Identifier(database), sql.Identifier(OWNER)
             _run(connection, sql.SQL("CREATE DATABASE {} OWNER {}").format(*names))
         for role, file, owner in ((OWNER, passfile, user), (GATEWAY, gateway_passfile, gateway_user)):
-            ((known,),) = _ask(
+            ((known,),) = ask(
                 connection, "SELECT rolpassword IS NOT NULL FROM pg_authid WHERE rolname = %s", role
             )
             if not known or not file.exists():
@@ -126,17 +126,11 @@ def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
         raise PolluxError("no user postgres here: run this on PostgreSQL's machine, or give --url") from None
     connection.autocommit = True
     try:
-        if not _ask(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
+        if not ask(connection, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]:
             raise StoreRejected("the connection is not a superuser's: give --url of one")
         yield connection
     finally:
         connection.close()
-
-
-def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
-    with connection.cursor() as cursor:
-        cursor.execute(query, parameters or None)
-        return list(cursor.fetchall())
 
 
 def _run(connection: Any, statement: sql.Composable) -> None:
@@ -155,7 +149,7 @@ def upgrade(config: ConfigOption = None) -> None:
 
 def migrate(loaded: Config) -> None:
     """Apply missing migrations."""
-    store = open_store(loaded)
+    store = Store(loaded.database.url, loaded.slurm.cluster, **loaded.database.waits)
     applied = store.migrate()
     store.close()
     typer.echo(f"applied {', '.join(applied)}" if applied else "the schema is up to date")

@@ -109,6 +109,11 @@ class DatabaseSettings(_Section):
         """Return the SQLAlchemy URL. It may hold a secret: do not print it."""
         return self._with(self.passfile)
 
+    @property
+    def waits(self) -> dict[str, float]:
+        """Return the bounds of time [s] as the store takes them."""
+        return {"connect_timeout": self.connect_timeout_s, "statement_timeout": self.statement_timeout_s}
+
     def gateway_url(self, passfile: Path | None) -> str:
         """Return the URL of role pollux_gateway, without polluxd's own password."""
         parts = urlsplit(self.address)

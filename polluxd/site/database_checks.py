@@ -26,12 +26,7 @@ _FULL = re.compile("too many clients|connection slots|too many connections")
 
 def as_daemon(config: Config) -> Iterator[Finding]:
     """Check the database as polluxd sees it."""
-    database = config.database
-    connector = Connector(
-        database.url,
-        connect_timeout=database.connect_timeout_s,
-        statement_timeout=database.statement_timeout_s,
-    )
+    connector = Connector(config.database.url, **config.database.waits)
     try:
         with contextlib.closing(connector.open()) as connection:
             yield from _tls(connection, connector)
@@ -53,7 +48,8 @@ def _remedy(reason: str) -> str:
     return "start PostgreSQL, or correct [database] url and passfile of polluxd.toml, or pg_hba.conf"
 
 
-def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+def ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a query, in a transaction of its own."""
     with connection, connection.cursor() as cursor:
         cursor.execute(query, parameters or None)
         return list(cursor.fetchall())
@@ -61,7 +57,7 @@ def _ask(connection: Any, query: str, *parameters: object) -> list[tuple[Any, ..
 
 def _tls(connection: Any, connector: Connector) -> Iterator[Finding]:
     parameters = libpq_parameters(connector.url)
-    encrypted = _ask(connection, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")[0][0]
+    encrypted = ask(connection, "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")[0][0]
     if (
         encrypted
         or connection.info.host in ("", "localhost", "::1")
@@ -74,12 +70,12 @@ def _tls(connection: Any, connector: Connector) -> Iterator[Finding]:
 
 def _clock(connection: Any) -> Finding:
     before = time.time()
-    theirs = float(_ask(connection, "SELECT extract(epoch FROM clock_timestamp())")[0][0])
+    theirs = float(ask(connection, "SELECT extract(epoch FROM clock_timestamp())")[0][0])
     return clock(theirs - (before + time.time()) / 2, "the database's clock", "this machine's")
 
 
 def _roles(connection: Any) -> Iterator[Finding]:
-    found = _ask(
+    found = ask(
         connection, "SELECT rolname::text FROM pg_roles WHERE rolcanlogin AND rolname = ANY(%s)", ROLES
     )
     wrong = sorted(set(ROLES) - {name for (name,) in found})
@@ -108,7 +104,7 @@ def _schema(config: Config) -> Iterator[Finding]:
 
 def _leader(connection: Any, config: Config) -> Iterator[Finding]:
     try:
-        rows = _ask(
+        rows = ask(
             connection,
             "SELECT holder, lease_until > now() FROM pollux.leader WHERE cluster = %s",
             config.slurm.cluster,

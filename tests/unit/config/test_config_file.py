@@ -234,9 +234,8 @@ def test_the_gateway_logs_in_as_its_own_role():
 def test_every_key_has_an_effect(section: str) -> None:
     package = Path(polluxd.__file__).parent
     read = "".join(p.read_text() for p in package.rglob("*.py") if "setting" not in p.name)
-    # `passfile` is read through a property of the section; the moves' state machine is handed the whole section as
-    # `limits`.
-    behind = {"passfile": "url"}
+    # Read through properties of the section; the moves' state machine is handed the whole section as `limits`.
+    behind = {"passfile": "url", "connect_timeout_s": "waits", "statement_timeout_s": "waits"}
     keys = [behind.get(info.key, info.key) for info in infos(section)]
     assert [k for k in keys if re.search(rf"\b(?:{section}|_?limits)\.{k}\b", read) is None] == []
 
