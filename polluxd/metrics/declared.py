@@ -38,18 +38,8 @@ CYCLE_RESULTS = (
 PHASES = ("observe", "decide", "act")
 MOVE_PATHS = ("start", "requeue", "park", "resize")
 MOVE_RESULTS = ("completed", "failed", "withdrawn")
-SLURM_CALLS = (
-    "observe",
-    "jobs",
-    "requeue",
-    "run_again",
-    "configure",
-    "release",
-    "limit_time",
-    "shrink",
-    "cancel",
-    "renew",
-)
+# can_shrink is answered from memory most of the time: its duration says nothing about Slurm.
+SLURM_CALLS = tuple(n for n in vars(SlurmClient) if not n.startswith("_") and n != "can_shrink")
 SLURM_RESULTS = ("ok", "unavailable", "refused", "garbled")
 DATABASE_ERRORS = ("unavailable", "rejected", "lead_lost")
 
@@ -253,7 +243,6 @@ class _TimedSlurm:
     def __getattr__(self, name: str) -> Any:
         call = getattr(self._client, name)
         if name not in SLURM_CALLS:
-            # can_shrink is answered from memory most of the time: its duration says nothing about Slurm.
             return call
 
         def timed(*arguments: Any, **options: Any) -> Any:

@@ -216,11 +216,7 @@ def test_a_request_to_slurm_that_fails_is_measured_too(error: type[Exception], r
     assert set(shown.values()) == {0}
 
 
-def test_a_timed_client_has_every_request_of_the_protocol() -> None:
-    from polluxd.slurm.protocol import SlurmClient
-
-    public = {name for name in vars(SlurmClient) if not name.startswith("_")}
-    assert public == {*SLURM_CALLS, "can_shrink"}
+def test_a_timed_client_measures_every_request_that_goes_to_slurm() -> None:
     slurm = FakeSlurm([])
     timed = timed_slurm(slurm, Metrics())
     assert timed.can_shrink == slurm.can_shrink
