@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from annotated_types import Ge, Gt, Le
-from pydantic import (
-    AfterValidator,
-    AllowInfNan,
-    BeforeValidator,
-    Field,
-    StrictFloat,
-    StrictInt,
-    StringConstraints,
-)
+from annotated_types import Ge, Gt, Le, Predicate
+from pydantic import AllowInfNan, BeforeValidator, Field, StrictFloat, StrictInt, StringConstraints
 
 # Nine digits are more than any cluster has, and as many as the submission hook lets pass.
 GPU_RULE = r"^(any|powers-of-two|whole-nodes|[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*)$"
@@ -51,47 +43,24 @@ def run_time_only(command: str, **names: str) -> Any:
     return Field(json_schema_extra={"run_time_only": command, **names})
 
 
-def _power(value: object) -> object:
-    """Accept max-min fairness by name: JSON has no infinity."""
-    return -math.inf if value in ("-inf", "max-min") else value
-
-
-def _infinite(value: object) -> object:
-    return math.inf if value == "inf" else value
-
-
-def _kappa(value: float) -> float:
-    if 1000 < value < math.inf:
-        raise ValueError("between the largest finite kappa and none")
-    return value
-
-
-def _postgres_url(value: str) -> str:
+def _is_postgres_url(value: str) -> bool:
     parts = urlsplit(value)
-    if parts.scheme.partition("+")[0] != "postgresql" or parts.port == 0 or not parts.path.strip("/"):
-        raise ValueError("not a Postgres URL")
-    return value
+    return parts.scheme.partition("+")[0] == "postgresql" and parts.port != 0 and parts.path.strip("/") != ""
 
 
-def _listen_address(value: str) -> str:
-    host, colon, port = value.rpartition(":")
-    if value and not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ValueError("not an address")
-    return value
+def _is_listen_address(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    return not value or (host != "" and port.isdecimal() and 0 < int(port) < 65536)
 
 
-def _gateway_urls(value: tuple[str, ...]) -> tuple[str, ...]:
-    for each in value:
-        parts = urlsplit(each)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or "," in each:
-            raise ValueError("not the URL of a gateway")
-    return value
+def _is_gateway_url(value: str) -> bool:
+    parts = urlsplit(value)
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path and "," not in value
 
 
-def _paths(value: tuple[str, ...]) -> tuple[str, ...]:
-    if "requeue" not in value or len(set(value)) != len(value):
-        raise ValueError("not a list of paths")
-    return value
+def _is_hours(value: str) -> bool:
+    first, _, last = value.partition("-")
+    return first.isdecimal() and last.isdecimal() and 0 <= int(first) < int(last) <= 24
 
 
 Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("seconds")]
@@ -107,17 +76,18 @@ Speed = Annotated[StrictFloat, Gt(0), AllowInfNan(False)]
 # A weight above 1000 would leave the other jobs nothing but rounding.
 Weight = Annotated[StrictFloat, Gt(0), Le(1000), expected("a weight above 0, up to 1000", "WEIGHT")]
 JobId = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,9}$")]
+# Infinity has a name: JSON has none.
 Power = Annotated[
     StrictFloat,
     Le(1),
-    BeforeValidator(_power),
+    BeforeValidator(lambda value: -math.inf if value in ("-inf", "max-min") else value),
     expected("a number up to 1, or -inf for max-min fairness", "P"),
 ]
 Kappa = Annotated[
     StrictFloat,
     Ge(0),
-    AfterValidator(_kappa),
-    BeforeValidator(_infinite),
+    Predicate(lambda kappa: kappa <= 1000 or kappa == math.inf),
+    BeforeValidator(lambda value: math.inf if value == "inf" else value),
     expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
 ]
 Exponent = Annotated[StrictFloat, Ge(-4), Le(4), expected("a number from -4 to 4", "Q")]
@@ -126,7 +96,7 @@ Owner = Literal["job", "user", "account"]
 GpuRule = Annotated[str, StringConstraints(pattern=GPU_RULE), expected(GPU_RULES, "RULE")]
 PostgresUrl = Annotated[
     str,
-    AfterValidator(_postgres_url),
+    Predicate(_is_postgres_url),
     expected("a URL such as postgresql://pollux_daemon@db.example.org/pollux", "URL"),
 ]
 ClusterName = Annotated[
@@ -143,19 +113,19 @@ NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
 FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
 ListenAddress = Annotated[
     str,
-    AfterValidator(_listen_address),
+    Predicate(_is_listen_address),
     expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
 ]
 GatewayUrls = Annotated[
     tuple[str, ...],
     Field(strict=False),
-    AfterValidator(_gateway_urls),
+    Predicate(lambda urls: all(map(_is_gateway_url, urls))),
     expected("a list of URLs such as https://head.example.org:9851", "URLS"),
 ]
 MovePaths = Annotated[
     tuple[Literal["resize", "requeue"], ...],
     Field(strict=False),
-    AfterValidator(_paths),
+    Predicate(lambda paths: "requeue" in paths and len(set(paths)) == len(paths)),
     expected(
         'each of "resize", "requeue" at most once, and "requeue" among them: every job can be requeued',
         "PATHS",
@@ -165,17 +135,8 @@ Money = Annotated[StrictFloat, Ge(0), AllowInfNan(False), expected("an amount of
 NodePrice = Annotated[StrictFloat, Gt(0), Le(1e6), expected("a price above 0", "PRICE")]
 PerDay = Annotated[StrictFloat, Gt(0), Le(1440), expected("a number above 0, up to 1440", "NUMBER")]
 Nodes = Annotated[StrictInt, Ge(0), expected("a number of nodes from 0", "NODES")]
-
-
-def _hours(value: str) -> str:
-    first, dash, last = value.partition("-")
-    if not (dash and first.isdecimal() and last.isdecimal() and 0 <= int(first) < int(last) <= 24):
-        raise ValueError("not hours of the day")
-    return value
-
-
 Hours = Annotated[
     str,
-    AfterValidator(_hours),
+    Predicate(_is_hours),
     expected("hours from 0 to 24, the first below the last, such as 8-18", "HOURS"),
 ]
