@@ -55,20 +55,6 @@ def test_the_listed_summary_is_the_commands_own(name):
     assert GROUP.get_command(CONTEXT, name).name == name
 
 
-@pytest.mark.parametrize("name", ctl.COMMANDS)
-def test_the_example_is_a_call_that_the_command_knows(name):
-    words = ctl.COMMANDS[name].example.split()
-    found, group = words[0], GROUP
-    assert found == name
-    command = group.get_command(CONTEXT, name)
-    rest = words[1:]
-    if hasattr(command, "commands"):
-        command = command.get_command(CONTEXT, rest.pop(0))
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert command is not None
-    assert {word for word in rest if word.startswith("--")} <= known
-
-
 def test_help_ends_with_the_example(polluxctl):
     assert polluxctl("pin", "--help").out.rstrip().endswith("Example: polluxctl pin 1234")
     replay = polluxctl("decisions", "replay", "--help").out.rstrip()
