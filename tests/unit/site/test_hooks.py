@@ -35,10 +35,15 @@ def etc(tmp_path):
     return tmp_path
 
 
-def run(etc, *words, **options):
-    user = pwd.getpwuid(1).pw_name  # some system user that every machine has
-    options = [f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux", f"--user={user}"]
-    return CliRunner().invoke(app, [*words, *options])
+USER = pwd.getpwuid(1).pw_name
+"""Some system user that every machine has."""
+
+
+def run(etc, *words):
+    """Run a command; a later option outdoes an earlier one of the name."""
+    user = [] if words[0] == "update" else [f"--user={USER}"]
+    options = [f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux", *user]
+    return CliRunner().invoke(app, [words[0], *options, *words[1:]])
 
 
 def install(etc, *words):
@@ -87,7 +92,7 @@ def test_the_settings_are_those_of_polluxd(etc):
     script = (etc / "job_submit.lua").read_text()
     assert "lease_s = 200.0" in script
     assert 'heartbeat_file = "/run/polluxd/heartbeat"' in script
-    assert f'trusted_users = {{ "{pwd.getpwuid(1).pw_name}" }}' in script
+    assert f'trusted_users = {{ "{USER}" }}' in script
     assert 'gateway = "http://127.0.0.1:9851"' in script
     assert "gateway_ca" not in script
     with (etc / "pollux" / "polluxd.toml").open("a") as file:
@@ -117,8 +122,7 @@ def test_an_update_changes_pollux_own_scripts_alone(etc):
     before = script.read_text(), (etc / "slurm.conf").read_text()
     (etc / "pollux" / "hooks" / "companion.lua").write_text("old")
     os.utime(script, (1, 1))
-    done = CliRunner().invoke(app, ["update", f"--slurm-conf={etc}/slurm.conf", f"--folder={etc}/pollux"])
-    assert "1 scripts" in done.output
+    assert "1 scripts" in run(etc, "update").output
     assert (script.read_text(), (etc / "slurm.conf").read_text()) == before
     assert script.stat().st_mtime > 1, "slurmctld loads the hook again"
     assert run(etc, "check", "--role=controller").exit_code == 0
@@ -164,16 +168,7 @@ def test_roles_by_the_programs_installed():
 
 
 def test_polluxds_user_must_exist(etc):
-    done = CliRunner().invoke(
-        app,
-        [
-            "check",
-            "--role=controller",
-            f"--slurm-conf={etc}/slurm.conf",
-            f"--folder={etc}/pollux",
-            "--user=nosuch",
-        ],
-    )
+    done = run(etc, "check", "--role=controller", "--user=nosuch")
     assert isinstance(done.exception, ConfigError)
     assert "useradd" in str(done.exception)
 
