@@ -17,43 +17,26 @@ from polluxd.cli.output import Column, PrintableConsole, duration, fit, jsonable
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
+    ("show", "value", "shown"),
     [
-        (0, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (187, "3m07s"),
-        (7500, "2h05m"),
-        (3 * 86400 + 4 * 3600, "3d04h"),
+        (duration, 0, "0s"),
+        (duration, 59.4, "59s"),
+        (duration, 59.6, "1m00s"),
+        (duration, 187, "3m07s"),
+        (duration, 7500, "2h05m"),
+        (duration, 3 * 86400 + 4 * 3600, "3d04h"),
+        *((duration, value, "-") for value in (None, math.nan, math.inf)),
+        (number(3), 0, "0"),
+        (number(3), 1234.5678, "1235"),
+        (number(3), 1.23456, "1.23"),
+        (number(3), 0.01234, "0.0123"),
+        (number(3), 2.5e7, "2.50e+07"),
+        (number(3), -3.14159, "-3.14"),
+        *((number(), value, "-") for value in (None, math.nan)),
     ],
 )
-def test_durations(seconds, shown):
-    assert duration(seconds) == shown
-
-
-@pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_what_is_no_duration_is_a_dash(value):
-    assert duration(value) == "-"
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0"),
-        (1234.5678, "1235"),
-        (1.23456, "1.23"),
-        (0.01234, "0.0123"),
-        (2.5e7, "2.50e+07"),
-        (-3.14159, "-3.14"),
-    ],
-)
-def test_numbers_to_three_digits(value, shown):
-    assert number(3)(value) == shown
-
-
-def test_what_is_no_number_is_a_dash():
-    assert number()(None) == "-"
-    assert number()(math.nan) == "-"
+def test_durations_and_numbers(show, value, shown):
+    assert show(value) == shown
 
 
 COLUMNS = (

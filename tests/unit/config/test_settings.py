@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from contrib.man.settings_pages import FILES
 from polluxd.config.config_file import Config, mode
-from polluxd.config.setting_info import OPTIONS, as_json, checked, infos
+from polluxd.config.setting_info import OPTIONS, as_json, checked, infos, option_name
 from polluxd.config.settings import SECTIONS
 from polluxd.config.settings_reference import toml_value
 from polluxd.errors import ConfigError
@@ -65,11 +65,13 @@ def test_a_setting_of_the_database_is_strict(info):
             checked(info.key, {"1": value} if info.is_table else value)
 
 
-def test_options_stand_for_their_values_by_unit():
-    stands = {info.key: info.metavar for info in OPTIONS}
-    assert stands["starvation_bound"] == "SECONDS"
-    assert stands["account_ceilings"] == "NAME=GPUS"
-    assert stands["job_weights"] == "ID=WEIGHT"
+def test_options_are_named_after_their_settings_and_stand_for_their_values_by_unit():
+    stands = {option_name(info): info.metavar for info in OPTIONS}
+    assert stands["--starvation-bound"] == "SECONDS"
+    assert stands["--account-ceiling"] == "NAME=GPUS"
+    assert stands["--job-weight"] == "ID=WEIGHT"
+    assert stands["--gpu-counts"] == "RULE"
+    assert stands["--hysteresis"] == "SHARE"
 
 
 def test_ranges_in_words():
