@@ -116,10 +116,7 @@ class Daemon:
         return pause
 
     def serve_metrics(self) -> None:
-        """Serve metrics where the configuration says.
-
-        While the address is taken, each turn tries again.
-        """
+        """Serve metrics where the configuration says; while the address is taken, each turn tries again."""
         try:
             self.endpoint.listen(self._config.metrics.listen)
             self._unserved = ""
@@ -252,10 +249,7 @@ class Daemon:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Replace the file by one that everybody may read.
-
-    slurmctld runs as another user, and the unit's umask is 0027.
-    """
+    """Replace the file by one that everybody may read: slurmctld runs as another user; the unit's umask is 0027."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text)

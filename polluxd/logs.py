@@ -40,10 +40,7 @@ class TextFormatter(PrintableFormatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line.
-
-    All of it is ASCII: no text of a user's can end a line or a field.
-    """
+    """One JSON object per line, in ASCII: no text of a user's can end a line or a field."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

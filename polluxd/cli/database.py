@@ -99,10 +99,7 @@ def _new_password(connection: Any, database: str, role: str, passfile: Path, use
 
 @contextlib.contextmanager
 def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
-    """Yield a superuser's connection.
-
-    root connects through the socket as user postgres.
-    """
+    """Yield a superuser's connection; root connects through the socket as user postgres."""
     parameters = psycopg2.extensions.parse_dsn(url)
     if database is not None:
         parameters["dbname"] = database

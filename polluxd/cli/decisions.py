@@ -231,12 +231,9 @@ def speedups(snapshot: Snapshot) -> tuple[float, float]:
 
 
 def sampled(cycles: Sequence[CycleView], mode: str) -> list[tuple[CycleView, float]]:
-    """Return decisions of a mode with the seconds that each stands for, at most `SAMPLES` of them.
+    """Return decisions of a mode with the seconds that each stands for, at most `SAMPLES` of `cycles`, oldest first.
 
     A decision holds until the next one, whose mode may be another. Each of the sample stands for its neighbours, too.
-
-    Args:
-        cycles: of any mode, oldest first.
     """
     lasted = [
         (now, min(later.started_at - now.started_at, LONGEST_GAP_S))

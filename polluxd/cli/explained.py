@@ -89,10 +89,7 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def _shapes(held: tuple[int, int], per_node: int, largest: int) -> list[tuple[int, int]]:
-    """Return the sizes to show, as (nodes, GPUs).
-
-    Powers of two within a node, then whole nodes, and the size that the job has.
-    """
+    """Return the sizes to show, as (nodes, GPUs): powers of two within a node, whole nodes, and the job's own size."""
     shapes = {held} if held[1] else set()
     shapes |= {(1, gpus) for gpus in _COUNTS if gpus <= min(per_node, largest)}
     shapes |= {(nodes, nodes * per_node) for nodes in _COUNTS if nodes * per_node <= largest}

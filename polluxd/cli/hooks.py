@@ -49,7 +49,7 @@ def install(
     site, roles = site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role)
     states, problems = hooks.wanted(site, roles)
     found = differences(states)
-    _change(found, yes, f"the hooks are installed ({_names(roles)})")
+    _change(found, yes, f"the hooks are installed ({', '.join(roles)})")
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))
     if found and Role.CONTROLLER in roles:
@@ -96,7 +96,7 @@ def check(
         typer.echo(printable(f"to do: {problem}"))
     if found or problems:
         raise typer.Exit(1)
-    typer.echo(f"the hooks are installed and current ({_names(roles)})")
+    typer.echo(f"the hooks are installed and current ({', '.join(roles)})")
 
 
 @app.command()
@@ -154,10 +154,6 @@ def _roles(given: list[Role] | None) -> tuple[Role, ...]:
     return tuple(given) if given else hooks.roles_here()
 
 
-def _names(roles: tuple[Role, ...]) -> str:
-    return ", ".join(roles)
-
-
 def _change(found: list[Difference], yes: bool, done: str) -> None:
     """Show the differences, ask, and apply them."""
     for difference in found:
@@ -176,10 +172,7 @@ def _change(found: list[Difference], yes: bool, done: str) -> None:
 
 
 def _have_read_again(site: Site) -> None:
-    """Have slurmctld load the hook again.
-
-    It looks at the time of job_submit.lua, which is not the file that has changed.
-    """
+    """Have slurmctld load the hook again: it looks at the time of job_submit.lua, not of the file that changed."""
     script = site.slurm_conf.with_name("job_submit.lua")
     if script.exists():
         os.utime(script)

@@ -63,10 +63,7 @@ def default_in_words(info: SettingInfo) -> str:
 
 
 def example_file() -> str:
-    """Return polluxd.toml with every key.
-
-    Comments begin with `# `, commented-out keys with `#` alone.
-    """
+    """Return polluxd.toml with every key: comments begin with `# `, commented-out keys with `#` alone."""
     lines = [_comment(_INTRODUCTION), "", *_example(mode())]
     for section in SECTIONS:
         lines += ["", f"[{section}]", _comment(about(section))]

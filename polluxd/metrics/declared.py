@@ -127,10 +127,7 @@ class _ClusterFigures(Collector):
         self._shown: dict[str, Mapping[str, float]] = {}
 
     def show(self, values: Mapping[str, Mapping[str, float]]) -> None:
-        """Replace gauges by name.
-
-        A gauge has a value per label value, or under `""` where it has no label.
-        """
+        """Replace gauges by name; one has a value per label value, or under `""` where it has no label."""
         with self._lock:
             self._shown |= values
 

@@ -79,12 +79,7 @@ end
 
 
 def job_submit_block(hooks: str, settings: Mapping[str, LuaValue]) -> str:
-    """Return the lines of job_submit.lua.
-
-    Args:
-        hooks: the folder of Pollux' hooks.
-        settings: the entries of the table `pollux_config`.
-    """
+    """Return the lines of job_submit.lua: `hooks` is their folder, `settings` the entries of `pollux_config`."""
     pairs = "\n".join(f"  {name} = {_lua(value)}," for name, value in settings.items())
     return _JOB_SUBMIT.format(settings=pairs, hook=json.dumps(f"{hooks}/job_submit.lua"))
 
@@ -126,7 +121,6 @@ def merged_slurm_conf(text: str, plugins: Mapping[str, str], included: str = "")
     A list is completed on its own line. A key that is missing is added in a block at the end.
 
     Args:
-        text: slurm.conf as it is.
         plugins: what has to be in the list of each key.
         included: the text of the files that slurm.conf includes; they are read, and not changed.
     """

@@ -84,10 +84,7 @@ class Site:
 
 
 def roles_here(which: Callable[[str], str | None] = shutil.which) -> tuple[Role, ...]:
-    """Return the roles of this machine. Raises ConfigError.
-
-    The Slurm programs installed tell them.
-    """
+    """Return the roles of this machine, by the Slurm programs installed. Raises ConfigError."""
     found = tuple(
         role for role, program in _PROGRAM.items() if which(program) or which(f"/usr/sbin/{program}")
     )
@@ -202,10 +199,7 @@ def _filter_script(site: Site) -> FileState:
 
 
 def _as_it_is(path: Path, text: str) -> FileState:
-    """Give a site's file this text.
-
-    Its owner stays, and everybody may read it.
-    """
+    """Give a site's file this text; its owner stays, and everybody may read it."""
     if not path.exists():
         return FileState(path, text)
     found = path.stat()
@@ -252,19 +246,13 @@ def _names(script: str, ours: str) -> bool:
 
 
 def text_of_includes(path: Path, text: str) -> str:
-    """The text of the files that slurm.conf includes.
-
-    Their names are relative to its folder (slurm.conf(5)).
-    """
+    """Return the text of the files that slurm.conf includes, by names relative to its folder (slurm.conf(5))."""
     names = re.findall(r"^\s*include\s+(\S+)", text, re.MULTILINE | re.IGNORECASE)
     return "\n".join(read_text(path.parent / name) or "" for name in names)
 
 
 def _missing_plugins(conf: str) -> list[str]:
-    """The Lua plugins that no plugin folder has.
-
-    None where no folder is found.
-    """
+    """Return the Lua plugins that no plugin folder has; none where no folder is found."""
     named = re.search(r"^\s*PluginDir\s*=\s*(\S+)", conf, re.MULTILINE | re.IGNORECASE)
     folders = [Path(word) for word in named[1].split(":")] if named else list(_plugin_folders())
     present = [folder for folder in folders if any(folder.glob("select_*.so"))]
@@ -284,10 +272,7 @@ def _plugin_folders() -> Iterator[Path]:
 
 
 def trusted(user: str) -> dict[str, LuaValue]:
-    """Return polluxd's user as job_submit.lua knows it.
-
-    By name where /etc/passwd has the user, else by number.
-    """
+    """Return polluxd's user as job_submit.lua knows it: by name where /etc/passwd has the user, else by number."""
     if user == "root":
         return {}
     if re.search(rf"^{re.escape(user)}:", read_text(Path("/etc/passwd")) or "", re.MULTILINE):

@@ -64,14 +64,10 @@ def figures(
     cycles: Sequence[CycleView],
     speedups: Mapping[int, float],
 ) -> Figures:
-    """Put the figures of a period together.
+    """Put the figures of the period between two POSIX times together.
 
-    Args:
-        since, until: POSIX times.
-        views: all known jobs; those outside of the period are left out.
-        moves, costs: all known moves, and the cost of each completed one.
-        cycles: those of the period.
-        speedups: mean predicted speedup by job.
+    `views`, `moves` and `costs` (of each completed move) are all known ones, `cycles` and `speedups` (mean predicted
+    speedup by job) those of the period.
     """
     of_job: dict[int, list[Move]] = {}
     for move in moves:
@@ -190,9 +186,6 @@ def stretches(job: JobView, moves: Iterable[Move], since: float, until: float) -
 
     A stretch without GPUs is a wait. A job that polluxd never started (it started as a plain Slurm job) has held its
     present GPUs since its start.
-
-    Args:
-        moves: the moves of the job.
     """
     changes = [(job.submitted_at, 0), *_changes(moves)]
     if job.ended_at is not None:
