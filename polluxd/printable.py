@@ -17,11 +17,9 @@ def printable(text: str) -> str:
     """Replace characters that are not printable by escapes (`\\x1b`)."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(c) if unicodedata.category(c) in _HARMFUL else c for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+    return "".join(
+        c.encode("unicode_escape").decode("ascii") if unicodedata.category(c) in _HARMFUL else c for c in text
+    )
 
 
 class PrintableFormatter(logging.Formatter):

@@ -150,7 +150,9 @@ def differences(
     before, after = ({a.job_id: a for a in side} for side in (recorded, plan.allocations))
     for job_id in sorted(before.keys() | after.keys()):
         if job_id not in before or job_id not in after:
-            found.append(_difference(job_id, "decision", *(_presence(job_id in s) for s in (before, after))))
+            found.append(
+                _difference(job_id, "decision", *("made" if job_id in s else "none" for s in (before, after)))
+            )
         elif job_id in exact or not same_decision(before[job_id], after[job_id]):
             found += _of_job(before[job_id], after[job_id])
     digest = plan_digest(plan.allocations)
@@ -185,10 +187,6 @@ def _values(allocation: Allocation) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _presence(present: bool) -> str:
-    return "made" if present else "none"
 
 
 def _difference(job_id: int | None, what: str, recorded: Any, replayed: Any) -> Difference:

@@ -22,7 +22,7 @@ from polluxd.config.setting_info import (
 )
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, PolluxError
-from polluxd.model import Allocation, Plan, Snapshot
+from polluxd.model import Allocation, Plan
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
 from polluxd.policy.cloud.prices import hourly
@@ -142,36 +142,24 @@ def previewed(store: Store, defaults: PolicySettings, options: Mapping[str, Give
     if newest is None:
         raise PolluxError("no snapshot is stored yet: polluxd stores one with each decision")
     cycle, data = newest
-    jobs, (before, after) = preview(decode_snapshot(data), present, proposed)
-    return {
-        "cycle": cycle,
-        "settings_before": policy_document(present),
-        "settings_after": policy_document(proposed),
-        "before": before,
-        "after": after,
-        "jobs": jobs,
-    }
-
-
-def preview(
-    snapshot: Snapshot, before: PolicySettings, after: PolicySettings
-) -> tuple[list[dict[str, Any]], list[Side]]:
-    """Return a row per job, and a summary of each of the two plans."""
-    plans = [decide(replace(snapshot, settings=settings)) for settings in (before, after)]
-    old, new = ({a.job_id: a for a in plan.allocations} for plan in plans)
-    rows = [
+    snapshot, found = decode_snapshot(data), dict[str, Any](cycle=cycle)
+    rows: dict[str, dict[int, Side]] = {}
+    for when, settings in (("before", present), ("after", proposed)):
+        tried = replace(snapshot, settings=settings)
+        plan = decide(tried)
+        found[f"settings_{when}"] = policy_document(settings)
+        found[when] = summary(plan) | {"rented_cost": hourly(tried, plan)}
+        rows[when] = {a.job_id: _side(a, when) for a in plan.allocations}
+    found["jobs"] = [
         {
             **{key: getattr(job, key) for key in ("job_id", "name", "user", "account")},
             "gpus_now": job.placement.gpus,
-            **_side(old[job.job_id], "before"),
-            **_side(new[job.job_id], "after"),
+            **rows["before"][job.job_id],
+            **rows["after"][job.job_id],
         }
         for job in snapshot.jobs
     ]
-    return rows, [
-        summary(plan) | {"rented_cost": hourly(replace(snapshot, settings=settings), plan)}
-        for plan, settings in zip(plans, (before, after), strict=True)
-    ]
+    return found
 
 
 def _side(placed: Allocation, when: str) -> dict[str, Any]:

@@ -20,17 +20,12 @@ _STATE_STYLES = {
     "PENDING": "yellow",
 }
 
-
-def _state_style(value: Any) -> str:
-    return _STATE_STYLES.get(str(value), "")
-
-
 JOB_COLUMNS = (
     Column("job_id", "JOB", right=True),
     Column("name", "NAME", flexible=True, least=8),
     Column("user", "USER", rank=7),
     Column("account", "ACCOUNT", rank=11),
-    Column("state", "STATE", style=_state_style),
+    Column("state", "STATE", style=lambda v: _STATE_STYLES.get(v, "")),
     Column("gpus", "GPUS", right=True),
     Column("nodes", "NODES", rank=4, flexible=True, least=8),
     Column("batch_size", "BATCH", right=True, rank=2),

@@ -50,11 +50,6 @@ def toml_value(value: Any) -> str:
             return json.dumps(str(value))
 
 
-def _shown(info: SettingInfo) -> str:
-    """Return the value in the example file: the default or an example."""
-    return toml_value(info.default if info.example is None else info.example)
-
-
 def default_in_words(info: SettingInfo) -> str:
     """Return the default as a reference page names it."""
     if info.required:
@@ -83,4 +78,5 @@ def _comment(text: str) -> str:
 def _example(info: SettingInfo) -> list[str]:
     mark = "" if info.required or info.name in _UNCOMMENTED else "#"
     default = "" if info.example is None or info.required else f" Default: {default_in_words(info)}."
-    return [_comment(f"{info.doc}\nValue: {info.expected}.{default}"), f"{mark}{info.key} = {_shown(info)}"]
+    shown = toml_value(info.default if info.example is None else info.example)
+    return [_comment(f"{info.doc}\nValue: {info.expected}.{default}"), f"{mark}{info.key} = {shown}"]

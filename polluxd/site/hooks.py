@@ -277,12 +277,8 @@ def trusted(user: str) -> dict[str, LuaValue]:
         return {}
     if re.search(rf"^{re.escape(user)}:", read_text(Path("/etc/passwd")) or "", re.MULTILINE):
         return {"trusted_users": [user]}
-    return {"trusted_uids": [_account(user).pw_uid]}
-
-
-def _account(user: str) -> pwd.struct_passwd:
     try:
-        return pwd.getpwnam(user)
+        return {"trusted_uids": [pwd.getpwnam(user).pw_uid]}
     except KeyError:
         raise ConfigError(
             f"polluxd's user {user} does not exist: make it (`useradd --system --no-create-home {user}`), or name "

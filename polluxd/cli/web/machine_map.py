@@ -25,7 +25,8 @@ def nodes(found: Iterable[Row], jobs: Iterable[Row], *, hidden: bool) -> list[Ro
         label = f"job {row['job_id']} {row['name']} of {row['user']}: {row['gpus']} GPUs{moving}"
         for place, name in enumerate(names):
             gpus = row["gpus"] // len(names) + (place < row["gpus"] % len(names))
-            run = {"gpus": gpus, "label": label, "open": may_open(row)}
+            # Without moves the row tells what squeue shows of others' jobs, and there is no page of the job.
+            run = {"gpus": gpus, "label": label, "open": row["moves"] is not None}
             held[name].append(run | {key: row[key] for key in ("colour", "job_id", "moving")})
     return [{**node, "runs": _runs(node, held[node["name"]], hidden)} for node in found if node["gpus"]]
 
@@ -52,11 +53,6 @@ def coloured(jobs: Iterable[Row]) -> list[Row]:
     rows = sorted(jobs, key=lambda row: (not row["gpus"], row["job_id"]))
     colours = job_colours(row["job_id"] for row in rows)
     return [{**row, "colour": colours[row["job_id"]]} for row in rows]
-
-
-def may_open(row: Row) -> bool:
-    """Whether the row tells all of the job, and not what squeue shows of others' alone."""
-    return row["moves"] is not None
 
 
 def owners(jobs: Sequence[Row], overview: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from polluxd.cli.decisions import differences
-from polluxd.cli.settings import preview
 from polluxd.config.settings import PolicySettings
 from polluxd.model import DaemonMode, Snapshot
 from polluxd.model.snapshot_json import decode_snapshot, encode
@@ -97,9 +96,12 @@ def test_a_preview_changes_nothing(store, polluxctl):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     now = PolicySettings()  # nothing is set in the database: the configuration's defaults hold
-    rows, _ = preview(snapshot, now, replace(now, power=1.0, account_weights={"vision": 4.0}))
+    wished = replace(now, power=1.0, account_weights={"vision": 4.0})
     assert found["cycle"] == cycle
-    assert found["jobs"] == rows
+    for when, settings in (("before", now), ("after", wished)):
+        shown = {job["job_id"]: (job[f"gpus_{when}"], job[f"speedup_{when}"]) for job in found["jobs"]}
+        plan = decide(replace(snapshot, settings=settings))
+        assert shown == {a.job_id: (a.placement.gpus, a.speedup) for a in plan.allocations}
     assert store.settings() == PolicySettings()
     assert store.setting_audit() == []
 
