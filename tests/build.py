@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
+from polluxd.config.config_file import Config, parse_config
 from polluxd.config.settings import PolicySettings
 from polluxd.model import (
     NO_PLACEMENT,
@@ -27,6 +28,13 @@ THETAS = {
     "stubborn": ThroughputParams(0.05, 0.0005, 0.2, 0.05, 0.9, 0.1, 1.0),
 }
 NOISE = NoiseScale(1.0, 30.0)
+
+
+def config(mode: str = "observe", **sections: Any) -> Config:
+    """The sections of polluxd.toml that a test gives, and the two keys that must be given."""
+    slurm = {"cluster": "c", **sections.pop("slurm", {})}
+    database = {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux", **sections.pop("database", {})}
+    return parse_config({"mode": mode, "slurm": slurm, "database": database, **sections}, "test")
 
 
 def node(name: str, gpus: int = 4, **more: Any) -> Node:

@@ -18,13 +18,14 @@ from typing import Any, cast
 import pytest
 
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config.config_file import Config, parse_config
+from polluxd.config.config_file import Config
 from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, LeaderLost
 from polluxd.model import DaemonMode
 from polluxd.slurm.fake import FakeSlurm
+from tests import build
 
 
 class LeadingStore:
@@ -48,14 +49,7 @@ class LeadingStore:
 
 
 def config(folder: Path) -> Config:
-    return parse_config(
-        {
-            "mode": "enforce",
-            "slurm": {"cluster": "c", "heartbeat_file": str(folder / "heartbeat"), "timeout_s": 10.0},
-            "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-        },
-        "test",
-    )
+    return build.config("enforce", slurm={"heartbeat_file": str(folder / "heartbeat"), "timeout_s": 10.0})
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
 from polluxd.cli import access, ctl
-from polluxd.config.config_file import parse_config
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
 from polluxd.store import CycleView, HistoryPoint, JobExplanation, JobView, Leader, SettingChange
+from tests.build import config
 
 NOW = 1_700_000_000.0
 
@@ -194,8 +194,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     made = MemoryStore()
     monkeypatch.setattr(access, "open_store", lambda _config: (made, PolicySettings()))
     monkeypatch.setattr(access, "may_read_database", lambda _config: True)
-    document = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/pollux"}}
-    monkeypatch.setattr(access, "configuration", lambda _config: parse_config(document, "test"))
+    monkeypatch.setattr(access, "configuration", lambda _config: config())
     return made
 
 

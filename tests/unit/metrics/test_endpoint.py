@@ -12,10 +12,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from contrib.devcluster.processes import free_ports
-from polluxd.config.config_file import Config, parse_config
 from polluxd.daemon import Daemon
+from polluxd.errors import ConfigError
 from polluxd.metrics import Metrics
 from polluxd.metrics.endpoint import CONNECTIONS, Endpoint
+from tests.build import config
 
 
 def free_port() -> int:
@@ -63,22 +64,11 @@ def test_another_address_and_an_empty_one_end_the_old_one(serving: Endpoint) -> 
             socket.create_connection(("127.0.0.1", port or 0), timeout=20)
 
 
-def config(listen: str) -> Config:
-    return parse_config(
-        {
-            "slurm": {"cluster": "c"},
-            "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-            "metrics": {"listen": listen},
-        },
-        "test",
-    )
-
-
 def test_a_taken_address_is_logged_once_and_tried_again(
     serving: Endpoint, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     listen = f"127.0.0.1:{serving.port}"
-    daemon = Daemon(lambda: config(listen))
+    daemon = Daemon(lambda: config(metrics={"listen": listen}))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             daemon.serve_metrics()
@@ -96,7 +86,5 @@ def test_a_taken_address_is_logged_once_and_tried_again(
     "listen", ["9850", "127.0.0.1", "127.0.0.1:", ":9850", "host:0", "host:70000", "host:x"]
 )
 def test_an_address_that_is_none_is_refused_by_name(listen: str) -> None:
-    from polluxd.errors import ConfigError
-
     with pytest.raises(ConfigError, match=r"metrics.listen: expected HOST:PORT"):
-        config(listen)
+        config(metrics={"listen": listen})

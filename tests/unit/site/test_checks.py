@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from polluxd.config.config_file import parse_config
 from polluxd.errors import SlurmRefused
 from polluxd.site import file_checks, slurm_checks, trials
 from polluxd.site.findings import Level
 from polluxd.site.hooks import Role, Site
+from tests import build
 
 SETTINGS = {
     "ClusterName": "main",
@@ -138,16 +138,8 @@ def test_files_that_polluxd_cannot_read_or_everybody_can(tmp_path):
     path.chmod(0o600)  # root's: polluxd cannot read it, as `chmod 600` once advised
     key.chmod(0o644)
     passfile.chmod(0o640)
-    config = parse_config(
-        {
-            "slurm": {"cluster": "main"},
-            "database": {
-                "url": "postgresql://pollux_daemon@/pollux",
-                "passfile": str(passfile),
-            },
-            "gateway": {"tls_certificate": str(key), "tls_key": str(key)},
-        },
-        "test",
+    config = build.config(
+        database={"passfile": str(passfile)}, gateway={"tls_certificate": str(key), "tls_key": str(key)}
     )
     user = pwd.getpwuid(1).pw_name
     said = {
@@ -215,13 +207,7 @@ def test_a_pace_that_polluxd_cannot_keep(settings, check, remedy):
 def test_a_heartbeat_that_slurm_s_user_cannot_read(scratch_folder):
     folder = scratch_folder / "run"
     folder.mkdir()
-    config = parse_config(
-        {
-            "slurm": {"cluster": "c", "heartbeat_file": str(folder / "heartbeat")},
-            "database": {"url": "postgresql://d@127.0.0.1:1/pollux"},
-        },
-        "test",
-    )
+    config = build.config(slurm={"heartbeat_file": str(folder / "heartbeat")})
     assert list(trials.heartbeat("nobody", config)) == [], "no polluxd has run yet"
     (folder / "heartbeat").write_text(f"{time.time():.0f}\n")
     folder.chmod(0o755)
