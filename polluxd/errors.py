@@ -1,18 +1,5 @@
 """Every error that polluxd raises on purpose.
 
-    PolluxError
-    |-- ConfigError            the configuration file or a setting
-    |-- DirectiveError         a `#POLLUX` line, or the spec carried in AdminComment
-    |-- SlurmError
-    |   |-- SlurmUnavailable   slurmctld or its commands do not answer: retry later
-    |   |-- SlurmRefused       Slurm answered, and said no
-    |   `-- SlurmGarbled       Slurm answered something that cannot be understood
-    |-- StoreError
-    |   |-- StoreUnavailable   Postgres does not answer: retry later
-    |   `-- StoreRejected      Postgres answered, and said no (schema, rights, constraint)
-    |-- ReportError            a job's report is unusable; the job keeps its prior
-    `-- LeaderLost             this process no longer leads: stop acting at once
-
 A class's docstring is its default message. Messages say what was expected, what came, and what to do.
 """
 

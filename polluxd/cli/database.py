@@ -145,7 +145,6 @@ def upgrade(config: ConfigOption = None) -> None:
 
 
 def migrate(loaded: Config) -> None:
-    """Apply missing migrations."""
     store = Store(loaded.database.url, loaded.slurm.cluster, **loaded.database.waits)
     applied = store.migrate()
     store.close()

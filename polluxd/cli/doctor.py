@@ -52,7 +52,6 @@ def doctor(
 
 
 def print_finding(finding: Finding) -> None:
-    """Print a finding, with its remedy on a second line."""
     label = finding.level.upper() if finding.level is Level.FAULT else finding.level
     typer.echo(printable(f"{label:<8} {finding.check}: {finding.result}"))
     if finding.remedy:

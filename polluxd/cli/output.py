@@ -161,7 +161,6 @@ def jsonable(value: Any) -> Any:
 
 
 def emit_json(value: Any) -> None:
-    """One JSON document on standard output."""
     print(json.dumps(jsonable(value), indent=1, allow_nan=False))
 
 

@@ -93,7 +93,6 @@ def _typed(text: str, kind: str) -> Any:
 
 
 def setting_rows(settings: PolicySettings) -> list[dict[str, str]]:
-    """Return one row per setting for `polluxctl settings get`."""
     return [
         {"name": info.key, "value": in_words(getattr(settings, info.key)), "help": info.help}
         for info in infos("policy")

@@ -231,7 +231,6 @@ def _row(name: str, result: dict[str, Any]) -> Row:
 
 
 def _hardware(scenario: Scenario) -> str:
-    """In a few words."""
     if not scenario.groups:
         return f"{scenario.nodes} x {scenario.gpus_per_node} GPUs"
     return ", ".join(f"{g.nodes} x {g.gpus_per_node} {g.gpu_type}" for g in scenario.groups)

@@ -92,7 +92,6 @@ def declared(section: str, whole: Schema) -> tuple[SettingInfo, ...]:
 
 @cache
 def infos(section: str) -> tuple[SettingInfo, ...]:
-    """Return the settings of one section."""
     return declared(section, TypeAdapter(SECTIONS[section]).json_schema())
 
 

@@ -33,7 +33,6 @@ def about(section: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML writes it."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -64,7 +64,6 @@ def of_reports(
 
 
 def of_plan(plan: Plan, snapshot: Snapshot) -> Values:
-    """Return fitness, gap, price and speedups of a decision."""
     speedups = [a.speedup for a in plan.allocations if a.placement]
     return {
         "polluxd_fitness": {snapshot.settings.objective: plan.objective},

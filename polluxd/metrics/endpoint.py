@@ -126,7 +126,6 @@ class Endpoint:
         log.info("metrics at http://%s/metrics", address)
 
     def close(self) -> None:
-        """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

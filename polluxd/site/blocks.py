@@ -85,7 +85,6 @@ def job_submit_block(hooks: str, settings: Mapping[str, LuaValue]) -> str:
 
 
 def cli_filter_block(hooks: str) -> str:
-    """Return the lines of cli_filter.lua."""
     return _CLI_FILTER.format(hook=json.dumps(f"{hooks}/cli_filter.lua"))
 
 
@@ -104,7 +103,6 @@ def with_block(text: str, block: str, comment: str = "--") -> str:
 
 
 def without_block(text: str, comment: str = "--") -> str:
-    """Return a site's file without the block."""
     begin, end = re.escape(comment) + r" BEGIN Pollux\b", re.escape(f"{comment} {_END}")
     return re.sub(rf"^{begin}.*?^{end}\n", "", text, flags=re.MULTILINE | re.DOTALL)
 

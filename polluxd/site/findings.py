@@ -46,7 +46,6 @@ SKEW_S = 5.0
 
 
 def clock(skew_s: float, one: str, other: str) -> Finding:
-    """Compare two clocks."""
     if abs(skew_s) > SKEW_S:
         return fault("clock", f"{one} is {skew_s:+.0f} s from {other}", "run an NTP client on both machines")
     return ok("clock", f"{one} is {other}")
