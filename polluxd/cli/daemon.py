@@ -18,7 +18,7 @@ import uvloop
 from pollux.scheduler.munge import Munge
 from pollux.version import __version__
 from polluxd import logs
-from polluxd.config.config_file import DEFAULT_PATH, Config, load_config
+from polluxd.config.config_file import DEFAULT_PATH, load_config
 from polluxd.config.settings_reference import example_file
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, PolluxError
@@ -81,32 +81,27 @@ def gateway(config: ConfigOption = DEFAULT_PATH) -> None:
     logs.begin(logging.INFO)
     loaded = load_config(config)
     logs.use(loaded.log.format)
-    _serve(loaded)
-
-
-def _serve(config: Config) -> None:
-    """Answer until SIGTERM or SIGINT. Raises ConfigError, SlurmError."""
-    slurm = Slurm(config.slurm.conf, timeout=config.slurm.timeout_s)
+    slurm = Slurm(loaded.slurm.conf, timeout=loaded.slurm.timeout_s)
 
     def show_config() -> str:
         return slurm.ask("scontrol", "show", "config")
 
-    cluster, waits = config.slurm.cluster, config.database.waits
-    url = config.database.gateway_url(config.gateway.passfile)
-    gateway = GatewayService(
+    cluster, waits = loaded.slurm.cluster, loaded.database.waits
+    url = loaded.database.gateway_url(loaded.gateway.passfile)
+    service = GatewayService(
         GatewayStore(url, cluster, **waits),
-        Answering(Store(url, cluster, **waits), config.policy, show_config),
+        Answering(Store(url, cluster, **waits), loaded.policy, show_config),
         Munge(munge_socket(show_config())),
         cluster=cluster,
         version=__version__,
-        interval_s=config.gateway.publish_interval_s,
+        interval_s=loaded.gateway.publish_interval_s,
     )
-    certificate, key = config.gateway.tls_certificate, config.gateway.tls_key
+    certificate, key = loaded.gateway.tls_certificate, loaded.gateway.tls_key
     tls = None if certificate is None or key is None else (certificate, key)
     # A connection that waits is some dozen objects, and a collection visits them all: not for each 700 new ones.
     gc.freeze()
     gc.set_threshold(100_000)
-    uvloop.run(_listen(GatewayServer(gateway.app(), tls), config.gateway.listen))
+    uvloop.run(_listen(GatewayServer(service.app(), tls), loaded.gateway.listen))
 
 
 async def _listen(server: GatewayServer, address: str) -> None:

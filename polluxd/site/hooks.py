@@ -110,7 +110,8 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
     states = [*own_files(site)]
     problems: list[str] = []
     if Role.CONTROLLER in roles:
-        states.append(_submit_script(site))
+        settings = {**site.submit, **trusted(site.user)}
+        states.append(_script(site, "job_submit.lua", job_submit_block(str(site.hooks), settings)))
         if not site.submit.get("gateway"):
             problems.append(
                 "no configuration names polluxd's gateway: copy polluxd.toml to this machine, or name it with --config"
@@ -119,7 +120,7 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
         states += conf
         problems += found
     # Wherever CliFilterPlugins=lua holds and the script is missing, sbatch and srun fail.
-    states.append(_filter_script(site))
+    states.append(_script(site, "cli_filter.lua", cli_filter_block(str(site.hooks))))
     return states, problems
 
 
@@ -187,15 +188,9 @@ def own_files(site: Site) -> list[FileState]:
     return states + [FileState(site.pollux / name, None, kept=False) for name in FORMER_FILES]
 
 
-def _submit_script(site: Site) -> FileState:
-    path = site.slurm_conf.with_name("job_submit.lua")
-    block = job_submit_block(str(site.hooks), {**site.submit, **trusted(site.user)})
+def _script(site: Site, name: str, block: str) -> FileState:
+    path = site.slurm_conf.with_name(name)
     return _as_it_is(path, with_block(read_text(path) or "", block))
-
-
-def _filter_script(site: Site) -> FileState:
-    path = site.slurm_conf.with_name("cli_filter.lua")
-    return _as_it_is(path, with_block(read_text(path) or "", cli_filter_block(str(site.hooks))))
 
 
 def _as_it_is(path: Path, text: str) -> FileState:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from operator import itemgetter
 
 from polluxd.cli.output import number
 
@@ -53,14 +55,12 @@ class Polyline:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A line or a mark in the chart's own coordinates."""
+    """A line in the chart's own coordinates."""
 
     label: str
-    colour: str = ""
-    path: str = ""
-    area: str = ""
-    x: float = 0.0
-    y: float = 0.0
+    colour: str
+    path: str
+    area: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Chart:
 
     title: str
     lines: Sequence[Drawn]
-    marks: Sequence[Drawn]
+    marks: Sequence[tuple[float, float, str]]
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     newest: str
@@ -107,7 +107,7 @@ def chart(
     return Chart(
         title,
         [_line(line, place, right) for line in lines if line.points],
-        [Drawn(label, x=x, y=y) for at, value, label in marks for x, y in [place(at, value)]],
+        [(*place(x, y), label) for x, y, label in marks],
         [(place(x, 0.0)[0], name(x)) for x in named],
         [(place(left, step * row)[1], f"{step * row:g}") for row in range(rows + 1)],
         "; ".join(f"{line.label}: {show(line.points[-1][1])}" for line in lines if line.points),
@@ -163,12 +163,8 @@ def sums(stretches: Iterable[tuple[float, float, float]], until: float) -> list[
 
 def at_time(steps: Points, at: float) -> float:
     """Return the value of steps at a time; before the first, the first."""
-    value = steps[0][1] if steps else 0.0
-    for begin, reached in steps:
-        if begin > at:
-            break
-        value = reached
-    return value
+    found = bisect_right(steps, at, key=itemgetter(0))
+    return steps[max(found - 1, 0)][1] if steps else 0.0
 
 
 _OF_USE = {
