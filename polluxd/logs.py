@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from polluxd.printable import PrintableFormatter, printable
+from polluxd.printable import printable
 
 _about: ContextVar[Mapping[str, int]] = ContextVar("about", default={})  # noqa: B039 - nobody changes it
 
@@ -28,15 +28,18 @@ def about(**ids: int) -> Iterator[None]:
         _about.reset(token)
 
 
-class TextFormatter(PrintableFormatter):
-    """Lines for people; the ids stand at the end."""
+class TextFormatter(logging.Formatter):
+    """One printable line per record, for people, with the ids at its end; a traceback keeps its lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(printable(line) for line in super().format(record).split("\n"))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
         ids = " ".join(f"{name}={number}" for name, number in _about.get().items())
-        return super().formatMessage(record) + (f" [{ids}]" if ids else "")
+        return printable(super().formatMessage(record)) + (f" [{ids}]" if ids else "")
 
 
 class JsonFormatter(logging.Formatter):

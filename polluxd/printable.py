@@ -6,7 +6,6 @@ line of a log, or reorder what a reader sees.
 
 from __future__ import annotations
 
-import logging
 import unicodedata
 
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -20,13 +19,3 @@ def printable(text: str) -> str:
     return "".join(
         c.encode("unicode_escape").decode("ascii") if unicodedata.category(c) in _HARMFUL else c for c in text
     )
-
-
-class PrintableFormatter(logging.Formatter):
-    """Format a record as one printable line; a traceback keeps its lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(printable(line) for line in super().format(record).split("\n"))
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
-        return printable(super().formatMessage(record))

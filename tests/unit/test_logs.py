@@ -28,15 +28,19 @@ def test_a_line_of_json_has_the_ids_and_nothing_of_a_users_ends_it() -> None:
     assert read["message"].startswith('job train", "level": "error\\n2026')
 
 
-def test_a_fault_is_one_line_of_json_with_its_traceback() -> None:
+def test_a_fault_is_one_line_of_json_and_in_text_a_line_with_its_traceback_below() -> None:
     try:
         raise ValueError(HOSTILE)
     except ValueError as error:
-        made = record("failed")
+        made = record("job %s", HOSTILE)
         made.exc_info = (type(error), error, error.__traceback__)
     line = JsonFormatter().format(made)
     assert "\n" not in line
     assert "Traceback" in json.loads(line)["exception"]
+    first, second, *_, last = TextFormatter().format(made).split("\n")
+    assert first.endswith("error\\n2026-01-01 ERROR forged \\x1b[2J\\u202e\\ud800")
+    assert second.startswith("Traceback")
+    assert last.endswith("forged \\x1b[2J\\u202e\\ud800")
 
 
 @pytest.mark.parametrize(("ids", "end"), [({}, "job 7"), ({"job": 7, "move": 12}, "job 7 [job=7 move=12]")])
