@@ -18,10 +18,10 @@ from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmError
 from polluxd.gateway.client import user_client
 from polluxd.site.slurm_checks import Slurm
-from polluxd.store import JobView, Store
+from polluxd.store import JobExplanation, JobView, Store
 
 from . import access
-from .explained import MOST_JOBS, explained, unknown
+from .explained import MOST_JOBS, explained
 from .output import jsonable
 from .table_rows import job_order, job_row, lost_seconds, status_row
 from .web.overview import Overview, RestingReader
@@ -80,29 +80,31 @@ class Answering:
 
     def explain(self, uid: int, job: int) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""
-        self._own(job, uid)
-        most = self._most_jobs
-        return jsonable(explained(self._store, job, self._defaults, to_owner=uid != 0, most_jobs=most))
+        found, most = self._own(job, uid), self._most_jobs
+        return jsonable(explained(self._store, found, self._defaults, to_owner=uid != 0, most_jobs=most))
 
     def history(self, uid: int, job: int, since: float) -> Any:
         """Return the name of a job and its reports since a POSIX time.
 
         Raises PolluxError: the job is another user's, or unknown.
         """
-        name = self._own(job, uid).name
+        name = self._own(job, uid).job.name
         points = self._store.report_history(job, since=since)
         return jsonable({"name": name, "points": [asdict(point) for point in points]})
 
-    def _own(self, job: int, uid: int) -> JobView:
-        """Return the asking user's job. Raises PolluxError."""
+    def _own(self, job: int, uid: int) -> JobExplanation:
+        """Return what is known of the asking user's job. Raises PolluxError."""
         found = self._store.explain(job)
-        if found is None:
-            raise unknown(job)
-        if uid not in (0, found.job.uid):
-            if self._hidden(uid):
-                raise unknown(job)  # a different message would tell which numbers are jobs
+        others = found is not None and uid not in (0, found.job.uid)
+        # Another message on a hidden job would tell which numbers are jobs.
+        if found is None or (others and self._hidden(uid)):
+            raise PolluxError(
+                f"job {job} is not known to polluxd: it has no #POLLUX line, or polluxd has not looked since it was "
+                "submitted (`squeue` shows all jobs)"
+            )
+        if others:
             raise PolluxError(f"job {job} is another user's: ask about your own jobs (`polluxctl jobs`)")
-        return found.job
+        return found
 
     def _jobs(self, uid: int, *, ended: bool) -> list[dict[str, Any]]:
         now, hidden = time.time(), self._hidden(uid)

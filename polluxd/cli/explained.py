@@ -12,7 +12,7 @@ from typing import Any
 from pollux.goodput import Goodput
 from polluxd.config.setting_info import policy_document
 from polluxd.config.settings import PolicySettings
-from polluxd.errors import PolluxError, StoreRejected
+from polluxd.errors import StoreRejected
 from polluxd.model import Allocation, Report
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.what_if import one_node_more
@@ -35,33 +35,23 @@ MOST_JOBS = 500
 """Jobs of a cluster in which an answer that many may ask for decides again with one more node: a second of CPU."""
 
 
-def unknown(job: int) -> PolluxError:
-    return PolluxError(
-        f"job {job} is not known to polluxd: it has no #POLLUX line, or polluxd has not looked since "
-        "it was submitted (`squeue` shows all jobs)"
-    )
-
-
 def explained(
-    store: Store, job: int, defaults: PolicySettings, *, to_owner: bool, most_jobs: int | None
+    store: Store, found: JobExplanation, defaults: PolicySettings, *, to_owner: bool, most_jobs: int | None
 ) -> dict[str, Any]:
-    """Return what `explain` prints. Raises PolluxError for an unknown job.
+    """Return what `explain` prints.
 
     Args:
         to_owner: leave out the settings, and the speedups of other users' jobs.
         most_jobs: decide again with one more node only in a cluster of at most so many jobs.
     """
-    found = store.explain(job)
-    if found is None:
-        raise unknown(job)
-    moves = move_rows(store, job)
+    moves = move_rows(store, found.job.job_id)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
     settings = policy_document(store.settings(defaults))
     snapshot: Mapping[str, Any] = (found.cycle and store.cycle_snapshot(found.cycle.id)) or {}
     more = None
     if found.job.ended_at is None and (most_jobs is None or len(snapshot.get("jobs", ())) <= most_jobs):
         with suppress(StoreRejected):  # the snapshot is kept by another version of polluxd, or not at all
-            more = one_node_more(decode_snapshot(snapshot), job)
+            more = one_node_more(decode_snapshot(snapshot), found.job.job_id)
     others = store.allocations(found.cycle.id) if found.cycle and not to_owner else []
     fit_type, nodes = _nodes_of_fit(snapshot, found.report)
     return {

@@ -47,7 +47,6 @@ class PeopleStore(Session):
                 if decided
                 else []
             )
-            moves = run("moves", job_id=job_id)
         report, rejected = None, ""
         if reported:
             try:
@@ -59,7 +58,6 @@ class PeopleStore(Session):
             report=report,
             allocation=rows.allocation(decided[0]) if decided else None,
             cycle=rows.cycle(cycles[0]) if cycles else None,
-            moves=tuple(rows.move(row) for row in moves),
             rejected=rejected,
         )
 

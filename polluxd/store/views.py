@@ -156,7 +156,6 @@ class JobExplanation:
     allocation: Allocation | None
     """The newest decision on the job, with the cycle that made it."""
     cycle: CycleView | None
-    moves: tuple[Move, ...]
     rejected: str = ""
     """Why its latest report is not usable; empty where it is, or where there is none."""
 

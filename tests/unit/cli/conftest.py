@@ -116,8 +116,7 @@ class MemoryStore:
             *(job_id, Placement(("n1",), 4), 1300.0, 1.25, 256, True, view.decision_reason or ""),
             explanation=self.explanation,
         )
-        moves = tuple(self.moves(job_id))
-        return JobExplanation(view, self.report, placed, self.latest_cycle(), moves, self.rejected)
+        return JobExplanation(view, self.report, placed, self.latest_cycle(), self.rejected)
 
     def cycle_snapshot(self, cycle_id: int) -> dict[str, Any]:
         types = self.node_types
