@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 from polluxd.printable import printable
 
@@ -29,13 +30,14 @@ def about(**ids: int) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """One printable line per record, for people, with the ids at its end; a traceback keeps its lines."""
+    """One printable line per record, for people, with the ids at its end; a traceback's lines are indented below."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(printable(line) for line in super().format(record).split("\n"))
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
+        # Indented, since the exception's own message may hold a line that looks like a record.
+        return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).splitlines())
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
         ids = " ".join(f"{name}={number}" for name, number in _about.get().items())

@@ -38,7 +38,7 @@ def doctor(
     site = site_of(loaded, slurm_conf, folder, user)
     found: list[Finding] = []
     roles = tuple(role) if role else site_hooks.roles_here()
-    for finding in examine(site, roles, path):
+    for finding in examine(site, roles, path, named=config is not None):
         found.append(finding)
         if not as_json:
             print_finding(finding)

@@ -14,9 +14,9 @@ from .hooks import Role, Site
 from .slurm_checks import Slurm
 
 
-def examine(site: Site, roles: Sequence[Role], config_path: Path) -> Iterator[Finding]:
-    """Check this machine and what it reaches."""
-    config, findings = _configuration(config_path, Role.CONTROLLER in roles)
+def examine(site: Site, roles: Sequence[Role], config_path: Path, *, named: bool) -> Iterator[Finding]:
+    """Check this machine and what it reaches; a configuration that the user `named` must exist."""
+    config, findings = _configuration(config_path, named or Role.CONTROLLER in roles)
     yield from findings
     if config is not None:
         yield from file_checks.configuration_files(config, config_path, site.user)

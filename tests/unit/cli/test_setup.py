@@ -111,3 +111,8 @@ def test_a_database_elsewhere_is_made_there_first(machine, monkeypatch):
     assert machine.run("--yes", "--url=host=db.example.org", "--user=daemon").exit_code == 1
     assert machine.databases[0]["url"] == "host=db.example.org"
     assert machine.databases[0]["user"] == "daemon"
+
+
+def test_doctor_names_a_configuration_that_is_given_and_missing(tmp_path):
+    shown = CliRunner().invoke(app, ["doctor", "--role", "login", "--config", str(tmp_path / "no.toml")])
+    assert (shown.exit_code, "no.toml: no such file" in shown.output) == (1, True)
