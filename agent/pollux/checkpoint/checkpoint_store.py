@@ -218,7 +218,7 @@ class CheckpointStore:
                 for number, (name, (length, digest)) in enumerate(sorted(files.items())):
                     if number % size == rank and _facts(folder, name) != (length, digest):
                         return "damaged", f"{path / name} is damaged: it does not match its checksum"
-        except (CheckpointError, OSError) as error:
+        except CheckpointError as error:
             return "damaged" if os.path.lexists(path) else "absent", str(error)
         except (TypeError, ValueError, AttributeError) as error:
             return "damaged", f"{path} is damaged: {type(error).__name__}: {error}"
@@ -243,11 +243,8 @@ class CheckpointStore:
 
     def read(self, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return state and meta of a checkpoint that `newest` has found. Raises CheckpointError."""
-        try:
-            with opened(path) as (_, file):
-                return file.state(), file.trailer.meta
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        with opened(path) as (_, file):
+            return file.state(), file.trailer.meta
 
     def read_shards(self, path: Path, into: dict[str, Tensor], exchange: ControlExchange = ALONE) -> None:
         """Fill DTensors of any sharding from a checkpoint that `newest` has found. Raises CheckpointError."""
@@ -281,13 +278,13 @@ def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
-    """A checkpoint's folder and its `state.pt`, opened once for all that is read. Raises CheckpointError, OSError."""
-    one_file = path.suffix == ".pt"  # of 0.1.0
-    with (
-        PrivateFolder(path.parent if one_file else path) as folder,
-        CheckpointFile(folder, path.name if one_file else _STATE) as file,
-    ):
-        yield folder, file
+    """A checkpoint's folder and its `state.pt`, opened once for all that is read. Raises CheckpointError."""
+    at = path if path.suffix == ".pt" else path / _STATE  # 0.1.0 wrote one file
+    try:
+        with PrivateFolder(at.parent) as folder, folder.read(at.name) as file:
+            yield folder, CheckpointFile(file, at)
+    except OSError as error:
+        raise CheckpointError(f"{at} cannot be read: {error}") from error
 
 
 def adopt(name: str, directory: Path) -> bool:

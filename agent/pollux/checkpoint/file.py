@@ -20,14 +20,13 @@ import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from pathlib import Path
 from typing import IO, Any, Self
 
 import numpy as np
 import torch
 
 from pollux.errors import CheckpointError, StateError
-from pollux.private_folder import PrivateFolder
 from pollux.ranks.plain_values import encode
 
 ALLOWED: list[Any] = [
@@ -73,40 +72,17 @@ class Trailer:
 
 
 class CheckpointFile:
-    """A checkpoint file that is open for reading. A context manager."""
+    """A checkpoint file that is open for reading. Whoever opened it closes it."""
 
-    def __init__(self, folder: PrivateFolder, name: str) -> None:
-        """Open the file and read its trailer. Raises CheckpointError."""
-        self.path = folder.path / name
-        try:
-            self._file = folder.read(name)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        try:
-            self.trailer = self._read_trailer()
-        except OSError as error:
-            self._file.close()
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        """Read the trailer. Messages name `path`. Raises CheckpointError and OSError."""
+        self._file, self.path = file, path
+        self.trailer = self._read_trailer()
 
     def verify(self) -> None:
-        """Read the whole file against its checksum. Raises CheckpointError."""
-        try:
-            self._file.seek(0)
-            found = digest_of(self._file, self.trailer.size)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
-        if found != self.trailer.sha256:
+        """Read the whole file against its checksum. Raises CheckpointError and OSError."""
+        self._file.seek(0)
+        if digest_of(self._file, self.trailer.size) != self.trailer.sha256:
             raise CheckpointError(f"{self.path} is damaged: its state does not match its checksum")
 
     def state(self) -> dict[str, Any]:
