@@ -91,7 +91,7 @@ class PrivateFolder:
             os.close(descriptor)
             raise
 
-    def write(self, name: str, fill: Callable[[IO[bytes]], int], *, mark: str = "") -> int:
+    def write(self, name: str, fill: Callable[[IO[bytes]], object], *, mark: str = "") -> None:
         """Write a file that appears under `name` whole or not at all.
 
         `fill` writes its content. Raises OSError.
@@ -106,7 +106,7 @@ class PrivateFolder:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.descriptor)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                size = fill(file)
+                fill(file)
                 file.flush()
                 os.fsync(file.fileno())
             self.rename(temporary, name)
@@ -114,7 +114,6 @@ class PrivateFolder:
             self.remove(temporary)
             raise
         self.sync()
-        return size
 
     def rename(self, name: str, new: str) -> None:
         os.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
@@ -138,10 +137,10 @@ class PrivateFolder:
             logger.debug("%s: fsync of the directory: %s", self.path, error)
 
 
-def write_durably(path: Path, fill: Callable[[IO[bytes]], int], *, mark: str = "") -> int:
+def write_durably(path: Path, fill: Callable[[IO[bytes]], object], *, mark: str = "") -> None:
     """Write one file as `PrivateFolder.write` does. Raises OSError."""
     with PrivateFolder(path.parent) as folder:
-        return folder.write(path.name, fill, mark=mark)
+        folder.write(path.name, fill, mark=mark)
 
 
 def sync_directory(directory: Path) -> None:

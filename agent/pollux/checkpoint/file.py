@@ -128,10 +128,8 @@ def check_state(state: Any, place: str = "state") -> None:
     encode(state, lambda _: None, place)
 
 
-def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """Write state and meta, and return the size in bytes.
-
-    The caller flushes and syncs. Raises OSError.
+def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Write state and meta. The caller flushes and syncs. Raises OSError.
 
     `state` holds what `pollux.ranks.plain_values` can encode; `meta` must be JSON. Raises CheckpointError otherwise.
     """
@@ -156,7 +154,6 @@ def write_checkpoint(file: IO[bytes], state: Mapping[str, Any], meta: Mapping[st
     if len(raw) > MAX_TRAILER:
         raise CheckpointError(f"checkpoint meta of {len(raw)} bytes is over the limit of {MAX_TRAILER}")
     file.write(raw + _TAIL.pack(len(raw), zlib.crc32(raw), MAGIC))
-    return writer.size + len(raw) + _TAIL.size
 
 
 def digest_of(file: IO[bytes], size: int) -> str:
