@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pollux.noise.bucket_norms import BucketNorms, Measure
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares, added
 from pollux.noise.uncompressed_norms import UncompressedSums
@@ -53,7 +52,7 @@ class HookEstimator:
         on_ready: Callable[[], None],
         inner: CommunicationHook | None = None,
     ) -> None:
-        self._buckets = BucketNorms(norms)
+        self._norms = norms
         self._size = world_size
         self._on_ready = on_ready
         self._inner = inner
@@ -63,7 +62,8 @@ class HookEstimator:
         """Reductions since the step began; only the first one takes the ranks' own gradients in."""
         self._local: list[Tensor] = []
         self._total: list[Tensor] = []
-        self._reduced: list[tuple[Measure, Tensor]] = []
+        self._reduced: list[tuple[list[Tensor], list[Tensor]]] = []
+        """Parameters and gradients of the buckets."""
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
         """Begin the synchronising pass; `measuring` is equal on all ranks.
@@ -73,7 +73,6 @@ class HookEstimator:
         self._measuring = measuring
         self.reductions = 0 if first else self.reductions
         self._local, self._total, self._reduced = [], [], []
-        self._buckets.begin()
 
     def end(self) -> tuple[Squares, Squares] | None:
         """Return |g_b|^2 of this rank and |g_B|^2; None without a measurement."""
@@ -81,9 +80,8 @@ class HookEstimator:
             return None
         self._measuring = False
         # The buckets still hold the reduced gradients. A callback of each bucket's reduction would contend with the
-        # backward pass
-        # for the interpreter, so they are measured here.
-        totals = self._total + [measure(buffer) for measure, buffer in self._reduced]
+        # backward pass for the interpreter, so they are measured here.
+        totals = self._total + [self._norms.of(params, grads) for params, grads in self._reduced]
         local, self._local, self._total, self._reduced = self._local, [], [], []
         if not totals:
             return None
@@ -102,13 +100,11 @@ class HookEstimator:
             state, inner = self._inner
             return inner(state, bucket)
         buffer = bucket.buffer()
-        measure: Measure | None = None
         if self._measuring:
-            measure = self._buckets.measure(buffer, bucket.parameters(), bucket.gradients())
-            self._local.append(measure(buffer))
+            params, grads = bucket.parameters(), bucket.gradients()
+            self._local.append(self._norms.of(params, grads))
+            self._reduced.append((params, grads))
         buffer.mul_(1.0 / self._size)
-        if measure is not None:
-            self._reduced.append((measure, buffer))
         future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
         answer: torch.futures.Future[Tensor] = future.then(_first)
         return answer

@@ -42,7 +42,6 @@ def internal(owner: Any, path: str) -> Any:
 foreach_norm: Callable[..., list[Tensor]] = internal(torch, "_foreach_norm")
 foreach_sqrt: Callable[..., list[Tensor]] = internal(torch, "_foreach_sqrt")
 foreach_add_: Callable[..., None] = internal(torch, "_foreach_add_")
-foreach_copy_: Callable[..., None] = internal(torch, "_foreach_copy_")
 foreach_mul_: Callable[..., None] = internal(torch, "_foreach_mul_")
 foreach_div_: Callable[..., None] = internal(torch, "_foreach_div_")
 foreach_reciprocal_: Callable[..., None] = internal(torch, "_foreach_reciprocal_")

@@ -24,6 +24,7 @@ from pollux.noise import estimators
 from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
 from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
+from tests.unit.agent.noise.bucket import Bucket
 from tests.unit.agent.noise.known_noise import (
     M0,
     STEPS,
@@ -34,28 +35,6 @@ from tests.unit.agent.noise.known_noise import (
     norms_of,
     plain_averages,
 )
-
-
-class Bucket:
-    """What DDP hands to a communication hook."""
-
-    def __init__(self, params: Sequence[Tensor], last: bool) -> None:
-        self._params = list(params)
-        self._buffer = torch.cat([p.grad.flatten() for p in params if p.grad is not None])
-        self._last = last
-
-    def buffer(self) -> Tensor:
-        return self._buffer
-
-    def parameters(self) -> list[Tensor]:
-        return self._params
-
-    def gradients(self) -> list[Tensor]:
-        sizes = [p.numel() for p in self._params]
-        return [g.view(p.shape) for g, p in zip(self._buffer.split(sizes), self._params, strict=True)]
-
-    def is_last(self) -> bool:
-        return self._last
 
 
 class Work:
@@ -105,7 +84,7 @@ def hooked(
             problem.norms.optimizer.zero_grad()
             problem.backward(M0 // ranks)
             hook.begin(measuring=True)
-            buckets.append([Bucket([p], p is problem.params[-1]) for p in problem.params])
+            buckets.append([Bucket([p], last=p is problem.params[-1]) for p in problem.params])
         for column in zip(*buckets, strict=True):
             answers = [hook.hook(None, bucket) for hook, bucket in zip(hooks, column, strict=True)]
             assert all(torch.equal(answer.value(), answers[0].value()) for answer in answers)

@@ -14,9 +14,9 @@ from pollux.noise import pair_norms, precondition
 from pollux.noise.pair_norms import PairNorms
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares, added, summed
+from tests.unit.agent.noise.bucket import beyond_the_workspace, trained
 from tests.unit.agent.workspace import assert_bounded
 
-SHAPES = [(4, 3), (7,), (2, 3, 2, 2), (1,), (11, 5)]
 CASES = [
     (torch.optim.SGD, {}),
     (torch.optim.Adam, {}),
@@ -24,28 +24,6 @@ CASES = [
     (torch.optim.AdamW, {"betas": (0.9, 0.95), "eps": 1e-3}),
     (torch.optim.RMSprop, {}),
 ]
-
-
-def trained(kind: Any, split: bool, **options: Any) -> tuple[list[torch.nn.Parameter], GradientNorms]:
-    """Return parameters with gradients and the norms of a used optimizer.
-
-    The optimizer has stepped 6 times. Some elements never had a gradient.
-    """
-    generator = torch.Generator().manual_seed(3)
-    params = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
-    params[2].data = params[2].data.contiguous(memory_format=torch.channels_last)
-    groups: Any = [{"params": params[3:]}, {"params": params[:3], "lr": 0.2}] if split else params
-    optimizer = kind(groups, lr=0.1, **options)
-    for _ in range(6):
-        for p in params:
-            p.grad = torch.randn(p.shape, generator=generator)
-            p.grad[..., 0] = 0.0
-        optimizer.step()
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=generator)
-    norms = GradientNorms(optimizer)
-    norms.steps = 6
-    return params, norms
 
 
 def expected(norms: GradientNorms, params: list[torch.nn.Parameter]) -> torch.Tensor:
@@ -187,15 +165,7 @@ def test_samples_are_summed_by_group_whichever_parameters_had_gradients() -> Non
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_the_workspace_stays_below_32_mib_however_large_the_model(kind: Any) -> None:
-    shapes = [(1000, 1000)] * 9 + [(2500, 1000), (300,)]
-    params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    assert sum(p.numel() for p in params) * 4 > 1.3 * (32 << 20)
-    optimizer = kind(params, lr=0.1)
-    for p in params:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    norms = GradientNorms(optimizer)
-    norms.steps = 6
+    params, norms = beyond_the_workspace(kind, (2500, 1000))
     pair = PairNorms(norms, params)
     assert_bounded(lambda: (pair.first(), pair.second()))
 
