@@ -39,21 +39,6 @@ def square_root_adascale(scale: float, noise: NoiseScale | None) -> float:
     return math.sqrt(adascale(scale, noise))
 
 
-def linear(scale: float, noise: NoiseScale | None) -> float:
-    """M / M0 (Goyal et al., 2017)."""
-    return scale
-
-
-def square_root(scale: float, noise: NoiseScale | None) -> float:
-    """sqrt(M / M0) (Krizhevsky, 2014)."""
-    return math.sqrt(scale)
-
-
-def none(scale: float, noise: NoiseScale | None) -> float:
-    """The user's learning rate at every batch size."""
-    return 1.0
-
-
 def automatic(scale: float, noise: NoiseScale | None) -> float:
     """Stand for the rule of each parameter group's optimizer family.
 
@@ -102,10 +87,11 @@ RULES: dict[str, Rule] = {
     "adascale": adascale,
     "sqrt-adascale": square_root_adascale,
     "sde": sde,
-    "linear": linear,
-    "sqrt": square_root,
-    "none": none,
+    "linear": lambda scale, noise: scale,
+    "sqrt": lambda scale, noise: math.sqrt(scale),
+    "none": lambda scale, noise: 1.0,
 }
+"""Linear: Goyal et al., 2017; square root: Krizhevsky, 2014."""
 
 
 class _Checked:
@@ -183,7 +169,7 @@ def factors(
     """
     if rule is not automatic:
         return [rule(scale, group) for group in noise]
-    rules = [RULES[family.rule] for family in families] or [none]
+    rules = [RULES[family.rule] for family in families] or [RULES["none"]]
     # A group that the user adds later follows the first one's family.
     return [(rules[i] if i < len(rules) else rules[0])(scale, group) for i, group in enumerate(noise)]
 
