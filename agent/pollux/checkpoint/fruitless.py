@@ -37,32 +37,27 @@ class FruitlessRestarts:
 
         Raises RestartLoop, on every rank, if too many attempts before it made no new checkpoint.
         """
-        why: str | None = None
-        if exchange.rank == 0:
-            try:
-                self._count()
-            except RestartLoop as error:
-                why = str(error)
-        why = exchange.gather(why)[0]
-        if why is not None:
+        why = exchange.gather(self._count() if exchange.rank == 0 else "")[0]
+        if why:
             raise RestartLoop(why)
 
-    def _count(self) -> None:
+    def _count(self) -> str:
+        """Return why this attempt may not begin; empty where it may."""
         count = self._read() + 1 if self._automatic else 0
         if count > self._most:
-            raise RestartLoop(
+            return (
                 f"{count - 1} restarts in a row ended without a new checkpoint: expected at most {self._most} (since "
                 f"{time.ctime(self._path.stat().st_mtime)}). Find out why from the job's output; then remove "
                 f"{self._path}, or submit a new job, to train on from the newest checkpoint"
             )
         self._counted = count > 0 or self._path.exists()
-        if not self._counted:
-            return
-        try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
-        except OSError as error:
-            logger.warning("restarts cannot be counted: %s", error)
+        if self._counted:
+            try:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
+            except OSError as error:
+                logger.warning("restarts cannot be counted: %s", error)
+        return ""
 
     def checkpointed(self) -> None:
         """Reset the count: this attempt has written a checkpoint."""
