@@ -44,22 +44,20 @@ _NAME = re.compile(r"checkpoint-(\d{8,})(?:\.pt|\.shards)?")
 _TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.pt|\.shards)?\.tmp")
 _STATE = "state.pt"
 
+KEPT = 2
+"""The newest checkpoints that stay."""
+
 
 class CheckpointStore:
-    """The checkpoints in `directory`, the newest `keep` of them.
+    """The newest checkpoints in `directory`.
 
     `fingerprint` names what the checkpoints belong to (job, model). Where both sides have one and they differ, a
     checkpoint is refused with ForeignCheckpoint, and so is one of a training of the other kind (`sharded`). The ranks
     of the `exchange` of a method call it alike, and each raises what one of them met. One save at a time.
     """
 
-    def __init__(
-        self, directory: str | Path, keep: int = 2, *, fingerprint: str = "", sharded: bool = False
-    ) -> None:
-        if keep < 1:
-            raise CheckpointError(f"expected to keep at least 1 checkpoint, got keep={keep}")
+    def __init__(self, directory: str | Path, *, fingerprint: str = "", sharded: bool = False) -> None:
         self.directory = Path(directory)
-        self.keep = keep
         self.fingerprint = fingerprint
         self.sharded = sharded
         self.difference: Callable[[Mapping[str, Any]], str] = lambda state: ""
@@ -94,7 +92,7 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         exchange: ControlExchange = ALONE,
     ) -> Path:
-        """Write rank 0's `state` and every rank's `shards`, durable on return; drop checkpoints beyond `keep`.
+        """Write rank 0's `state` and every rank's `shards`, durable on return; drop checkpoints beyond `KEPT`.
 
         Raises CheckpointError (disk full, no right to write, state that cannot be saved). Earlier checkpoints then
         stay.
@@ -133,7 +131,7 @@ class CheckpointStore:
         with PrivateFolder(self.directory) as folder:
             folder.rename(temporary.name, name)
             folder.sync()
-            for old in _complete(folder)[: -self.keep]:
+            for old in _complete(folder)[:-KEPT]:
                 _remove(folder, old)
 
     def _drop(self, name: str) -> None:

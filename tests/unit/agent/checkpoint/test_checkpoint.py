@@ -49,7 +49,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_the_last_ones_are_kept_and_numbers_go_on(tmp_path: Path) -> None:
     for step in range(5):
-        CheckpointStore(tmp_path, keep=2).save(state(step), meta={"step": step})
+        CheckpointStore(tmp_path).save(state(step), meta={"step": step})
     store = CheckpointStore(tmp_path)
     assert [path.name for path in store.paths()] == ["checkpoint-00000004", "checkpoint-00000005"]
     assert latest(store)[1]["step"] == 4  # type: ignore[index]
