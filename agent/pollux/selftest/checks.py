@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,6 @@ class Result:
     figures: Figures = field(default_factory=dict)
     trouble: str = ""
     remedy: str = ""
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def carry_out(check: Check, machine: Machine, folder: Path) -> Result:

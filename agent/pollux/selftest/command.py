@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
         "seconds": round(seconds, 1),
         "cpu_seconds": round(sum(sum(resource.getrusage(who)[:2]) for who in USERS), 1),
         "load": round(load, 1),
-        "checks": [result.document() for result in results],
+        "checks": [asdict(result) for result in results],
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=2) + "\n")

@@ -31,10 +31,6 @@ class Machine:
     """Of all ranks."""
 
     @property
-    def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
-
-    @property
     def shared_device(self) -> str:
         """Device of the checks that need several ranks."""
         return "cuda" if self.shared_gpus else "cpu"

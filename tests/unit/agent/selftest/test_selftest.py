@@ -95,7 +95,6 @@ def test_one_gpu_is_shared_where_nccl_allows_it() -> None:
     old, new = (of_gpus("H200", ("0",), release) for release in ((2, 29, 7), (2, 30, 1)))
     assert (old.shared_device, old.backend, old.environment) == ("cpu", "gloo", {})
     assert (new.shared_device, new.backend, new.environment) == ("cuda", "nccl", {SHARED_GPU: "1"})
-    assert old.device == new.device == "cuda"
     assert all(machine.notes for machine in (old, new))
 
 
