@@ -3,9 +3,9 @@
 The gradients belong to frozen parameters, so both are known.
 
 Two problems: a quadratic with a planted covariance, where the truth is a formula, and a network, where it is the mean
-and the covariance of every example's own gradient. Ranks are simulated: their hooks are called in turn, and what they
-reduce is added up here. (Real ranks: test_noise_scale.py.) All gradients are raw or preconditioned by a second moment
-that is held still.
+and the covariance of every example's own gradient. Ranks are simulated: their hooks or backward passes run in turn, and
+what they reduce is added up here. (Real ranks: test_noise_scale.py.) All gradients are raw or preconditioned by a
+second moment that is held still.
 
 The standard errors are those of n Gaussian gradients of covariance C = Sigma / b, averaged over T samples:
 Var[sqr] = (4 g'Cg / n + 2 tr(C^2) / (n (n - 1))) / T and Var[tr C] = 2 tr(C^2) / (n - 1) / T.
@@ -13,17 +13,19 @@ Var[sqr] = (4 g'Cg / n + 2 tr(C^2) / (n (n - 1))) / T and Var[tr C] = 2 tr(C^2) 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 from pollux.noise import estimators
 from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
 from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
+from pollux.noise.reduction import ReductionEstimator
 from tests.unit.agent.noise.bucket import Bucket
 from tests.unit.agent.noise.known_noise import (
     M0,
@@ -35,6 +37,8 @@ from tests.unit.agent.noise.known_noise import (
     norms_of,
     plain_averages,
 )
+
+Estimate = Callable[[Problem, int, NoiseAverages], SampleKind]
 
 
 class Work:
@@ -70,12 +74,9 @@ class Wire:
         return work
 
 
-def hooked(
-    problem: Problem, ranks: int, averages: NoiseAverages, monkeypatch: pytest.MonkeyPatch
-) -> SampleKind:
+def hooked(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
     """Simulated ranks, each with its hook, and a bucket per parameter."""
     wire = Wire(ranks)
-    monkeypatch.setattr(estimators.dist, "all_reduce", wire.all_reduce)
     hooks = [HookEstimator(problem.norms, ranks, on_ready=lambda: None) for _ in range(ranks)]
     kind = SampleKind(ranks, M0 // ranks, 1.0)
     for _ in range(STEPS):
@@ -85,15 +86,76 @@ def hooked(
             problem.backward(M0 // ranks)
             hook.begin(measuring=True)
             buckets.append([Bucket([p], last=p is problem.params[-1]) for p in problem.params])
-        for column in zip(*buckets, strict=True):
-            answers = [hook.hook(None, bucket) for hook, bucket in zip(hooks, column, strict=True)]
-            assert all(torch.equal(answer.value(), answers[0].value()) for answer in answers)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(estimators.dist, "all_reduce", wire.all_reduce)
+            for column in zip(*buckets, strict=True):
+                answers = [hook.hook(None, bucket) for hook, bucket in zip(hooks, column, strict=True)]
+                assert all(torch.equal(answer.value(), answers[0].value()) for answer in answers)
         found = [hook.end() for hook in hooks]
         local = norms_of([pair[0] for pair in found if pair is not None]).mean(0)
         totals = norms_of([pair[1] for pair in found if pair is not None])
         assert len(totals) == ranks
         assert bool((totals == totals[0]).all())
         averages.add(kind, local.double().numpy(), totals[0].double().numpy(), M0)
+    return kind
+
+
+class Reducer:
+    """Stand in for DDP's reducer.
+
+    After all gradients of a backward pass have arrived, `mean` replaces them.
+    """
+
+    def __init__(self, params: list[torch.nn.Parameter]) -> None:
+        self.params = params
+        self.mean: list[Tensor] = []
+        self.seen = 0
+        # Kept, or the nodes would go with their hooks.
+        self.nodes: list[Any] = [p.expand_as(p).grad_fn.next_functions[0][0] for p in params]  # type: ignore[union-attr]
+        for node in self.nodes:
+            node.register_hook(self.arrived)
+
+    def arrived(self, *_: Any) -> None:
+        self.seen += 1
+        if self.seen % len(self.params) == 0:
+            Variable._execution_engine.queue_callback(self.reduced)
+
+    def reduced(self) -> None:
+        for p, mean in zip(self.params, self.mean, strict=True):
+            p.grad = mean.clone()
+
+
+def reduced(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
+    params, kind = problem.params, SampleKind(ranks, M0 // ranks, 1.0)
+    estimators = [
+        ReductionEstimator(
+            problem.norms, params, rank=rank, ranks=ranks, reduces=lambda: True, on_ready=lambda: None
+        )
+        for rank in range(ranks)
+    ]
+    drawn = []
+    for _ in range(ranks * STEPS):
+        problem.norms.optimizer.zero_grad()
+        problem.backward(M0 // ranks)
+        drawn.append([p.grad for p in params if p.grad is not None])
+    reducer = Reducer(params)
+    for step in range(STEPS):
+        gradients = drawn[step * ranks : (step + 1) * ranks]
+        reducer.mean = [torch.stack(column).mean(0) for column in zip(*gradients, strict=True)]
+        found = []
+        for estimator, own in zip(estimators, gradients, strict=True):
+            problem.norms.optimizer.zero_grad()
+            estimator.begin(True)
+            torch.stack([(p * g).sum() for p, g in zip(params, own, strict=True)]).sum().backward()
+            estimator.passed()
+            pair = estimator.end()
+            assert pair is not None
+            found.append(pair)
+        local = norms_of([pair[0] for pair in found]).mean(0)
+        total = norms_of([pair[1] for pair in found]).sum(0)
+        averages.add(kind, local.double().numpy(), total.double().numpy(), M0)
+    for estimator in estimators:
+        estimator.close()
     return kind
 
 
@@ -122,20 +184,14 @@ def differenced(problem: Problem, averages: NoiseAverages, drift: Sequence[Tenso
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize(
-    ("ranks", "problem"), [(2, Quadratic), (3, Quadratic), (4, Quadratic), (8, Quadratic), (4, Network)]
+    ("gradients", "problem"), [(2, Quadratic), (3, Quadratic), (4, Quadratic), (8, Quadratic), (4, Network)]
 )
-def test_hook(ranks: int, problem: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("estimate", [reduced, hooked, accumulated])
+def test_within_three_standard_errors(
+    estimate: Estimate, gradients: int, problem: Any, optimizer: str
+) -> None:
     at, averages = problem(optimizer), plain_averages()
-    at.check(averages, hooked(at, ranks, averages, monkeypatch), STEPS)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(
-    ("passes", "problem"), [(2, Quadratic), (4, Quadratic), (8, Quadratic), (4, Network)]
-)
-def test_accumulation_and_split_batch(passes: int, problem: Any, optimizer: str) -> None:
-    at, averages = problem(optimizer), plain_averages()
-    at.check(averages, accumulated(at, passes, averages), STEPS)
+    at.check(averages, estimate(at, gradients, averages), STEPS)
 
 
 @pytest.mark.slow
@@ -164,11 +220,11 @@ def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> 
     assert abs(found.sqr - (float(middle @ middle) - squared / 4)) < 4 * sqr_error
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [8.0, 80.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("estimate", [reduced, accumulated, pytest.param(hooked, marks=pytest.mark.slow)])
 def test_within_a_tenth_after_200_steps(
-    optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
+    estimate: Estimate, optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight gradients of b = 8 examples, averaged as in a training.
 
@@ -176,7 +232,7 @@ def test_within_a_tenth_after_200_steps(
     """
     monkeypatch.setattr(Quadratic, "ratio", ratio)
     at, averages = Quadratic(optimizer), NoiseAverages(1, decay=DECAY)
-    kind = hooked(at, 8, averages, monkeypatch)
+    kind = estimate(at, 8, averages)
     (found,) = averages.groups() or [None]
     assert found is not None
     true = float(at.covariance.trace()) / float(at.mean @ at.mean)
@@ -194,3 +250,47 @@ def test_gradients_that_a_script_zeroes_in_a_pass_do_not_come_back() -> None:
     (3.0 * param).sum().backward()
     estimator.after_backward(1.0)
     assert param.grad.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("measuring", "reduces", "found"),
+    [(True, True, 1), (True, False, 0), (False, True, 0), (False, False, 0)],
+)
+def test_a_pass_is_measured_once_where_it_is_due_and_ends_in_a_reduction(
+    measuring: bool, reduces: bool, found: int
+) -> None:
+    model = torch.nn.Linear(3, 1)
+    params = list(model.parameters())
+    estimator = ReductionEstimator(
+        GradientNorms(torch.optim.SGD(params)),
+        params,
+        rank=0,
+        ranks=1,
+        reduces=lambda: reduces,
+        on_ready=lambda: None,
+    )
+    for _ in range(2):
+        estimator.begin(measuring)
+        model(torch.ones(2, 3)).sum().backward()
+        assert estimator.reductions == found
+        estimator.passed()
+        assert (estimator.end() is not None) == found
+    estimator.close()
+
+
+def test_a_closed_estimator_no_longer_sees_gradients() -> None:
+    model, ready = torch.nn.Linear(3, 1), list[str]()
+    estimator = ReductionEstimator(
+        GradientNorms(torch.optim.SGD(model.parameters())),
+        list(model.parameters()),
+        rank=0,
+        ranks=1,
+        reduces=lambda: True,
+        on_ready=lambda: ready.append("gradient"),
+    )
+    estimator.begin(measuring=False)
+    model(torch.ones(2, 3)).sum().backward()
+    assert ready == ["gradient"] * 2, "of the weight and of the bias"
+    estimator.close()
+    model(torch.ones(2, 3)).sum().backward()
+    assert ready == ["gradient"] * 2
