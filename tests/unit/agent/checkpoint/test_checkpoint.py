@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 from collections import Counter, defaultdict, deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +60,14 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def _flip(path: Path) -> None:
+def _flip(path: Path, place: int | None = None) -> None:
     raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
+    raw[len(raw) // 2 if place is None else place] ^= 1
     path.write_bytes(raw)
 
 
-def _flip_trailer(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[-40] ^= 1
-    path.write_bytes(raw)
-
-
-def _empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-DAMAGES = [_cut, _flip, _flip_trailer, _empty]
+_flip_trailer = partial(_flip, place=-40)
+DAMAGES = [_cut, _flip, _flip_trailer, lambda path: path.write_bytes(b"")]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ import torch
 
 from pollux.checkpoint import checkpointer as module
 from pollux.checkpoint import training_state
+from pollux.checkpoint.checkpoint_store import ALONE
 from pollux.checkpoint.checkpointer import TRIAL_S, Checkpointer
 from pollux.checkpoint.training_state import rng_state, set_rng_state, tell_ranks_apart
 from pollux.checkpoint.writer import CheckpointWriter
 from pollux.errors import CheckpointError
-from pollux.ranks.control import ControlExchange
 
 CPU = torch.device("cpu")
 INTERVAL = 600.0
@@ -79,13 +79,6 @@ class Data:
         self.loaded = state
 
 
-class Exchange:
-    """The exchange of a job with this rank alone."""
-
-    def gather(self, value: Any) -> list[Any]:
-        return [value]
-
-
 @dataclass
 class Training:
     """As much of a training as a checkpoint holds."""
@@ -127,7 +120,7 @@ def test_without_a_writer_nothing_is_due_or_written(made: Any) -> None:
     clock.now += 1e9
     assert made.it.due() is False
     assert (made.it.keeps, made.it.writing, made.it.sharded, made.it.saved) == (False, False, False, None)
-    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.save(ALONE, durable=True) is None
     assert made.it.holds(3) is False
 
 
@@ -169,7 +162,7 @@ def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
 def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: bool, slowest: float) -> None:
     made.it.trouble = made.writer.trouble = "the disk was full"
     clock.now += INTERVAL
-    assert made.it.save(cast(ControlExchange, Exchange()), durable=durable) == 4.0
+    assert made.it.save(ALONE, durable=durable) == 4.0
     meta = {"optimizer_steps": 12, "examples": 384.0, "world_size": 1}
     assert made.writer.calls == [("save", ["model", "optimizer"], 64, meta, 0, durable)]
     # What a thread is to write may fail again.
@@ -180,19 +173,19 @@ def test_a_save_tells_its_seconds_and_puts_the_next_one_off(made: Any, durable: 
 
 def test_a_save_that_fails_is_told_and_no_error(made: Any) -> None:
     made.writer.fails = CheckpointError("no space left")
-    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.save(ALONE, durable=True) is None
     assert made.it.trouble == "no space left"
 
 
 def test_a_model_that_is_not_finite_is_not_saved(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     with torch.no_grad():
         made.training.model.weight[0, 0] = float("nan")
-    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.save(ALONE, durable=True) is None
     assert (made.writer.calls, made.it.trouble) == ([], "the model's parameters are not finite")
     assert "no checkpoint is written, there is none" in caplog.text
     made.training.world.rank = 1
     caplog.clear()
-    assert made.it.save(cast(ControlExchange, Exchange()), durable=True) is None
+    assert made.it.save(ALONE, durable=True) is None
     assert caplog.text == "", "rank 0 says it"
 
 

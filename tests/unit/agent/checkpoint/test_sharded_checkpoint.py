@@ -222,11 +222,7 @@ def drained(directory: str) -> tuple[int, int | None, bool]:
         if saved is None and 7 in job.coordinator.drains.followed:
             saved = job.coordinator.checkpointer.saved
             break
-        with job.micro_batch():
-            job.backward(mse_loss(job.model(x), y))
-        if job.sync_gradients:
-            optimizer.step()
-            optimizer.zero_grad()
+        job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
     result = job.progress.optimizer_steps, saved, 7 in job.coordinator.drains.followed
     job.close()
     return result

@@ -29,11 +29,7 @@ def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
         for x, y in loader:
             report = job.report()
             seen.append((report["progress"], report["target"]))
-            with job.micro_batch():
-                job.backward(mse_loss(job.model(x), y))
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
     report = job.report()
     seen.append((report["progress"], report["target"]))
     job.close()

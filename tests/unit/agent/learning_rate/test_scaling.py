@@ -137,9 +137,13 @@ def test_a_step_that_raises_leaves_the_rate_as_it_was() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def run_schedule(gains: list[float]) -> int:
+def scheduled() -> tuple[SGD, LambdaLR]:
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    return optimizer, LambdaLR(optimizer, lambda n: 0.9**n)
+
+
+def run_schedule(gains: list[float]) -> int:
+    optimizer, scheduler = scheduled()
     scaled = ScaledSchedule(scheduler)
     for gain in gains:
         scaled.begin()
@@ -157,8 +161,7 @@ def test_a_schedule_advances_by_what_steps_were_worth() -> None:
 
 
 def test_a_schedule_called_between_epochs_is_left_alone() -> None:
-    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    optimizer, scheduler = scheduled()
     scaled = ScaledSchedule(scheduler)
     for _ in range(3):
         for _ in range(4):
@@ -189,8 +192,7 @@ def test_a_schedule_of_fixed_length_is_never_stepped_beyond_its_end() -> None:
 
 
 def test_a_restart_keeps_what_the_schedule_is_still_owed() -> None:
-    optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-    scheduler = LambdaLR(optimizer, lambda n: 0.9**n)
+    optimizer, scheduler = scheduled()
     before, after = ScaledSchedule(scheduler), ScaledSchedule(scheduler)
     for scaled in (before, after):
         after.load_state_dict(before.state_dict())

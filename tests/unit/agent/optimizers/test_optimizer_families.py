@@ -133,7 +133,10 @@ FAMILIES = [
 ]
 
 
-def stepped(make: Make, steps: int = 3, shapes: tuple[tuple[int, ...], ...] = ((48, 96), (16,))) -> Any:
+SHAPES: tuple[tuple[int, ...], ...] = ((48, 96), (16,))
+
+
+def stepped(make: Make, steps: int = 3, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> Any:
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(shape) * 0.1) for shape in shapes]
     optimizer = make(params)
@@ -147,6 +150,14 @@ def stepped(make: Make, steps: int = 3, shapes: tuple[tuple[int, ...], ...] = ((
         with torch.compiler.set_stance("force_eager"):  # torchao compiles its steps
             optimizer.step()
     return params, optimizer
+
+
+def fitted(make: Make, steps: int = 3, shapes: tuple[tuple[int, ...], ...] = SHAPES) -> Any:
+    """Return parameters, their optimizer after so many steps, and the norms of its gradients."""
+    params, optimizer = stepped(make, steps, shapes)
+    norms = GradientNorms(optimizer)
+    norms.steps = steps
+    return params, optimizer, norms
 
 
 @pytest.mark.parametrize(("make", "family"), FAMILIES, ids=lambda v: v if isinstance(v, str) else None)
@@ -289,9 +300,7 @@ def test_the_preconditioner_is_the_one_that_the_optimizer_steps_by(make: Make) -
 
 
 def test_lamb_weighs_tensors_by_their_trust_ratio() -> None:
-    params, optimizer = stepped(library("pytorch_optimizer", "Lamb", lr=0.0), steps=30)
-    norms = GradientNorms(optimizer)
-    norms.steps = 30
+    params, optimizer, norms = fitted(library("pytorch_optimizer", "Lamb", lr=0.0), steps=30)
     assert norms.families[0].name == "LAMB"
     for p in params:
         state = optimizer.state[p]
@@ -303,9 +312,7 @@ def test_lamb_weighs_tensors_by_their_trust_ratio() -> None:
 
 
 def test_lion_weighs_tensors_alike_however_large_their_gradients_are() -> None:
-    params, optimizer = stepped(Lion, steps=8, shapes=((20, 20), (20, 20)))
-    norms = GradientNorms(optimizer)
-    norms.steps = 8
+    params, optimizer, norms = fitted(Lion, steps=8, shapes=((20, 20), (20, 20)))
     plain = norms.of(params, [p.grad for p in params])
     with torch.no_grad():
         optimizer.state[params[0]]["exp_avg"] *= 100
@@ -323,18 +330,14 @@ def test_lion_weighs_tensors_alike_however_large_their_gradients_are() -> None:
     ],
 )
 def test_the_rule_follows_the_family(make: Make, wanted: float) -> None:
-    _, optimizer = stepped(make)
-    norms = GradientNorms(optimizer)
-    norms.steps = 3
+    _, _, norms = fitted(make)
     found = factors(automatic, norms.families, 4.0, [NoiseScale(sqr=1.0, var=3.0)])
     assert found == pytest.approx([wanted])
     assert factors(automatic, (), 4.0, [NoiseScale(sqr=1.0, var=3.0)]) == [1.0], "not known yet"
 
 
 def test_sde_scales_betas_eps_and_decay_for_one_step() -> None:
-    _, optimizer = stepped(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1))
-    norms = GradientNorms(optimizer)
-    norms.steps = 3
+    _, optimizer, norms = fitted(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1))
     noise = [NoiseScale(sqr=0.0, var=1.0)]  # all noise: the gain is M / M0, as in the paper
     (changed,) = hyperparameters(sde, optimizer, norms.families, 4.0, noise)
     assert changed["betas"] == pytest.approx((1 - 4 * 0.1, 1 - 4 * 0.001))
@@ -362,9 +365,7 @@ def test_sde_scales_betas_eps_and_decay_for_one_step() -> None:
 def test_radam_scales_its_betas_by_default_so_that_its_warm_up_counts_as_much() -> None:
     noise = [NoiseScale(sqr=0.0, var=1.0)]
     for make, wanted in ((torch.optim.RAdam, (0.6, 0.996)), (torch.optim.Adam, None)):
-        _, optimizer = stepped(make)
-        norms = GradientNorms(optimizer)
-        norms.steps = 3
+        _, optimizer, norms = fitted(make)
         (changed,) = hyperparameters(automatic, optimizer, norms.families, 4.0, noise)
         assert changed.get("betas") == (wanted and pytest.approx(wanted))
         assert factors(automatic, norms.families, 4.0, noise) == pytest.approx([2.0])
@@ -395,9 +396,7 @@ def test_sde_leaves_coupled_decay_and_other_families_alone() -> None:
         (torch.optim.SGD, set()),
         (Lion, set()),
     ):
-        _, optimizer = stepped(make)  # type: ignore[arg-type]
-        norms = GradientNorms(optimizer)
-        norms.steps = 3
+        _, optimizer, norms = fitted(make)  # type: ignore[arg-type]
         (changed,) = hyperparameters(sde, optimizer, norms.families, 4.0, noise)
         assert set(changed) == keys
 
@@ -413,11 +412,7 @@ def train(optimizer_class: Any, caplog: Any, **options: Any) -> Any:
     with caplog.at_level(logging.WARNING, "pollux"):
         for _ in job.epochs(1, statistical=True):
             for inputs, targets in loader:
-                with job.micro_batch():
-                    job.backward((job.model(inputs) - targets).square().mean())
-                if job.sync_gradients:
-                    job.optimizer.step()
-                    job.optimizer.zero_grad()
+                job.step(lambda x=inputs, y=targets: (job.model(x) - y).square().mean())  # type: ignore[misc]
     job.close()
     return job
 
