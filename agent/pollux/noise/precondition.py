@@ -118,14 +118,9 @@ class GradientNorms:
             return False
         return self.steps >= WARM_STEPS or not self.preconditioned
 
-    @property
-    def size(self) -> int:
-        """Parameters on this rank, counted one by one."""
-        return self._size
-
     def count_parameters(self) -> None:
-        """Count this rank's parameters, again where its shards are others."""
-        self._size: int = sum(local_part(p).numel() for p in self.group_of)
+        """Count this rank's parameters one by one, again where its shards are others."""
+        self.size: int = sum(local_part(p).numel() for p in self.group_of)
 
     def leave_out(self, params: Iterable[Tensor]) -> None:
         """Stop measuring parameters whose gradients are sparse. A sparse gradient has other rows at each step."""
