@@ -187,21 +187,22 @@ class DifferencedEstimator:
         self._params = list(params)
         self._previous: list[tuple[Tensor, Tensor]] | None = None
 
-    def keep(self, unscale: Tensor | None) -> None:
-        """Remember this step's gradient for the next step. `unscale` is AMP's inverse loss scale."""
-        seen = [(p, p.grad) for p in self._params if p.grad is not None]
-        self._previous = [
-            (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
-            for p, g in seen
-        ]
+    def end(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
+        """Return mean |g_b|^2 and |g_B|^2 of the kept gradient and this one, and forget the kept one.
 
-    def compare(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
-        """Return mean |g_b|^2 and |g_B|^2 of two gradients; forget the first. None if they do not match."""
+        Where none is kept, keep this one; None then, and where the two do not match. `unscale` is AMP's inverse loss
+        scale.
+        """
         previous, self._previous = self._previous, None
-        if not previous:
+        if previous is None:
+            seen = [(p, p.grad) for p in self._params if p.grad is not None]
+            self._previous = [
+                (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
+                for p, g in seen
+            ]
             return None
         params = [p for p, _ in previous]
-        if any(p.grad is None for p in params):
+        if not params or any(p.grad is None for p in params):
             return None
         old = [g for _, g in previous]
         new = [

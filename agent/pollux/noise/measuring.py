@@ -7,7 +7,6 @@ interval in rank 0's decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +32,9 @@ from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 if TYPE_CHECKING:
     from pollux.noise.sharded_noise import ReduceScatterEstimator
 
+    RanksEstimator = ReductionEstimator | HookEstimator | ReduceScatterEstimator
+    Estimator = RanksEstimator | AccumulationEstimator | DifferencedEstimator
+
 ROWS = 64
 """Most samples kept until they are read."""
 
@@ -53,13 +55,6 @@ def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> i
     # Kernel launches, and memory traffic at some GB/s; right within a factor of a few, which is enough.
     cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.preconditioned else 1) for norms in models)
     return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
-
-
-class _NormSource(Enum):
-    HOOK = "hook"
-    ACCUMULATION = "accumulation"
-    KEEP = "keep this gradient"
-    DIFFERENCE = "compare with the kept gradient"
 
 
 class NoiseMeter:
@@ -88,13 +83,14 @@ class NoiseMeter:
         """Noise scale per parameter group, equal on every rank; empty while unknown."""
         self._scaler = scaler
         self._device = device
-        self._source: _NormSource | None = None
+        self._source: Estimator | None = None
+        """What measures the present step; None where nothing does."""
         self._kind: SampleKind | None = None
         self._flushed_at = 0
         self._step = 0
         self._due_from = 0
         self._reduction: ReductionEstimator | None = None
-        self._hook: ReductionEstimator | HookEstimator | ReduceScatterEstimator | None = None
+        self._hook: RanksEstimator | None = None
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
         self.reduces = True
@@ -172,23 +168,22 @@ class NoiseMeter:
         scale = batch_size / self.initial
         if self._hook is not None:
             size = batch_size // (local_batch * passes)
-            self._source = _NormSource.HOOK
+            self._source = self._hook
             self._kind = SampleKind(size, local_batch * passes, scale, self.sampling)
         elif passes >= 2:
-            self._source = _NormSource.ACCUMULATION
+            self._source = self._accumulation
             self._kind = SampleKind(passes, local_batch, scale, self.sampling)
             self._accumulation.begin_group()
             self._differenced.forget()
         else:
-            holding = self._differenced.holding
-            self._source = _NormSource.DIFFERENCE if holding else _NormSource.KEEP
+            self._source = self._differenced
             self._kind = SampleKind(2, local_batch, scale, self.sampling)
 
     def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
         """Begin a micro-batch; `first`: no earlier pass of its step was reduced."""
         if self._hook is not None and synchronises:
-            self._hook.begin(self._source is _NormSource.HOOK, first=first)
-        if self._source is _NormSource.ACCUMULATION:
+            self._hook.begin(self._source is self._hook, first=first)
+        if self._source is self._accumulation:
             self._accumulation.before_backward()
 
     def after_pass(
@@ -202,7 +197,7 @@ class NoiseMeter:
         if passes > 1 and self._source is not None and self._kind is not None:
             kind = self._kind
             self._kind = kind._replace(examples=kind.examples * passes, scale=kind.scale * passes)
-        if self._source is _NormSource.ACCUMULATION:
+        if self._source is self._accumulation:
             self._accumulation.after_backward(share)
         if not synchronises:
             return
@@ -219,7 +214,7 @@ class NoiseMeter:
         """Restore the gradients after a pass that raised."""
         if self._reduction is not None:
             self._reduction.abandon()
-        if self._source is _NormSource.ACCUMULATION:
+        if self._source is self._accumulation:
             self._accumulation.abandon()
         self._source = None
 
@@ -228,7 +223,7 @@ class NoiseMeter:
 
         The ranks measure the step unless it was its last pass: they reduce their gradients there.
         """
-        if synchronises or self._source is _NormSource.ACCUMULATION:
+        if synchronises or self._source is self._accumulation:
             self.abandon_pass()
 
     def _end_group(self, weights: StepWeights | None) -> None:
@@ -236,30 +231,24 @@ class NoiseMeter:
         unscale = self._unscale()
         if weights is not None:
             unscale = weights.factor if unscale is None else unscale * weights.factor
-        differenced = self._source in (_NormSource.KEEP, _NormSource.DIFFERENCE)
-        pair: tuple[Squares, Squares] | None = None
-        match self._source:
-            case _NormSource.HOOK if self._hook is not None:
-                pair = self._hook.end()
-                if self._hook.reductions > 1:
-                    # The user's own accumulation without `no_sync`: `.grad` held means already.
-                    pair = None
-            case _NormSource.ACCUMULATION:
-                pair = self._accumulation.end()
-            case _NormSource.KEEP:
-                self._differenced.keep(unscale)
-                self._measured()
-            case _NormSource.DIFFERENCE:
-                pair = self._differenced.compare(unscale)
-                unscale = None  # both gradients are unscaled already; their loss scales may differ
-        self._source = None
+        source, self._source = self._source, None
+        assert source is not None
+        if isinstance(source, DifferencedEstimator):
+            pair = source.end(unscale)
+            unscale = weights = None  # both gradients have their own factors already
+        else:
+            pair = source.end()
+            if self._hook is not None and self._hook.reductions > 1:
+                # The user's own accumulation without `no_sync`: `.grad` held means already.
+                pair = None
+        if pair is not None or self._differenced.holding:
+            self._measured()
         if pair is None:
             return
-        self._measured()
         local, total = pair
         if unscale is not None:
             local, total = (added(self._sum_of(found) * unscale**2) for found in pair)
-        if weights is not None and not differenced:
+        if weights is not None:
             local, total = as_equal(
                 self._sum_of(local),
                 self._sum_of(total),
@@ -286,8 +275,7 @@ class NoiseMeter:
     def end_step(self, step: int) -> None:
         """End an optimizer step: take read samples in, start reading new ones."""
         buffer = self._buffer
-        if buffer.under_way:
-            buffer.collect(self.averages, self.initial)
+        buffer.collect(self.averages, self.initial)
         if buffer.empty:
             return
         if step - self._flushed_at >= self.read_every or buffer.full or not self.averages.ready:

@@ -88,11 +88,6 @@ class SampleBuffer:
         """No samples wait to be read."""
         return not self._kinds
 
-    @property
-    def under_way(self) -> bool:
-        """Samples are being read."""
-        return self._pending is not None
-
     def add(self, kind: SampleKind, local: Squares, total: Squares) -> None:
         """Queue one sample; a full buffer drops it."""
         if self.full:
@@ -102,9 +97,7 @@ class SampleBuffer:
         self._kinds.append(kind)
 
     def flush(self) -> None:
-        """Start reading the samples, unless there are none or a read is running."""
-        if not self._kinds or self._pending is not None:
-            return
+        """Start reading the samples. There are some, and no earlier ones are being read."""
         found = [summed(squares, self.groups, self._device) for squares in (self._local, self._total)]
         work = None
         if self.group is not None:
@@ -118,7 +111,7 @@ class SampleBuffer:
         self._kinds, self._local, self._total = [], [], []
 
     def collect(self, averages: NoiseAverages, initial: float) -> None:
-        """Take the samples of the last flush into `averages`."""
+        """Take the samples of the last flush into `averages`, if they were not yet."""
         if self._pending is None:
             return
         data, kinds, work = self._pending

@@ -171,11 +171,11 @@ def differenced(problem: Problem, averages: NoiseAverages, drift: Sequence[Tenso
     for _ in range(STEPS):
         problem.norms.optimizer.zero_grad()
         problem.backward(M0)
-        estimator.keep(None)
+        assert estimator.end(None) is None
         move(problem, drift, 1.0)
         problem.norms.optimizer.zero_grad()
         problem.backward(M0)
-        pair = estimator.compare(None)
+        pair = estimator.end(None)
         move(problem, drift, -1.0)
         assert pair is not None
         averages.add(kind, *(norms_of([part])[0].double().numpy() for part in pair), M0)
