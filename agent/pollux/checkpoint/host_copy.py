@@ -128,10 +128,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _like(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:
-    """Return a mapping of the same class (an OrderedDict, say), new values.
-
-    Return a dict if the class does not allow that.
-    """
+    """Return a mapping of the same class (an OrderedDict, say), or a dict if the class does not allow that."""
     try:
         made = copy.copy(value)
         for key, item in pairs.items():

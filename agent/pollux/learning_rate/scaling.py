@@ -32,18 +32,12 @@ def adascale(scale: float, noise: NoiseScale | None) -> float:
 
 
 def square_root_adascale(scale: float, noise: NoiseScale | None) -> float:
-    """Return the square root of AdaScale's gain.
-
-    For optimizers whose steps do not grow with the gradient, such as Adam.
-    """
+    """Return the root of AdaScale's gain, for optimizers whose steps do not grow with the gradient, such as Adam."""
     return math.sqrt(adascale(scale, noise))
 
 
 def automatic(scale: float, noise: NoiseScale | None) -> float:
-    """Stand for the rule of each parameter group's optimizer family.
-
-    `factors` looks the rule up in `pollux.optimizers.families`.
-    """
+    """Stand for the rule of each parameter group's optimizer family, which `factors` looks up."""
     raise AssertionError("the rule of a family was not looked up")
 
 
@@ -95,10 +89,7 @@ RULES: dict[str, Rule] = {
 
 
 class _Checked:
-    """A user's own rule, with each factor checked.
-
-    A single factor that is not finite would spoil the model permanently.
-    """
+    """A user's own rule, with each factor checked: one that is not finite would spoil the model permanently."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -210,18 +201,12 @@ def hyperparameters(
 
 
 def _shorter(beta: Any, k: float) -> Any:
-    """Return the decay of an average for steps that are worth `k`.
-
-    A decay of 0 (no average) and tensors stay as they are.
-    """
+    """Return the decay of an average for steps that are worth `k`. 0 (no average) and tensors stay as they are."""
     return max(1.0 - k * (1.0 - beta), 0.0) if isinstance(beta, float) and beta > 0.0 else beta
 
 
 class LearningRateScaler:
-    """Multiply each group's learning rate by its factor during a step.
-
-    The factor applies for the length of one `optimizer.step()`.
-    """
+    """Multiply each group's learning rate by its factor for the length of one `optimizer.step()`."""
 
     def __init__(self, optimizer: Optimizer, *, on_step: Callable[[], None]) -> None:
         self.factors: Sequence[float] = ()

@@ -34,10 +34,7 @@ class ScaledSchedule:
             self._before = self._count()
 
     def step(self) -> None:
-        """Step the scheduler once, unless it has reached its end.
-
-        A plateau scheduler needs a metric, and is not stepped.
-        """
+        """Step the scheduler once, unless it is at its end, or a plateau scheduler, which needs a metric."""
         if self._scheduler is not None and not self._at_its_end():
             self._scheduler.step()
 
@@ -59,10 +56,7 @@ class ScaledSchedule:
         return made
 
     def _at_its_end(self) -> bool:
-        """Tell whether a schedule of fixed length (OneCycleLR) is complete.
-
-        Such a schedule raises if stepped beyond its end.
-        """
+        """Tell whether a schedule of fixed length (OneCycleLR) is complete. It raises if stepped beyond its end."""
         total = getattr(self._scheduler, "total_steps", None)
         return total is not None and int(getattr(self._scheduler, "last_epoch", 0)) >= int(total)
 

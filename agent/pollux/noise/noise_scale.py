@@ -111,10 +111,7 @@ class NoiseAverages:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the averages.
-
-        With another number of parameter groups they start empty, since their meaning is lost.
-        """
+        """Restore them. With another number of parameter groups they start empty, since their meaning is lost."""
         sqr, var = np.asarray(state["sqr"], dtype=np.float64), np.asarray(state["var"], dtype=np.float64)
         if sqr.shape != self.sqr.shape or not (np.isfinite(sqr).all() and np.isfinite(var).all()):
             return

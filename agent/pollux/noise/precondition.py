@@ -49,10 +49,7 @@ def floor(roots: list[Tensor], rule: StepRule) -> None:
 
 @lru_cache(maxsize=256)
 def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tensor:
-    """Return the factor from each tensor's norm to its floor.
-
-    The result stays on the device, because copying it there may wait for the device.
-    """
+    """Return the factor from each tensor's norm to its floor, kept on the device: a copy there may wait for it."""
     return torch.tensor([(newest / size) ** 0.5 for size in sizes], dtype=torch.float32, device=device)
 
 
@@ -215,10 +212,7 @@ class GradientNorms:
     def _chunks(
         self, params: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Yield runs of (group, gradients, second moments).
-
-        A run has at most CHUNK elements. No second moments mean that v is 1.
-        """
+        """Yield runs of at most CHUNK elements: group, gradients, second moments. Without the latter, v is 1."""
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for param, whole_grad in zip(params, grads, strict=True):
             group, grad = self.group_of.get(param), local_part(whole_grad)
@@ -254,10 +248,7 @@ class GradientNorms:
     def _turned(
         self, group: int, param: Tensor, grad: Tensor
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Yield one whole gradient, multiplied by the family's matrices.
-
-        The workspace is a few times the size of the gradient.
-        """
+        """Yield one whole gradient, multiplied by the family's matrices. The workspace is a few times its size."""
         family, state = self.families[group], self.optimizer.state.get(param)
         if not state or family.matrices is None:
             return

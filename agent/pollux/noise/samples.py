@@ -132,10 +132,7 @@ class SampleBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget samples that were not read: the ranks change.
-
-        It waits for no reduction: after a loss some may never end.
-        """
+        """Forget samples that were not read, without waiting: after a loss some reductions may never end."""
         self._pending = None
         self._kinds, self._local, self._total = [], [], []
 

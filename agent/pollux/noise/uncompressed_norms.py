@@ -38,10 +38,7 @@ class UncompressedSums:
         self._group = new_group()
 
     def measure(self, bucket: Any) -> tuple[Tensor, Tensor]:
-        """Return (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device.
-
-        Every rank must call it for the same buckets.
-        """
+        """Return (|g_b|^2 of this rank, |g_B|^2), each [groups] on the device. Ranks call it for the same buckets."""
         buffer, params, grads = bucket.buffer(), bucket.parameters(), bucket.gradients()
         local = self._norms.of(params, grads)
         total = torch.zeros_like(local)

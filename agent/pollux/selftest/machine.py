@@ -59,10 +59,7 @@ def this_machine(device: str | None = None) -> Machine:
 
 
 def nccl_release() -> tuple[int, ...]:
-    """Return the release of NCCL that is loaded.
-
-    torch names the one that it was built with; another may have been installed since.
-    """
+    """Return the release of NCCL that is loaded. It need not be the one that torch was built with."""
     import torch  # noqa: PLC0415 - as above
 
     number = ctypes.c_int()

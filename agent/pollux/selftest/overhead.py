@@ -173,10 +173,7 @@ def _join(rank: int, plan: OverheadPlan, port: int) -> Any:
 
 
 def _worker(rank: int, plan: OverheadPlan, model: str, optimizer: str, port: int, pipe: Any) -> None:
-    """Run one rank: train all variants and send the seconds of each step.
-
-    The seconds are of wall-clock time and of CPU time.
-    """
+    """Run one rank: train all variants and send each step's seconds, of wall-clock time and of CPU time."""
     warnings.filterwarnings("ignore")
     if plan.device == "cpu" and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -236,13 +233,7 @@ def _agreed(mine: bool, group: Any) -> bool:
 
 
 def measure(plan: OverheadPlan, model: str, optimizer: str) -> dict[str, np.ndarray]:
-    """Return the seconds per step of each variant.
-
-    The arrays are [rounds, steps, ranks, (wall, CPU)].
-
-    Raises:
-        PolluxAgentError: a rank failed.
-    """
+    """Return the seconds per step of each variant, [rounds, steps, ranks, (wall, CPU)]. Raises PolluxAgentError."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -288,10 +279,7 @@ def interval(logs: np.ndarray) -> tuple[float, float, float]:
 def rows_of(
     plan: OverheadPlan, model: str, optimizer: str, times: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Return one row per variant, except the first plain one.
-
-    A row has the step times, and the overheads with their intervals.
-    """
+    """Return a row per variant, except the first plain one: step times, and overheads with their intervals."""
     wall = {name: t[..., 0].max(2) for name, t in times.items()}
     cpu = {name: t[..., 1].sum(2) for name, t in times.items()}
     rows = []

@@ -62,10 +62,7 @@ def save_part(directory: Path, step: int, at: int, *, beside: bool) -> int:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_killed_before_any_call_of_a_save(tmp_path: Path, beside: bool) -> None:
-    """Kill the save before each of its calls, one after the other.
-
-    The save runs in the training thread or beside it.
-    """
+    """Kill the save, in the training thread or beside it, before each of its calls, one after the other."""
     for _ in range(2):
         assert exit_codes([forked(partial(save_part, tmp_path, 0, 0, beside=False))]) == [0]
     last, code, at, outcomes, interrupted = 0, -1, 1, set(), 0

@@ -62,10 +62,7 @@ def sharded(width: int = 5) -> Network:
 
 
 def train(directory: str, steps: int, shard: bool = True) -> tuple[int, list[int], list[torch.Tensor], float]:
-    """Train `steps` more optimizer steps from the checkpoint, then leave.
-
-    The training leaves as a drained job does.
-    """
+    """Train `steps` more optimizer steps from the checkpoint, then leave as a drained job does."""
     model = sharded() if shard else Network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory)
@@ -104,10 +101,7 @@ def whole(tensor: Any) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -> None:
-    """4 -> 2 -> 1 -> 8 ranks end with the weights of a plain run.
-
-    The plain run is not disturbed. No example is lost or repeated.
-    """
+    """4 -> 2 -> 1 -> 8 ranks end with the weights of an undisturbed run. No example is lost or repeated."""
     plain = ranks(2, train, str(tmp_path / "plain"), 1000, False)[0]
     used: Counter[int] = Counter()
     reached = 0
@@ -127,10 +121,7 @@ def test_a_training_moves_between_numbers_of_ranks(ranks: Any, tmp_path: Path) -
 
 
 def spoil(directory: str) -> list[Any]:
-    """Train on after several kinds of damage to the checkpoints.
-
-    Return, on each rank, the step that training resumed from, or the refusal.
-    """
+    """Return, on each rank, the step that training resumed from after several kinds of damage, or the refusal."""
     path = Path(directory)
     train(directory, 2)
     train(directory, 2)
@@ -206,10 +197,7 @@ def periodic(directory: str) -> tuple[list[int | None], list[float], int]:
 
 
 def drained(directory: str) -> tuple[int, int | None, bool]:
-    """Drain in mid-training.
-
-    Return (optimizer step, step of the checkpoint, whether the drain order was followed).
-    """
+    """Return (optimizer step, step of the checkpoint, whether the order was followed) of a drain in mid-training."""
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)

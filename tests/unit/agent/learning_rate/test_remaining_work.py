@@ -15,10 +15,7 @@ from pollux.learning_rate.progress import Progress
 
 
 def told(**declared: Any) -> tuple[list[tuple[float, float]], int]:
-    """Return the reported (progress, target) pairs and the steps taken.
-
-    The loop reports before each micro-batch and at its end. Steps are optimizer steps.
-    """
+    """Return (progress, target) before each micro-batch and at the end, and the optimizer steps taken."""
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False)

@@ -104,10 +104,7 @@ class Quadratic(Problem):
 
 
 class Network(Problem):
-    """A perceptron on a fixed set of examples, drawn with replacement.
-
-    The gradients of all single examples give the truth.
-    """
+    """A perceptron on a fixed set of examples, drawn with replacement. All single examples' gradients are known."""
 
     EXAMPLES = 2000
 

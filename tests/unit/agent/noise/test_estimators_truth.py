@@ -52,10 +52,7 @@ class Work:
 
 
 class Wire:
-    """Stand in for torch.distributed with ranks that run in turn.
-
-    An all-reduce completes when the last rank has called it.
-    """
+    """Stand in for torch.distributed: an all-reduce completes when the last of the ranks in turn has called it."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -101,10 +98,7 @@ def hooked(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
 
 
 class Reducer:
-    """Stand in for DDP's reducer.
-
-    After all gradients of a backward pass have arrived, `mean` replaces them.
-    """
+    """Stand in for DDP's reducer: after all gradients of a backward pass have arrived, `mean` replaces them."""
 
     def __init__(self, params: list[torch.nn.Parameter]) -> None:
         self.params = params
@@ -226,10 +220,7 @@ def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> 
 def test_within_a_tenth_after_200_steps(
     estimate: Estimate, optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eight gradients of b = 8 examples, averaged as in a training.
-
-    The noise scale is b or 10 b.
-    """
+    """Eight gradients of b = 8 examples, averaged as in a training. The noise scale is b or 10 b."""
     monkeypatch.setattr(Quadratic, "ratio", ratio)
     at, averages = Quadratic(optimizer), NoiseAverages(1, decay=DECAY)
     kind = estimate(at, 8, averages)

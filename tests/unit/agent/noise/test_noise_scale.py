@@ -32,10 +32,7 @@ EXAMPLES = STEPS * M0
 
 
 def planted() -> TensorDataset:
-    """Return examples x_i of mean mu and covariance sigma^2 I.
-
-    The loss mean(w x) has exactly x_i as its gradient.
-    """
+    """Return examples x_i of mean mu and covariance sigma^2 I, which are the gradients of the loss mean(w x)."""
     generator = torch.Generator().manual_seed(5)
     mean = torch.full((D,), 0.1)
     x = mean + SIGMA * torch.randn(EXAMPLES, D, generator=generator)
@@ -43,10 +40,7 @@ def planted() -> TensorDataset:
 
 
 def precondition(optimizer: torch.optim.Optimizer) -> None:
-    """Set a constant second moment, so that the preconditioner is known.
-
-    The truth is then known as well.
-    """
+    """Set a constant second moment, so that the preconditioner, and the truth, are known."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             moment = torch.linspace(0.5, 4.0, D).reshape(p.shape)
@@ -58,10 +52,7 @@ def precondition(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Matrix(torch.nn.Module):
-    """The planted problem with its parameters in a matrix of full rank.
-
-    `unused` adds a parameter that no output depends on.
-    """
+    """The planted problem in a matrix of full rank; `unused` adds a parameter that no output depends on."""
 
     def __init__(self, *, unused: bool) -> None:
         super().__init__()
@@ -96,10 +87,7 @@ def hook_of(name: str) -> Any:
 
 
 def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tuple[float, float, int]:
-    """Run one pass with frozen parameters; return (sqr, var, samples).
-
-    `adaptive` allows the agent to cut a batch in two.
-    """
+    """Run one pass with frozen parameters; return (sqr, var, samples). `adaptive`: the agent may cut a batch in two."""
     unused = name == "sgd unused"
     model: torch.nn.Module = torch.nn.Linear(D, 1, bias=False)
     if unused or name == "sgd PowerSGD":
@@ -147,10 +135,7 @@ def truth(name: str) -> tuple[float, float, np.ndarray, np.ndarray]:
 
 
 def check(name: str, n: int, results: list[tuple[float, float, int]]) -> None:
-    """Assert that results lie within 3 standard errors of the truth.
-
-    The errors are analytic: n Gaussian gradients of b examples in each of T samples.
-    """
+    """Assert that results lie within 3 standard errors of T samples of n Gaussian gradients of b examples each."""
     sqr, var, mean, deviation = truth(name)
     b = M0 / n
     for found_sqr, found_var, samples in results:
@@ -195,10 +180,7 @@ def test_hook_under_accumulation(ranks: Any, name: str) -> None:
 
 
 def measure_bare(name: str) -> tuple[float, float, int]:
-    """Measure as `measure` does, by a loop without micro-batch contexts.
-
-    The loop clips gradients, and now and then accumulates by itself.
-    """
+    """As `measure`, by a loop without contexts, which clips gradients and now and then accumulates by itself."""
     model = torch.nn.Linear(D, 1, bias=False)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     if name == "adam":
@@ -229,10 +211,7 @@ def test_a_loop_without_contexts_is_measured_between_ranks(ranks: Any, name: str
 
 
 def what_arrives(name: str) -> float:
-    """Return the largest relative error of `.grad` after the user's hook.
-
-    The reference is the mean gradient.
-    """
+    """Return the largest error of `.grad` after the user's hook, relative to the mean gradient."""
     model = Matrix(unused=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = attach(

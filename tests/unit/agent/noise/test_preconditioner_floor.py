@@ -12,10 +12,7 @@ from pollux.noise.precondition import GradientNorms
 
 
 def warm_optimizer(make, awake):
-    """Return a parameter and the norms of an optimizer after 20 steps.
-
-    Its gradients are 1 in the elements that `awake` names.
-    """
+    """Return a parameter and its norms after 20 steps, with gradients of 1 in the elements that `awake` names."""
     param = torch.nn.Parameter(torch.zeros(8))
     optimizer = make([param])
     for _ in range(20):

@@ -42,10 +42,7 @@ def data() -> TensorDataset:
 
 
 class Network(torch.nn.Module):
-    """A network with shapes that no number of ranks in these tests divides.
-
-    One parameter may be left unused.
-    """
+    """A network with shapes that no number of ranks divides. One parameter may be left unused."""
 
     def __init__(self, uses_all: bool) -> None:
         super().__init__()
@@ -72,10 +69,7 @@ def optimizer_of(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 def train(
     kind: str, per_gpu: int, sharded: bool, replicas: int = 1
 ) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor], int]:
-    """Train one pass; return noise, weights, the last gradient and samples.
-
-    The noise is per parameter group. Samples are the number of noise samples taken.
-    """
+    """Train one pass; return the noise per parameter group, weights, the last gradient, and the number of samples."""
     torch.manual_seed(0)
     model = Network(kind != "unused")
     if not dist.is_initialized():

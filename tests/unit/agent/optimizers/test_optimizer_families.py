@@ -246,10 +246,7 @@ STEPS: list[tuple[str, Make]] = [
 
 
 def settle(optimizer: Optimizer) -> int:
-    """Set the step count so high that bias corrections are constant.
-
-    Return the count. The corrections are for moments that start at zero.
-    """
+    """Set the step count so high that moments which start at zero need no correction. Return the count."""
     for counted in (*optimizer.state.values(), *optimizer.param_groups):
         if "step" in counted:
             counted["step"] = (
