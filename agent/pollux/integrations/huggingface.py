@@ -101,14 +101,18 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial.report_metric(metrics or {}, self._metric)
 
 
-class ElasticMixin:
+_AnyTrainer: Any = object
+"""For the type checker: the classes that the mixin is for are Trainers."""
+
+
+class ElasticMixin(_AnyTrainer):  # type: ignore[misc]
     """Makes a Trainer elastic: `class Mine(ElasticMixin, Seq2SeqTrainer)`.
 
     `batch_size` is M0, over all GPUs; `max_batch_size`, `per_gpu` and `grow_after` bound what the agent may choose, as
     in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ...).
     """
 
-    is_in_train: bool
+    control: Any
 
     def __init__(
         self,
@@ -121,10 +125,9 @@ class ElasticMixin:
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        this: Any = self
-        _check(this)
-        own = this.args.per_device_train_batch_size
-        self.initial_batch = batch_size or own * this.args.gradient_accumulation_steps
+        _check(self)
+        own = self.args.per_device_train_batch_size
+        self.initial_batch = batch_size or own * self.args.gradient_accumulation_steps
         per_gpu = per_gpu or (1, max(own, 1))
         self._bounds: Any = {"max_batch_size": max_batch_size, "per_gpu": per_gpu, "grow_after": grow_after}
         self._attach = dict(attach or {})
@@ -137,11 +140,11 @@ class ElasticMixin:
         self._begun = False
         """The agent's next epoch has begun before Trainer's."""
         # One of its batches is one whole step.
-        this.args.gradient_accumulation_steps = 1
-        this.accelerator.gradient_accumulation_steps = 1
+        self.args.gradient_accumulation_steps = 1
+        self.accelerator.gradient_accumulation_steps = 1
         # The agent adds up the tokens. Trainer would also multiply losses by the number of ranks, an evaluation's too.
-        this.args.average_tokens_across_devices = False
-        this.add_callback(_Pace(self))
+        self.args.average_tokens_across_devices = False
+        self.add_callback(_Pace(self))
 
     @property
     def job(self) -> Job:
@@ -161,12 +164,11 @@ class ElasticMixin:
                     f"expected to resume from the agent's own checkpoints, and there is none; Trainer's "
                     f"({resume_from_checkpoint!r}) are not read: load the weights into the model instead"
                 )
-        return super().train(None, *args, **kwargs)  # type: ignore[misc]
+        return super().train(None, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """The elastic loader's steps."""
-        this: Any = self
-        dataset = this.train_dataset
+        dataset = self.train_dataset
         if dataset is None or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise PolluxAgentError(
                 f"expected a train_dataset with len() and indexing, got {type(dataset).__name__}"
@@ -177,31 +179,31 @@ class ElasticMixin:
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any
     ) -> tuple[Any, Any]:
-        this: Any = self
-        accelerator = this.accelerator
+        accelerator = self.accelerator
         # The agent wraps the model in DistributedDataParallel itself, after restoring.
         plain = functools.partial(type(accelerator).prepare_model, accelerator, evaluation_mode=True)
         accelerator.prepare_model = plain
         try:
-            super()._prepare_for_training(max_steps, train_dataloader, None)  # type: ignore[misc]
+            super()._prepare_for_training(max_steps, train_dataloader, None)
         finally:
             del accelerator.prepare_model
-        options: dict[str, Any] = {"seed": this.args.data_seed or this.args.seed, **self._attach}
+        options: dict[str, Any] = {"seed": self.args.data_seed or self.args.seed, **self._attach}
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
         job = attach(
-            this.model,
-            getattr(this.optimizer, "optimizer", this.optimizer),
-            this.lr_scheduler,
+            self.model,
+            optimizer,
+            self.lr_scheduler,
             scaler=accelerator.scaler,
             state=TrainerState(self),
             **options
-            | {"ddp_kwargs": ddp_arguments(accelerator, this.model) | options.get("ddp_kwargs", {})},
+            | {"ddp_kwargs": ddp_arguments(accelerator, self.model) | options.get("ddp_kwargs", {})},
         )
         self._job, self._over = job, job.progress.finished
         job.training.on_ranks, job.training.ends_epochs = self._on_ranks, True
         assert self._steps is not None
         self._steps.loader = self._make_loader(job)
         length = len(self._steps)
-        epochs = this.args.max_steps / length if this.args.max_steps > 0 else this.args.num_train_epochs
+        epochs = self.args.max_steps / length if self.args.max_steps > 0 else self.args.num_train_epochs
         self._epochs = job.epochs(epochs, statistical=True)
         self._backward: Callable[..., Any] = accelerator.backward
         accelerator.backward = self._weighted_backward
@@ -209,19 +211,17 @@ class ElasticMixin:
 
     def _on_ranks(self) -> None:
         """Update Trainer's number of ranks, after a resize in place."""
-        this: Any = self
-        follow(self.job.world, this.accelerator)
-        state = this.state
-        state.is_world_process_zero = this.is_world_process_zero()
-        state.is_local_process_zero = this.is_local_process_zero()
+        follow(self.job.world, self.accelerator)
+        state = self.state
+        state.is_world_process_zero = self.is_world_process_zero()
+        state.is_local_process_zero = self.is_local_process_zero()
 
     def _make_loader(self, job: Job) -> TrainingLoader:
-        this: Any = self
-        args, dataset, collate = this.args, this.train_dataset, this.data_collator
+        args, dataset, collate = self.args, self.train_dataset, self.data_collator
         if hasattr(dataset, "column_names"):  # a datasets.Dataset
-            dataset = this._remove_unused_columns(dataset, description="training")
+            dataset = self._remove_unused_columns(dataset, description="training")
         else:
-            collate = this._get_collator_with_removed_columns(collate, description="training")
+            collate = self._get_collator_with_removed_columns(collate, description="training")
         return job.loader(
             dataset,
             self.initial_batch,
@@ -233,7 +233,6 @@ class ElasticMixin:
         )
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
-        this: Any = self
         job = self.job
         if self._over or epoch < job.progress.epoch:
             return  # trained before the restart
@@ -245,7 +244,7 @@ class ElasticMixin:
             return
         if job.stepper.epoch_done():
             # Restored at the end of an epoch: Trainer must still evaluate, save and log there.
-            this.control = this.callback_handler.on_epoch_end(this.args, this.state, this.control)
+            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
             tail = (
                 kwargs["model"],
                 kwargs["trial"],
@@ -253,11 +252,11 @@ class ElasticMixin:
                 kwargs["ignore_keys_for_eval"],
                 kwargs["start_time"],
             )
-            this._maybe_log_save_evaluate(this._tr_loss, None, *tail)
+            self._maybe_log_save_evaluate(self._tr_loss, None, *tail)
             return
         kwargs["num_update_steps_per_epoch"] = 2**62  # get_batch_samples ends the epoch
         try:
-            super()._run_epoch(epoch=epoch, **kwargs)  # type: ignore[misc]
+            super()._run_epoch(epoch=epoch, **kwargs)
         finally:
             assert self._steps is not None
             self._steps.micro_batches.close()  # type: ignore[attr-defined]
@@ -267,23 +266,21 @@ class ElasticMixin:
         try:
             return [next(epoch_iterator)], None
         except StopIteration:
-            this: Any = self
-            this.control.should_epoch_stop = True
+            self.control.should_epoch_stop = True
             return [], None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """One optimizer step's passes. Returns its mean loss over this rank's share."""
-        this: Any = self
         job, total, weight, counted = self.job, 0.0, 0.0, True
         assert self._steps is not None
         while True:
             if not counted:
-                this.current_flos += float(this.floating_point_ops(inputs))
-                this._track_num_input_tokens(inputs)
+                self.current_flos += float(self.floating_point_ops(inputs))
+                self._track_num_input_tokens(inputs)
             loss, self._tokens = None, self._labelled_tokens(inputs)
             items = None if self._tokens is None else self._tokens.clamp(min=1)
             with job.micro_batch():
-                loss = super().training_step(job.model, inputs, items)  # type: ignore[misc]
+                loss = super().training_step(job.model, inputs, items)
             if loss is None:
                 total = weight = 0.0  # it ran out of memory, and the step begins again
             else:
@@ -300,8 +297,7 @@ class ElasticMixin:
         labels = inputs.get("shift_labels", inputs.get("labels")) if isinstance(inputs, Mapping) else None
         if getattr(labels, "ndim", 0) < 2:
             return None
-        this: Any = self
-        return this._get_num_items_in_batch([inputs], this.args.device)
+        return self._get_num_items_in_batch([inputs], self.args.device)
 
     def _weighted_backward(self, loss: Any, **kwargs: Any) -> None:
         tokens = self._tokens
@@ -313,33 +309,30 @@ class ElasticMixin:
     def _get_learning_rate(self) -> float:
         """The learning rate in use: the schedule's, times the agent's factor."""
         if self._job is None:
-            rate: float = super()._get_learning_rate()  # type: ignore[misc]
-            return rate
+            return float(super()._get_learning_rate())
         return self._job.learning_rates[0]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""
         if self.is_in_train and self._job is not None and "loss" in logs:
             logs.update(scalars(self._job))
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+        super().log(logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As Trainer's. All ranks call it for a model under `fully_shard`: rank 0 gathers the shards."""
-        this: Any = self
-        if not under_fully_shard(this.model):
-            super().save_model(output_dir, _internal_call)  # type: ignore[misc]
+        if not under_fully_shard(self.model):
+            super().save_model(output_dir, _internal_call)
             return
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(this.model, options=options)
-        this._save(output_dir, state_dict=state)
+        state = get_model_state_dict(self.model, options=options)
+        self._save(output_dir, state_dict=state)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        this: Any = self
         job = self.job
         if not self._over and next(self._epochs, None) is not None:
             job.coordinator.finish()  # stopped early, by a callback
-        result = super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
-        this.accelerator.backward = self._backward
+        result = super()._finalize_training(*args, **kwargs)
+        self.accelerator.backward = self._backward
         job.close()
         return result
 
