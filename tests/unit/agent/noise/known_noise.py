@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,19 @@ from pollux.noise.samples import Squares, summed
 
 M0 = 64
 STEPS = 200
+
+
+def frozen_adam(
+    params: Iterable[torch.nn.Parameter], low: float, high: float
+) -> tuple[torch.optim.Optimizer, Tensor]:
+    """Return an Adam that holds its second moments, from `low` to `high`, and its preconditioner [parameters]."""
+    adam = torch.optim.Adam(params, lr=0.0, betas=(0.9, 1 - 1e-7))
+    weights = []
+    for p in adam.param_groups[0]["params"]:
+        moment = torch.linspace(low, high, p.numel()).reshape(p.shape)
+        adam.state[p] = {"step": torch.tensor(1e9), "exp_avg": torch.zeros_like(p), "exp_avg_sq": moment}
+        weights.append(1.0 / (moment.flatten().double().sqrt() + 1e-8))
+    return adam, torch.cat(weights)
 
 
 class Problem:
@@ -31,19 +44,9 @@ class Problem:
         if optimizer == "sgd":
             self.norms = GradientNorms(torch.optim.SGD(self.params, lr=0.0))
             return
-        adam = torch.optim.Adam(self.params, lr=0.0, betas=(0.9, 1 - 1e-7))
-        weights = []
-        for p in self.params:
-            moment = torch.linspace(0.3, 3.0, p.numel()).reshape(p.shape)
-            adam.state[p] = {
-                "step": torch.tensor(1e9),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": moment,
-            }
-            weights.append(1.0 / (moment.flatten().double().sqrt() + 1e-8))
+        adam, p_diagonal = frozen_adam(self.params, 0.3, 3.0)
         self.norms = GradientNorms(adam)
         self.norms.steps = 10**9
-        p_diagonal = torch.cat(weights)
         self.mean = self.mean * p_diagonal
         self.covariance = self.covariance * p_diagonal[:, None] * p_diagonal
 

@@ -243,6 +243,16 @@ def test_gradients_that_a_script_zeroes_in_a_pass_do_not_come_back() -> None:
     assert param.grad.tolist() == [3.0, 3.0]
 
 
+def of_one_rank(
+    model: torch.nn.Module,
+    reduces: Callable[[], bool] = lambda: True,
+    on_ready: Callable[[], None] = lambda: None,
+) -> ReductionEstimator:
+    params = list(model.parameters())
+    norms = GradientNorms(torch.optim.SGD(params))
+    return ReductionEstimator(norms, params, rank=0, ranks=1, reduces=reduces, on_ready=on_ready)
+
+
 @pytest.mark.parametrize(
     ("measuring", "reduces", "found"),
     [(True, True, 1), (True, False, 0), (False, True, 0), (False, False, 0)],
@@ -251,15 +261,7 @@ def test_a_pass_is_measured_once_where_it_is_due_and_ends_in_a_reduction(
     measuring: bool, reduces: bool, found: int
 ) -> None:
     model = torch.nn.Linear(3, 1)
-    params = list(model.parameters())
-    estimator = ReductionEstimator(
-        GradientNorms(torch.optim.SGD(params)),
-        params,
-        rank=0,
-        ranks=1,
-        reduces=lambda: reduces,
-        on_ready=lambda: None,
-    )
+    estimator = of_one_rank(model, reduces=lambda: reduces)
     for _ in range(2):
         estimator.begin(measuring)
         model(torch.ones(2, 3)).sum().backward()
@@ -271,14 +273,7 @@ def test_a_pass_is_measured_once_where_it_is_due_and_ends_in_a_reduction(
 
 def test_a_closed_estimator_no_longer_sees_gradients() -> None:
     model, ready = torch.nn.Linear(3, 1), list[str]()
-    estimator = ReductionEstimator(
-        GradientNorms(torch.optim.SGD(model.parameters())),
-        list(model.parameters()),
-        rank=0,
-        ranks=1,
-        reduces=lambda: True,
-        on_ready=lambda: ready.append("gradient"),
-    )
+    estimator = of_one_rank(model, on_ready=lambda: ready.append("gradient"))
     estimator.begin(measuring=False)
     model(torch.ones(2, 3)).sum().backward()
     assert ready == ["gradient"] * 2, "of the weight and of the bias"

@@ -20,7 +20,7 @@ from pollux import attach
 from pollux.noise import measuring
 from pollux.noise.noise_scale import NoiseAverages, SampleKind, unbiased
 from tests.unit.agent.conftest import skip_unless_gloo_sums
-from tests.unit.agent.noise.known_noise import Network
+from tests.unit.agent.noise.known_noise import Network, frozen_adam
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 
@@ -37,18 +37,6 @@ def planted() -> TensorDataset:
     mean = torch.full((D,), 0.1)
     x = mean + SIGMA * torch.randn(EXAMPLES, D, generator=generator)
     return TensorDataset(x)
-
-
-def precondition(optimizer: torch.optim.Optimizer) -> None:
-    """Set a constant second moment, so that the preconditioner, and the truth, are known."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            moment = torch.linspace(0.5, 4.0, D).reshape(p.shape)
-            optimizer.state[p] = {
-                "step": torch.tensor(1e9),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": moment,
-            }
 
 
 class Matrix(torch.nn.Module):
@@ -92,13 +80,10 @@ def measure(name: str, per_gpu: tuple[int, int], adaptive: bool = False) -> tupl
     model: torch.nn.Module = torch.nn.Linear(D, 1, bias=False)
     if unused or name == "sgd PowerSGD":
         model = Matrix(unused=unused)
-    optimizer: torch.optim.Optimizer
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0, enabled=name in ("sgd with AMP", "sgd clipped"))
-    if name.startswith("sgd"):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
-        precondition(optimizer)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    if name == "adam":
+        optimizer, _ = frozen_adam(model.parameters(), 0.5, 4.0)
     job = attach(
         model,
         optimizer,
@@ -184,8 +169,7 @@ def measure_bare(name: str) -> tuple[float, float, int]:
     model = torch.nn.Linear(D, 1, bias=False)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     if name == "adam":
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, 1 - 1e-7))
-        precondition(optimizer)
+        optimizer, _ = frozen_adam(model.parameters(), 0.5, 4.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
     job = attach(model, optimizer, scaler=scaler, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     for n, (x,) in enumerate(job.loader(planted(), M0)):
