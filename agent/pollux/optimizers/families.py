@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from pollux.optimizers import moments
-from pollux.optimizers.averages import lion_share, momentum_share
 from pollux.ranks.sharding import is_shard
 
 
@@ -88,6 +87,19 @@ class Family:
         if self is not ADAFACTOR:
             return math.inf
         return max(float(group.get("d", group.get("clip_threshold", 1.0))), 1.0)
+
+
+def lion_share(beta1: float, beta2: float) -> float:
+    """The share of a gradient's squared noise in beta1 m + (1 - beta1) g, where m averages with beta2."""
+    return (1.0 - beta1) ** 2 + beta1**2 * (1.0 - beta2) / (1.0 + beta2)
+
+
+def momentum_share(momentum: float, *, nesterov: bool) -> float:
+    """The share in m, an average with `momentum`.
+
+    With Nesterov's look-ahead: in momentum m + (1 - momentum) g, where m holds g already.
+    """
+    return lion_share(momentum**2 if nesterov else momentum, momentum)
 
 
 def _newest(group: Mapping[str, Any]) -> float:

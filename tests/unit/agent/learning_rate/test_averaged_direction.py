@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.averaged_direction import correction
-from pollux.optimizers.averages import lion_share, momentum_share
-from pollux.optimizers.families import LION, MUON, recognise
+from pollux.optimizers.families import LION, MUON, lion_share, momentum_share, recognise
 
 SIGNAL, NOISE = 0.3, 1.0
 """Of each element's gradient: its mean, and its deviation at M0."""
