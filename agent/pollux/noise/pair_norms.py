@@ -54,13 +54,10 @@ class PairNorms:
     ) -> None:
         """Select this rank's share of `params`, as `rank` of `ranks`. All ranks list `params` in the same order."""
         self._norms = norms
-        places = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
-        self._places = tuple(group for _, group in places)
-        self._params = [p for p, _ in places]
-        share = _share([p.numel() for p in self._params], rank, ranks)
-        self._owns = [i in share for i in range(len(places))]
-        self._own_params = [p for p, own in zip(self._params, self._owns, strict=True) if own]
-        self._own_places = tuple(group for (_, group), own in zip(places, self._owns, strict=True) if own)
+        self._all = [(p, norms.group_of[p]) for p in params if p in norms.group_of]
+        """Parameters, each with its group."""
+        self._share = _share([p.numel() for p, _ in self._all], rank, ranks)
+        self._own = [pair for i, pair in enumerate(self._all) if i in self._share]
         self._runs: list[_Run] = []
         self._used: list[bool] = []
         """Which parameters had a gradient when the preconditioner was laid out."""
@@ -72,8 +69,8 @@ class PairNorms:
     def first(self) -> Squares:
         """Return the squared norms of all gradients."""
         if not self._norms.preconditioned:
-            return _plain(self._params, self._places)
-        used, steps = [p.grad is not None for p in self._params], self._norms.steps
+            return _plain(self._all)
+        used, steps = [p.grad is not None for p, _ in self._all], self._norms.steps
         if not self._runs or used != self._used or not self._close(self._laid_at):
             self._runs = []  # before the next ones are allocated
             self._runs, self._used, self._laid_at = list(self._lay_out()), used, steps
@@ -91,10 +88,10 @@ class PairNorms:
     def second(self) -> Squares:
         """Return the squared norms of this rank's share; the ranks' parts add up."""
         if not self._norms.preconditioned:
-            return _plain(self._own_params, self._own_places)
+            return _plain(self._own)
         runs = [run for run in self._runs if run.own]
-        now = [p for p in self._own_params if p.grad is not None]
-        if len(now) > sum(used and own for used, own in zip(self._used, self._owns, strict=True)):
+        now = [p for p, _ in self._own if p.grad is not None]
+        if len(now) > sum(self._used[i] for i in self._share):
             # Only other ranks have used it.
             before = {p for run in runs for p in run.params}
             runs.append(_Run(0, True, [p for p in now if p not in before], None, 1.0))
@@ -129,8 +126,8 @@ class PairNorms:
         sizes: dict[tuple[int, bool], int] = {}
         others: dict[bool, list[Tensor]] = {}
         kept = 0
-        for param, group, own in zip(self._params, self._places, self._owns, strict=True):
-            grad = param.grad
+        for i, (param, group) in enumerate(self._all):
+            grad, own = param.grad, i in self._share
             if grad is not None and norms.turned(param):
                 others.setdefault(own, []).append(param)
                 continue
@@ -163,14 +160,12 @@ class PairNorms:
         return _Run(group, own, [param for param, _ in run], below, rule.corrected)
 
 
-def _plain(params: Sequence[Tensor], places: tuple[int, ...]) -> Squares:
-    found = [p.grad for p in params]
-    grads = [g for g in found if g is not None]
-    if len(grads) < len(found):
-        places = tuple(place for place, g in zip(places, found, strict=True) if g is not None)
-    if not grads:
+def _plain(pairs: Sequence[tuple[Tensor, int]]) -> Squares:
+    seen = [(p.grad, group) for p, group in pairs if p.grad is not None]
+    if not seen:
         return Squares(None, ())
-    return Squares(torch.stack(foreach_norm(grads, 2, torch.float32)), places)
+    norms = foreach_norm([grad for grad, _ in seen], 2, torch.float32)
+    return Squares(torch.stack(norms), tuple(group for _, group in seen))
 
 
 def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:
