@@ -270,7 +270,9 @@ class GradientNorms:
             return None
         family = self.families[group]
         if family.moment is None:
-            return None if family.matrices is not None else moments.none(state, param, {})
+            # Plain gradients, beside groups that are preconditioned, have v = 1.
+            ones = torch.ones((), device=param.device).expand(local_part(param).shape)
+            return None if family.matrices is not None else ones
         return family.moment(state, param, self.optimizer.param_groups[group])
 
 

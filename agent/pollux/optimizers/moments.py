@@ -137,11 +137,6 @@ def lars(state: State, param: Tensor, group: Group) -> Tensor | None:
     return _trust(local_part(param.detach()), mean).pow(-2).expand(mean.shape)
 
 
-def none(state: State, param: Tensor, group: Group) -> Tensor | None:
-    """v = 1, for plain gradients beside groups that are preconditioned."""
-    return torch.ones((), device=param.device).expand(local_part(param).shape)
-
-
 def mean_square(tensor: Tensor) -> Tensor:
     """The mean of the squares, a float32 scalar on the device."""
     norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
