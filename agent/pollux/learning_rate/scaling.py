@@ -161,8 +161,8 @@ def factors(
     if rule is not automatic:
         return [rule(scale, group) for group in noise]
     rules = [RULES[family.rule] for family in families] or [RULES["none"]]
-    # A group that the user adds later follows the first one's family.
-    return [(rules[i] if i < len(rules) else rules[0])(scale, group) for i, group in enumerate(noise)]
+    # A group that the user adds later follows the last one's family, as in `hyperparameters`.
+    return [rules[min(i, len(rules) - 1)](scale, group) for i, group in enumerate(noise)]
 
 
 def hyperparameters(

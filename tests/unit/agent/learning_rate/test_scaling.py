@@ -22,6 +22,8 @@ from pollux.learning_rate.scaling import (
     LearningRateScaler,
     Legw,
     adascale,
+    automatic,
+    factors,
     follow,
     hyperparameters,
     rule_for,
@@ -251,6 +253,7 @@ def test_each_group_follows_its_own_family_and_more_groups_the_last() -> None:
     weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     optimizer = torch.optim.AdamW([{"params": [weight]} for weight in weights])
     noise = [NoiseScale(sqr=0.0, var=1.0)] * 3
+    assert factors(automatic, [SGD_LIKE, ADAM], 4.0, noise) == pytest.approx([4.0, 2.0, 2.0])
     plain, *adaptive = hyperparameters(sde, optimizer, [SGD_LIKE, ADAM], 4.0, noise)
     assert plain == {}
     assert [set(changed) for changed in adaptive] == [{"betas", "eps", "weight_decay"}] * 2
