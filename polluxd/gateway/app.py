@@ -75,7 +75,6 @@ class Connection(Protocol):
 
     def recognise(self, holder: Holder, token: str) -> None:
         """The request has shown a valid token."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ class Records(Protocol):
 
         None: polluxd does not know the job.
         """
-        ...
 
     def issue(self, holder: Holder, token_hash: bytes) -> None: ...
 
@@ -59,18 +58,14 @@ class Records(Protocol):
 
     def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
         """Store reports in one statement; return why each was refused, or None."""
-        ...
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
         """Return whether the move counts on the checkpoint, or a refusal."""
-        ...
 
     def introduce(
         self, holder: Holder, fingerprint: str, gpu_type: str
     ) -> Refusal | Mapping[str, Any] | None:
         """Return what earlier runs of the training measured; None: nothing."""
-        ...
 
     def open_orders(self) -> Mapping[int, Orders]:
         """Return the open orders by job."""
-        ...

@@ -182,25 +182,21 @@ class SlurmClient(Protocol):
 
         The number of requests to Slurm does not depend on how many nodes and jobs there are.
         """
-        ...
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         """Read the present state of these jobs, in one request.
 
         Jobs that Slurm no longer knows are left out.
         """
-        ...
 
     def requeue(self, job_id: int) -> None:
         """End the job and put it back into the queue.
 
         Does nothing to a job that has ended or is waiting.
         """
-        ...
 
     def run_again(self, job_id: int) -> None:
         """Put a failed job that Slurm remembers back into the queue."""
-        ...
 
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
@@ -210,22 +206,18 @@ class SlurmClient(Protocol):
         With `start`, also end the job's lease, so that it starts now. `time_limit_s` is rounded up to whole minutes;
         None keeps the time limit. After an error the request may be applied in part; repeating it is safe.
         """
-        ...
 
     def release(self, job_id: int) -> None:
         """Give a job back its priority, which Slurm took (BadConstraints)."""
-        ...
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         """Give a job another time limit, rounded up to whole minutes."""
-        ...
 
     def can_shrink(self) -> bool:
         """Tell whether Slurm lets a running job give nodes back.
 
         This takes slurmdbd. Raises nothing. The answer is remembered, so that Slurm is asked seldom.
         """
-        ...
 
     def shrink(self, job_id: int, nodes: Sequence[str]) -> None:
         """Shrink a running job to these of its nodes.
@@ -233,18 +225,15 @@ class SlurmClient(Protocol):
         The batch host must be among them. Slurm kills the job's processes on its other nodes at once. Does nothing
         where the job holds exactly these nodes.
         """
-        ...
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         """Cancel companions, waiting or running, and no other job.
 
         Companions that have ended are passed over.
         """
-        ...
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         """Keep waiting jobs back until this POSIX time.
 
         Jobs that are no longer waiting are passed over.
         """
-        ...
