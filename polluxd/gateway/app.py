@@ -34,10 +34,10 @@ from .payloads import (
     HealthAnswer,
     HistoryQuestion,
     JobsQuestion,
-    NoQuestion,
     OrdersAnswer,
     OrdersQuestion,
     PriorAnswer,
+    Question,
     ReportMessage,
     TokenAnswer,
     TokenRequest,
@@ -46,6 +46,7 @@ from .payloads import (
 from .records import Holder, Records, SentReport
 from .report_batches import ReportBatches
 from .tokens import Decoder, Tokens
+from .visitors import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +71,6 @@ class Questions(Protocol):
     def history(self, uid: int, job: int, since: float) -> Any: ...
 
 
-class Connection(Protocol):
-    """The connection that a request came over."""
-
-    def recognise(self, holder: Holder, token: str) -> None:
-        """The request has shown a valid token."""
-
-
 @dataclass(frozen=True)
 class Call:
     """One request that was read, checked and authorised."""
@@ -85,7 +79,7 @@ class Call:
     token: str
     address: str
     message: Any
-    connection: Connection
+    connection: Visitor
     job: int
     """Of the path; 0: none."""
 
@@ -180,7 +174,7 @@ class GatewayService:
 
     async def _serve(self, endpoint: MessagePath, request: Request) -> Any:
         address = request.client.host if request.client else ""
-        connection: Connection = request.scope["state"]["connection"]
+        connection: Visitor = request.scope["state"]["connection"]
         holder, token = Holder(-1), ""
         if endpoint.rights != "anybody":
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -328,11 +322,11 @@ ENDPOINTS = (
     MessagePath("POST", "/v1/acknowledgements", "attempt", Acknowledgement, Accepted, _acknowledgement),
     MessagePath("POST", "/v1/training", "attempt", TrainingMessage, PriorAnswer, _training),
     MessagePath("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
-    MessagePath("GET", "/v1/top", "user", NoQuestion, None, _top),
-    MessagePath("GET", "/v1/cluster", "user", NoQuestion, None, _cluster),
-    MessagePath("GET", "/v1/jobs/{job:int}/explain", "user", NoQuestion, None, _explain),
+    MessagePath("GET", "/v1/top", "user", Question, None, _top),
+    MessagePath("GET", "/v1/cluster", "user", Question, None, _cluster),
+    MessagePath("GET", "/v1/jobs/{job:int}/explain", "user", Question, None, _explain),
     MessagePath("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
-    MessagePath("GET", "/v1/health", "anybody", NoQuestion, HealthAnswer, _health),
+    MessagePath("GET", "/v1/health", "anybody", Question, HealthAnswer, _health),
 )
 """Everything that the gateway answers."""
 

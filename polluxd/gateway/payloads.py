@@ -313,34 +313,28 @@ class HealthAnswer(Message):
     database: bool
 
 
-class OrdersQuestion(BaseModel):
-    """Wait until the orders are not those `seen`, for 50 s at most."""
+class Question(BaseModel):
+    """No parameters; further questions add theirs. A URL has all values as text, so this is no `Message`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OrdersQuestion(Question):
+    """Wait until the orders are not those `seen`, for 50 s at most."""
 
     seen: Annotated[str, StringConstraints(max_length=64)] = ""
 
 
-class JobsQuestion(BaseModel):
+class JobsQuestion(Question):
     """List the jobs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ended: bool = False
 
 
-class HistoryQuestion(BaseModel):
+class HistoryQuestion(Question):
     """List the reports of a job since a POSIX time."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     since: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
-
-
-class NoQuestion(BaseModel):
-    """No parameters."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ErrorDetail(Message):
