@@ -67,7 +67,7 @@ def _beyond(move: Move) -> str:
 
 
 def _set_paused(config: ConfigOption, *, paused: bool) -> None:
-    access.open_store(config)[0].set_setting("paused", paused, access.who())
+    access.open_store(config)[0].set_settings({"paused": paused}, access.who())
 
 
 def pause(config: ConfigOption = None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Spent, Step
+from polluxd.model import RESTARTING_PATHS, Move, Placement, Plan, Report, Spent, Step
 from polluxd.slurm.protocol import SlurmJob
 
 from .costs import cost_of, is_move, totals
@@ -181,16 +181,7 @@ class FakeStore:
     def remember_fits(self) -> None:
         self._must_answer(self.epoch)
 
-    def record_cycle(
-        self,
-        plan: Plan | None,
-        *,
-        mode: DaemonMode | str,
-        note: str = "",
-        durations: Mapping[str, float],
-        started_at: float,
-        snapshot_json: Callable[[], str] | None = None,
-    ) -> int:
+    def record_cycle(self, _plan: Plan | None, **_facts: object) -> int:
         self._must_answer(self.epoch)
         self.rows.cycles += 1
         return self.rows.cycles

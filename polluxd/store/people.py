@@ -191,16 +191,8 @@ class PeopleStore(Session):
                 )
         return move
 
-    def set_setting(self, name: str, value: object, who: str) -> None:
-        """Set one field of PolicySettings, audited.
-
-        Raises:
-            ConfigError: no such setting, or a value that is not allowed.
-        """
-        self.set_settings({name: value}, who)
-
     def set_settings(self, values: Mapping[str, object], who: str) -> None:
-        """Set several fields in one transaction, all or none, audited.
+        """Set fields of PolicySettings in one transaction, all or none, audited.
 
         Raises:
             ConfigError: no such setting, or a value that is not allowed.

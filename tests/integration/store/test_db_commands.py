@@ -101,7 +101,7 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     init(server, etc)
     assert run("upgrade", config(etc)).exit_code == 0
     store = Store(server.admin_url.replace("/pollux", "/site"), "main")
-    store.set_setting("paused", True, "test")
+    store.set_settings({"paused": True}, "test")
     store.close()
     printed = run("backup-hints", config(etc)).output.splitlines()
     dump, restore = (

@@ -174,7 +174,7 @@ def test_clusters_do_not_see_each_other(store, seen, agent, postgres, cluster):
 
     store.sync_jobs([seen(7)])
     agent(7).publish()
-    store.set_setting("paused", True, "root")
+    store.set_settings({"paused": True}, "root")
     other = Store(postgres.url, cluster + "b")
     assert other.jobs_view() == []
     assert other.reports() == {}
@@ -352,8 +352,8 @@ def test_the_view_shows_the_newest_move(store, seen):
 )
 def test_settings_come_back_and_are_audited(store, name, value):
     assert getattr(store.settings(), name) == getattr(PolicySettings(), name)
-    store.set_setting(name, value, "root@head")
-    store.set_setting(name, value, "root@head")  # no change: no line in the audit
+    store.set_settings({name: value}, "root@head")
+    store.set_settings({name: value}, "root@head")  # no change: no line in the audit
     assert getattr(store.settings(), name) == value
     (change,) = store.setting_audit()
     assert (change.who, change.name, change.from_value) == ("root@head", name, None)
@@ -374,7 +374,7 @@ def test_settings_set_together_are_set_at_once(store):
 
 def test_settings_lie_over_the_configurations(store):
     defaults = PolicySettings(power=0.0, partial_nodes=True)
-    store.set_setting("power", -3, "root")
+    store.set_settings({"power": -3}, "root")
     assert store.settings(defaults) == PolicySettings(power=-3, partial_nodes=True)
 
 
@@ -384,7 +384,7 @@ def test_settings_lie_over_the_configurations(store):
 )
 def test_senseless_settings_are_refused(store, name, value):
     with pytest.raises(ConfigError, match=name):
-        store.set_setting(name, value, "root")
+        store.set_settings({name: value}, "root")
     assert store.setting_audit() == []
 
 

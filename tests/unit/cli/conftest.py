@@ -167,14 +167,11 @@ class MemoryStore:
     def settings(self, defaults: PolicySettings | None = None) -> PolicySettings:
         return self.current
 
-    def set_setting(self, name: str, value: Any, who: str) -> None:
-        before = getattr(self.current, name)
-        self.current = replace(self.current, **{name: -math.inf if value == "-inf" else value})
-        self.changes.insert(0, SettingChange(NOW, who, name, before, value))
-
     def set_settings(self, values: Mapping[str, Any], who: str) -> None:
         for name, value in values.items():
-            self.set_setting(name, value, who)
+            before = getattr(self.current, name)
+            self.current = replace(self.current, **{name: -math.inf if value == "-inf" else value})
+            self.changes.insert(0, SettingChange(NOW, who, name, before, value))
 
     def setting_audit(self) -> list[SettingChange]:
         return self.changes
