@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from polluxd.apply.companions import ClusterView
+from polluxd.apply.machine import REPEAT_S
 from polluxd.apply.placed import ends_at, geometry, held, same_place
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Move, Placement, Report, Step
@@ -28,7 +29,6 @@ class InPlaceMoves:
     The reconciler itself writes the moves' steps to the database.
 
     Args:
-        repeat: a call that shows no effect is made again after this [s].
         authorize: called before each call to Slurm and each write; the epoch.
         clock: POSIX time [s].
         monotonic: seconds that only go forward.
@@ -39,14 +39,12 @@ class InPlaceMoves:
         slurm: SlurmClient,
         store: Store,
         *,
-        repeat: float,
         authorize: Callable[[], int],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._slurm = slurm
         self._store = store
-        self._repeat = repeat
         self._authorize = authorize
         self._clock = clock
         self._monotonic = monotonic
@@ -104,7 +102,7 @@ class InPlaceMoves:
         """
         left = [job for job in orphans if job.state is not JobState.COMPLETING]
         now = self._monotonic()
-        due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > self._repeat]
+        due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > REPEAT_S]
         due = due[:_ENDED_AT_ONCE]
         self._tried = {job.job_id: self._tried.get(job.job_id, _NEVER) for job in left}
         self._tried |= dict.fromkeys((job.job_id for job in due), now)
@@ -126,7 +124,7 @@ class InPlaceMoves:
             move = left_over(job, reports.get(job.job_id), seen.moves)
             if move is None or job.job_id in busy:
                 continue
-            if now - self._tidied.get(move.id, _NEVER) <= self._repeat:
+            if now - self._tidied.get(move.id, _NEVER) <= REPEAT_S:
                 continue
             self._tidied[move.id] = now
             why = self.give_back(job, move.target)

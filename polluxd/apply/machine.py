@@ -35,7 +35,7 @@ from polluxd.slurm.protocol import SlurmJob
 ACKNOWLEDGED_S = 90.0
 """Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
 REPEAT_S = 3.0
-"""A requeue that shows no effect is sent again after this time."""
+"""A call to Slurm that shows no effect is made again after this time."""
 REFUSED_S = 4.0
 """Slurm's scheduler has looked at a configured job by then."""
 

@@ -14,7 +14,7 @@ from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
-from polluxd.apply.machine import REPEAT_S, Action, Do, Fail, Reach, Situation, Withdraw, next_action
+from polluxd.apply.machine import Action, Do, Fail, Reach, Situation, Withdraw, next_action
 from polluxd.apply.open_moves import OpenMoves
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
@@ -75,9 +75,7 @@ class Reconciler:
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
         self.waiting = WaitingJobs(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
-        self._resizer = InPlaceMoves(
-            slurm, store, repeat=REPEAT_S, authorize=authorize, clock=clock, monotonic=monotonic
-        )
+        self._resizer = InPlaceMoves(slurm, store, authorize=authorize, clock=clock, monotonic=monotonic)
 
     def gather(self, state: ClusterState) -> ClusterView:
         """Return the cluster with each companion assigned to its parent.

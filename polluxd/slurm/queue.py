@@ -83,7 +83,6 @@ BAD_CONSTRAINTS = "BadConstraints"
 class Query:
     """One call of squeue, with the words that end its fields and records."""
 
-    fields: tuple[str, ...]
     separator: str
     end: str
     """Not the separator: a name may begin with a line break."""
@@ -94,7 +93,7 @@ class Query:
 
         squeue prints a field without a width whole; the separator is its suffix.
         """
-        *first, last = ((name, 1 if name in _FIRST_LETTER else "") for name in self.fields)
+        *first, last = ((name, 1 if name in _FIRST_LETTER else "") for name in _FIELDS)
         words = [f"{name}:{width}{self.separator}" for name, width in first]
         return ",".join([*words, f"{last[0]}:{last[1]}{self.end}"])
 
@@ -115,7 +114,7 @@ class Query:
 
 def jobs_query() -> Query:
     """Ask for all that polluxd knows of jobs, with words that users cannot know."""
-    return Query(_FIELDS, f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>")
+    return Query(f"<{secrets.token_hex(8)}>", f"<{secrets.token_hex(8)}>")
 
 
 class Record(NamedTuple):
@@ -207,9 +206,9 @@ def _record(line: str, query: Query) -> Record:
     """Read one record."""
     row, task, lost = line.split(query.separator), None, True
     try:
-        if len(row) != len(query.fields):
-            raise SlurmGarbled(f"expected {len(query.fields)} fields, got {len(row)}")
-        record = dict(zip(query.fields, row, strict=True))
+        if len(row) != len(_FIELDS):
+            raise SlurmGarbled(f"expected {len(_FIELDS)} fields, got {len(row)}")
+        record = dict(zip(_FIELDS, row, strict=True))
         lost = job_state(record["State"]) in _MAY_HOLD
         number = record["ArrayTaskID"]
         if _is_number(number) and _is_number(row[0]) and record["State"] == "PENDING":
