@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from polluxd.model import JobSpec
 from polluxd.slurm.directives import parse_admin_comment
 from tests.unit.slurm.lua_hooks import NEEDS_LUA, Outcome, comment, refused, submit
 
@@ -31,30 +32,22 @@ def test_defaults() -> None:
 
 def test_all_keys_over_several_lines_with_a_comment_and_dos_line_ends() -> None:
     outcome = submit(
-        "#POLLUX min-gpus=2 max-gpus=8\r\n#POLLUX adaptive=no # as it was\r\n#POLLUX  preemptible=no\r"
+        "#POLLUX min-gpus=2 max-gpus=8\r\n#POLLUX adaptive=no # as it was\r\n#POLLUX  preemptible=no prior=no\r"
     )
     assert comment(outcome) == "pollux:v1 min-gpus=2 max-gpus=8 adaptive=no preemptible=no cpus-per-gpu=1"
     assert outcome.adaptive == "no"
 
 
-def test_earlier_runs_count_unless_the_job_opts_out() -> None:
-    assert submit("#POLLUX").prior == "yes"
-    outcome = submit("#POLLUX prior=no")
-    assert outcome.prior == "no"
-    assert "prior" not in comment(outcome)  # the scheduler has no use for it
-
-
 def test_polluxd_reads_what_the_hook_writes() -> None:
-    outcome = submit("#POLLUX max-gpus=8 adaptive=no", begin_time=4_000_000_000, min_mem_per_node=600)
-    read = parse_admin_comment(outcome.admin_comment or "")
-    assert read is not None
-    assert (read.spec.min_gpus, read.spec.max_gpus, read.spec.adaptive, read.spec.preemptible) == (
-        1,
-        8,
-        False,
-        True,
+    outcome = submit(
+        "#POLLUX max-gpus=8 adaptive=no continue=yes search=lr-1.v2",
+        begin_time=4_000_000_000,
+        min_mem_per_node=600,
     )
-    assert read.spec.mem_per_gpu_mb == 300
+    read = parse_admin_comment(outcome.admin_comment)
+    assert read.spec == JobSpec(
+        max_gpus=8, adaptive=False, mem_per_gpu_mb=300, continues=True, search="lr-1.v2"
+    )
     assert read.begin == 4_000_000_000
     assert read.submitted == pytest.approx(time.time(), abs=60)
 
@@ -73,9 +66,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
     outcome = submit(f"#POLLUX max-gpus=16 gpu-counts={rule}")
     assert outcome.accepted, outcome.said
     assert ("gpu-counts=" in (outcome.admin_comment or "")) == (noted != "any")
-    read = parse_admin_comment(outcome.admin_comment or "")
-    assert read is not None
-    assert read.spec.gpu_counts == noted
+    assert parse_admin_comment(outcome.admin_comment).spec.gpu_counts == noted
 
 
 @pytest.mark.parametrize(
@@ -99,6 +90,10 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         ("#POLLUX max-gpus=1e3", "bad value '1e3' for max-gpus"),
         ("#POLLUX max-gpus=", "bad value '' for max-gpus"),
         ("#POLLUX adaptive=maybe", "#POLLUX line 3: bad value 'maybe' for adaptive (allowed: yes or no)"),
+        ("#POLLUX mode=watch", "bad value 'watch' for mode (allowed: observe, advise or enforce)"),
+        ("#POLLUX resize=or", "bad value 'or' for resize (allowed: in-place or requeue)"),
+        ("#POLLUX resize=relaunch", "the path relaunch is gone: write requeue, or leave resize out"),
+        ("#POLLUX continue=maybe", "bad value 'maybe' for continue"),
         ("#POLLUX adaptive", "#POLLUX line 3: expected key=value, got 'adaptive'"),
         ("#POLLUX min_gpus=2", "unknown key 'min_gpus', did you mean min-gpus?"),
         ("#POLLUX --Max-GPU=2", "unknown key '--Max-GPU', did you mean max-gpus?"),
@@ -191,57 +186,34 @@ def test_a_maximum_below_the_gpus_asked_for_is_told_of() -> None:
     assert submit("#POLLUX max-gpus=4", tres_per_node="gres:gpu:4").said == []
 
 
-def test_a_job_submitted_from_within_another_does_not_inherit_its_adaptivity() -> None:
-    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_ADAPTIVE": "no"}
-    assert submit("#POLLUX", environment=outer).adaptive == "yes"
-    assert submit("#POLLUX adaptive=no", environment=outer).adaptive == "no"
-
-
-@pytest.mark.parametrize("mode", ["observe", "advise"])
+@pytest.mark.parametrize("mode", ["observe", "advise", "enforce"])
 def test_a_job_that_is_only_looked_at_has_one_batch_size(mode: str) -> None:
-    outcome = submit(f"#POLLUX mode={mode} max-gpus=4")
-    assert outcome.mode == mode
-    read = parse_admin_comment(comment(outcome))
-    assert read is not None
-    assert not read.spec.adaptive
-    assert not parse_admin_comment(comment(submit(f"#POLLUX mode={mode} adaptive=yes"))).spec.adaptive  # type: ignore[union-attr]
+    for directives in (f"mode={mode} max-gpus=4", f"mode={mode} adaptive=yes"):
+        outcome = submit(f"#POLLUX {directives}")
+        assert outcome.mode == mode
+        assert parse_admin_comment(comment(outcome)).spec.adaptive is (mode == "enforce")
 
 
-def test_enforce_is_the_default_and_is_inherited_from_nowhere() -> None:
-    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_MODE": "observe"}
-    for outcome in (submit("#POLLUX", environment=outer), submit("#POLLUX mode=enforce")):
-        assert outcome.mode == "enforce"
-        assert "adaptive=yes" in comment(outcome)
-    wrong = submit("#POLLUX mode=watch")
-    assert not wrong.accepted
-    assert "bad value 'watch' for mode (allowed: observe, advise or enforce)" in " ".join(wrong.said)
+@pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("adaptive", "yes", "no"),
+        ("prior", "yes", "no"),
+        ("mode", "enforce", "observe"),
+        ("resize", "in-place", "requeue"),
+        ("continue", "no", "yes"),
+    ],
+)
+def test_a_choice_has_a_default_and_is_inherited_from_no_other_job(
+    key: str, default: str, other: str
+) -> None:
+    outer = {"SLURM_OPEN_MODE": "a", f"POLLUX_{key.upper()}": other}
+    made = [submit(head, environment=outer) for head in ("#POLLUX", f"#POLLUX {key}={other}")]
+    assert [getattr(outcome, key.replace("continue", "continues")) for outcome in made] == [default, other]
 
 
-def test_how_a_job_may_be_resized_is_bounded_by_its_user_and_inherited_from_nowhere() -> None:
-    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_RESIZE": "requeue"}
-    assert submit("#POLLUX", environment=outer).resize == "in-place"
-    former = submit("#POLLUX resize=relaunch", environment=outer)
-    assert not former.accepted
-    assert "the path relaunch is gone: write requeue, or leave resize out" in " ".join(former.said)
-    wrong = submit("#POLLUX resize=or")
-    assert "bad value 'or' for resize (allowed: in-place or requeue)" in " ".join(wrong.said)
-
-
-def test_whether_a_job_goes_on_after_its_time_limit_is_inherited_from_nowhere() -> None:
-    outer = {"SLURM_OPEN_MODE": "a", "POLLUX_CONTINUE": "yes"}
-    assert submit("#POLLUX", environment=outer).continues == "no"
-    assert submit("#POLLUX continue=yes").continues == "yes"
-    told = [parse_admin_comment(comment(submit(line))) for line in ("#POLLUX", "#POLLUX continue=yes")]
-    assert [read is not None and read.spec.continues for read in told] == [False, True]
-    assert not submit("#POLLUX continue=maybe").accepted
-
-
-def test_the_search_of_a_job_reaches_the_agent_and_polluxd() -> None:
-    made = submit("#POLLUX search=lr-1.v2")
-    assert made.search == "lr-1.v2"
-    read = parse_admin_comment(comment(made))
-    assert read is not None
-    assert read.spec.search == "lr-1.v2"
+def test_the_search_of_a_job_is_a_name() -> None:
+    assert submit("#POLLUX search=lr-1.v2").search == "lr-1.v2"
     for name in ("../x", ".x", "a/b", "x" * 65, "a,b", ""):
         assert "a name of at most 64 letters" in refused(submit(f"#POLLUX search={name}"))
 
