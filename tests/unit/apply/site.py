@@ -36,7 +36,7 @@ class Site:
         self.reports: dict[int, Report] = {}
         self.acting = Reconciler(
             self.slurm,
-            self.store,  # type: ignore[arg-type]
+            self.store,
             limits=MoveSettings(**{"cooldown_s": 0.0, **limits}),
             lease=300.0,
             authorize=lambda: 1,

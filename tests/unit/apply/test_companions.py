@@ -29,8 +29,8 @@ COMPANION = replace(
 )
 
 
-def gathered(*jobs: SlurmJob, **of_move: object):  # type: ignore[no-untyped-def]
-    move = replace(MOVE, **of_move)  # type: ignore[arg-type]
+def gathered(*jobs: SlurmJob, **of_move: object):
+    move = replace(MOVE, **of_move)
     return gather(ClusterState(1.0, (), jobs), {move.id: move})
 
 
@@ -75,7 +75,7 @@ def test_one_on_its_way_in_is_nobodys_yet(step: Step) -> None:
     ],
 )
 def test_one_whose_parent_is_not_what_it_says_goes_astray(parent: dict[str, object]) -> None:
-    seen = gathered(replace(PARENT, **parent), COMPANION)  # type: ignore[arg-type]
+    seen = gathered(replace(PARENT, **parent), COMPANION)
     assert 9 in [job.job_id for job in seen.orphans]
     assert all(not job.companions for job in seen.state.jobs)
 
@@ -108,7 +108,7 @@ def test_one_that_no_move_asked_for_goes_astray(move: dict[str, object]) -> None
     ],
 )
 def test_one_that_is_elsewhere_or_leaving_is_not_its_parents(changes: dict[str, object]) -> None:
-    seen = gathered(PARENT, replace(COMPANION, **changes))  # type: ignore[arg-type]
+    seen = gathered(PARENT, replace(COMPANION, **changes))
     assert [job.job_id for job in seen.orphans] == [9]
 
 

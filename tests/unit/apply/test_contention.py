@@ -146,7 +146,7 @@ WAITING = SnapshotJob(1, "train", "ann", "lab", "gpu", JobSpec(), 0.0, 60.0)
 
 
 def left(job: SnapshotJob = WAITING, placed: Placement = NO_PLACEMENT, **settings: object) -> frozenset[int]:
-    snapshot = Snapshot("lab", NOW, NODES, (job,), PolicySettings(**settings))  # type: ignore[arg-type]
+    snapshot = Snapshot("lab", NOW, NODES, (job,), PolicySettings(**settings))
     return unplaced(snapshot, Plan((Allocation(1, placed, 0.0, 0.0, 32, False, ""),), 0.0, 0.0, "exact"))
 
 

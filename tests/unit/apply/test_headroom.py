@@ -21,7 +21,7 @@ ROOT = Association("root", None, "", "", GroupLimits(), JobLimits())
 
 
 def account(name: str = "vision", **limits: object) -> Association:
-    return Association(name, None, "", "root", GroupLimits(**limits), JobLimits())  # type: ignore[arg-type]
+    return Association(name, None, "", "root", GroupLimits(**limits), JobLimits())
 
 
 def limits(*associations: Association, qos: tuple[Qos, ...] = ()) -> Limits:

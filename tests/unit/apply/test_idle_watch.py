@@ -109,11 +109,11 @@ def test_the_watch_speaks_after_its_patience_and_names_the_reason() -> None:
     found = plan("waits for GPUs; the 4 GPUs that are free do not form such a placement")
     assert idle_after(job(), PATIENCE - 1, found) == []
     (idle,) = idle_after(job(), PATIENCE + 1, found)
-    text = note([idle])  # type: ignore[list-item]
+    text = note([idle])
     assert text.startswith(PREFIX)
     assert "4 GPUs that job 1 may use" in text
     assert "; " not in text, "a semicolon would end this part of the note"
-    assert "tell an administrator" in remarked(found, [idle], NOW).allocations[0].reason  # type: ignore[list-item]
+    assert "tell an administrator" in remarked(found, [idle], NOW).allocations[0].reason
 
 
 def test_tasks_that_share_a_record_are_watched() -> None:
@@ -172,8 +172,8 @@ def test_jobs_that_wait_for_their_user_or_do_not_wait_are_left_out(waiting: Slur
 )
 def test_only_rules_limits_and_moves_explain_a_wait(found: Plan, stated: bool) -> None:
     (idle,) = idle_after(job(), PATIENCE + 1, found)
-    assert idle.stated is stated  # type: ignore[attr-defined]
-    assert bool(note([idle])) is not stated  # type: ignore[list-item]
+    assert idle.stated is stated
+    assert bool(note([idle])) is not stated
 
 
 def test_a_pause_in_which_the_job_could_not_start_begins_the_time_anew() -> None:

@@ -81,7 +81,7 @@ def within(world: World) -> dict[int, Placement]:
     live(world, process, 60.0, before)
     assert {j: world.place(j) for j in ids} == before
     assert sum(world.requeued.values()) == 0
-    process.store.resign()  # type: ignore[attr-defined]
+    process.store.resign()
     world.pass_time(3.0)
     return {job_id: target for job_id, (_, _, target, _) in zip(ids, moves, strict=True)}
 
@@ -185,7 +185,7 @@ def scenario(story: Story, fault: str, at: int, *, after: bool) -> tuple[bool, l
         try:
             live(world, first, 60.0, targets)
         except Killed:
-            first.store.epoch = None  # type: ignore[misc]
+            first.store.epoch = None
         if points.passed < at:
             return False, wrong(world, story, targets, foreign, disturbed=False)
         match fault:

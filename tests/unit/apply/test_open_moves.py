@@ -62,7 +62,7 @@ def test_tries_are_remembered_for_moves_that_are_kept() -> None:
 @pytest.mark.parametrize("longest", TIMEOUTS)
 def test_a_move_is_stuck_after_a_multiple_of_the_longest_timeout(longest: str) -> None:
     assert len(TIMEOUTS) == 7
-    limits = MoveSettings(**{**dict.fromkeys(TIMEOUTS, 10.0), longest: 500.0})  # type: ignore[arg-type]
+    limits = MoveSettings(**{**dict.fromkeys(TIMEOUTS, 10.0), longest: 500.0})
     since = {1: 1.0, 2: 0.0, 3: 9.0}
     moves = [
         move(number, Step.DRAINING, planned=5.0, draining=NOW - PATIENCE * 500.0 - more)

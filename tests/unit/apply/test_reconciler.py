@@ -35,7 +35,7 @@ def noted_renewals(site: Site) -> list[tuple[list[int], float]]:
     """The jobs and the end of each call that follows."""
     calls: list[tuple[list[int], float]] = []
     renew = site.slurm.renew
-    site.slurm.renew = lambda job_ids, until: (calls.append((list(job_ids), until)), renew(job_ids, until))[1]  # type: ignore[method-assign]
+    site.slurm.renew = lambda job_ids, until: (calls.append((list(job_ids), until)), renew(job_ids, until))[1]
     return calls
 
 

@@ -24,12 +24,12 @@ class Resized(Site):
         self.power: str | None = None
         """Of n2, in place of what Slurm shows."""
         observe = self.slurm.observe
-        self.slurm.observe = lambda: replace(seen := observe(), nodes=tuple(map(self.shown, seen.nodes)))  # type: ignore[method-assign]
+        self.slurm.observe = lambda: replace(seen := observe(), nodes=tuple(map(self.shown, seen.nodes)))
         assert self.begin((self.job, "resize", source, target)) == [self.job]
         self.turn(4.0)
 
     def shown(self, node: Node) -> Node:
-        return replace(node, power=self.power) if self.power and node.name == "n2" else node  # type: ignore[arg-type]
+        return replace(node, power=self.power) if self.power and node.name == "n2" else node
 
     def report(self, **said: Any) -> None:
         self.reports = {self.job: says(**said)}

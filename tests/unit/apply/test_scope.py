@@ -28,7 +28,7 @@ class Calls:
 
 def scope(**named: tuple[str, ...]) -> tuple[Scope, Calls]:
     calls = Calls()
-    return Scope(ScopeSettings(**named), calls, lambda: 1), calls  # type: ignore[arg-type]
+    return Scope(ScopeSettings(**named), calls, lambda: 1), calls
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def place(**demands: object) -> Eligibility | None:
         replace(NODES[2], rack="r2", foreign_cpus=2),
         replace(NODES[3], rack="r3", gpu_type="h100"),
     )
-    shown = job(1, JobState.PENDING, limit=600.0, demands=Demands(**demands))  # type: ignore[arg-type]
+    shown = job(1, JobState.PENDING, limit=600.0, demands=Demands(**demands))
     rules = Rules(MAIN, (Reservation("course", NOW - 60, NOW + HOUR, frozenset({"n2"})),))
     return eligibility(ClusterState(NOW, nodes, (shown,), rules=rules)).get(1)
 
@@ -288,7 +288,6 @@ def place(**demands: object) -> Eligibility | None:
 )
 def test_options_of_a_job_leave_nodes_out(demands: dict[str, object], nodes: set[str], rule: str) -> None:
     eligible = place(**demands)
-    assert eligible is not None
     assert eligible.nodes == nodes
     assert rule in eligible.rule
 
@@ -302,7 +301,6 @@ def test_options_offer_no_node_outside_of_the_partition() -> None:
 
 def test_a_job_without_a_reservation_stays_out_of_it() -> None:
     eligible = place()
-    assert eligible is not None
     assert eligible.nodes == {"n1", "n3", "n4"}
     assert hash(eligible), "snapshots tell eligibility apart by their hash"
 

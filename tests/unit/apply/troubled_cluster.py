@@ -325,7 +325,6 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def thaw(self) -> None:
         self.step()
-        assert self.frozen is not None
         self.thawed.append(self.frozen)
         self.frozen = None
 

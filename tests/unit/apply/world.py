@@ -75,7 +75,7 @@ class Process(Daemon):
         self._schema_known = True
         self._pruned = float("inf")
         store = FakeStore(world.rows, lease_s=config.cycle.leader_lease_s)
-        self.store = store  # type: ignore[assignment]
+        self.store = store
         slurm = self._door("slurm", Watched(world, store))
         door: Any = self._door("store", store)
         reconciler = Reconciler(
@@ -172,7 +172,6 @@ class Watched:
     def _needed(self, job_id: int) -> bool:
         """Ranks train on it, and nobody has told the parent to give it up."""
         world, claim = self._world, self._world.truth(job_id).companion
-        assert claim is not None
         training, parent = world.trainings.get(claim.parent), world.truth(claim.parent)
         if training is None or parent.state is not JobState.RUNNING or job_id not in training.lent:
             return False

@@ -60,7 +60,7 @@ def test_a_doubted_report_is_counted_named_and_replayed() -> None:
     cycle.rows.reports[honest] = replace(REPORT, at=1.0, explored_gpus=0, explored_nodes=0)
     results: list[StepResult] = []
     step = cycle.controller.step
-    cycle.controller.step = lambda: results.append(step())  # type: ignore[assignment, method-assign, return-value, func-returns-value]
+    cycle.controller.step = lambda: results.append(step())
     snapshot, plan = cycle.step()
     told = plan.of(liar)
     assert "; polluxd does not believe these claims of its report: explored_gpus=1000000" in told.reason

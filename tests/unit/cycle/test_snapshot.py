@@ -45,7 +45,7 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
 
 def test_features_stay_where_a_node_has_or_may_get_a_price() -> None:
     kinds = {"off": "off", "on": "on", "priced": "on"}
-    found = tuple(Node(n, 4, features=frozenset({n}), power=p) for n, p in kinds.items())  # type: ignore[arg-type]
+    found = tuple(Node(n, 4, features=frozenset({n}), power=p) for n, p in kinds.items())
     snap = built(ClusterState(100.0, found, ()), settings=PolicySettings(cloud_prices={"priced": 1.0}))
     assert [n.features for n in snap.nodes] == [{"off"}, frozenset(), {"priced"}]
 
@@ -143,7 +143,6 @@ def test_a_job_that_may_not_grow_in_place_moves_through_the_queue() -> None:
     )
     for paths, resize in (({"resize", "requeue"}, "in-place"), ({"requeue"}, "requeue")):
         seen = snapshot(part, reports={1: able}, paths=frozenset(paths)).jobs[0].report
-        assert seen is not None
         assert seen.resize == resize
 
 

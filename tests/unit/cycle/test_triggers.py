@@ -30,7 +30,7 @@ class Watched(Cycle):
 def trained(**spec: object) -> tuple[Watched, int]:
     """A job on all GPUs of one node; another node is idle."""
     cycle = Watched()
-    job = cycle.slurm.submit(JobSpec(**spec), lease=1e6)  # type: ignore[arg-type]
+    job = cycle.slurm.submit(JobSpec(**spec), lease=1e6)
     cycle.slurm.configure(job, Geometry(("n1",), 4, 4), start=True)
     cycle.after()
     cycle.after()
@@ -47,7 +47,7 @@ def fill_other_nodes(cycle: Watched) -> None:
 
 
 def report(**said: object) -> Report:
-    return replace(REPORT, **{"explored_gpus": 4, "first_step_at": 1.0, **said})  # type: ignore[arg-type]
+    return replace(REPORT, **{"explored_gpus": 4, "first_step_at": 1.0, **said})
 
 
 def test_a_job_measured_at_its_gpus_is_decided_on_at_once_and_once() -> None:

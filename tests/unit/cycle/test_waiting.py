@@ -17,7 +17,7 @@ PENDING = slurm_job(state=JobState.PENDING, submit_time=10.0)
 @pytest.mark.parametrize("how", [{"held_by_user": True}, {"dependent": True}, {"begin_time": 501.0}])
 def test_waiting_begins_when_the_user_lets_a_job_start(how: dict[str, object]) -> None:
     waiting, times = WaitingTimes(), {7: JobTimes(10.0)}
-    kept_back = replace(PENDING, **how)  # type: ignore[arg-type]
+    kept_back = replace(PENDING, **how)
     assert waiting.corrected([kept_back], times, 400.0)[7].held_at == 400.0
     assert waiting.corrected([kept_back], times, 500.0)[7].held_at == 500.0
     for now in (600.0, 9000.0):

@@ -44,7 +44,7 @@ class Cycle:
         self.seen: list[tuple[object, object]] = []
         self.reconciler = Reconciler(
             self.slurm,
-            store,  # type: ignore[arg-type]
+            store,
             limits=MoveSettings(cooldown_s=0.0),
             lease=60.0,
             authorize=lambda: None,
@@ -54,18 +54,18 @@ class Cycle:
         self.controller = Controller(
             config,
             self.slurm,
-            store,  # type: ignore[arg-type]
+            store,
             self.reconciler,
             monotonic=self.slurm.clock,
             policy=self._decide,
         )
 
-    def _decide(self, snapshot, cache: Cache):  # type: ignore[no-untyped-def]
+    def _decide(self, snapshot, cache: Cache):
         plan = decide(snapshot, cache=cache)
         self.seen.append((snapshot, plan))
         return plan
 
-    def step(self):  # type: ignore[no-untyped-def]
+    def step(self):
         # A move costs a job that came this instant everything it is worth.
         self.slurm.advance(61.0)
         self.controller.step()

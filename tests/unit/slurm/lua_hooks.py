@@ -95,7 +95,6 @@ def lua(value: object) -> str:
 
 
 def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome:
-    assert LUA is not None
     driver = DRIVER.format(config=lua(config), hook=HOOK, job=lua(job), call=call)
     done = subprocess.run([LUA, "-"], input=driver, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -129,7 +128,6 @@ def refused(outcome: Outcome) -> str:
 def comment(outcome: Outcome) -> str:
     """The AdminComment without the time of submission and the size that was asked for."""
     assert outcome.accepted, outcome.said
-    assert outcome.admin_comment is not None
     words = outcome.admin_comment.split()
     assert abs(int(next(w for w in words if w.startswith("submitted="))[10:]) - time.time()) < 60
     return " ".join(w for w in words if not w.startswith(("submitted=", "asked=")))

@@ -25,7 +25,6 @@ def test_attempts_sizes_and_companions_are_added_up() -> None:
         return MOVED if "--jobs=7" in words else MOVED + COMPANION
 
     used = read_usage(ask, 7)
-    assert used is not None
     assert "--uid=1000" in asked[1]
     assert (used.gpu_s, used.companion_gpu_s, used.companions) == (
         2 * 30 + 8 * 50 + 4 * 60 + 4 * 30,

@@ -14,7 +14,6 @@ FILTER = HOOK.with_name("cli_filter.lua")
 
 def filtered(options: dict[str, object]) -> str:
     """The open mode that the filter makes of sbatch's options, or its refusal."""
-    assert LUA is not None
     driver = f"""
     slurm = {{ SUCCESS = 0, ERROR = -1, log_error = print }}
     dofile("{FILTER}")

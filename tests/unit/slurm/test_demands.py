@@ -35,9 +35,7 @@ def test_constraints_that_make_no_sense(text: str) -> None:
 
 
 def demands(words: str) -> Demands:
-    found = parse_admin_comment(f"pollux:v1 min-gpus=1 {words}")
-    assert found is not None
-    return found.demands
+    return parse_admin_comment(f"pollux:v1 min-gpus=1 {words}").demands
 
 
 def test_the_words_of_a_comment() -> None:

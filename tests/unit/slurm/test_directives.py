@@ -19,7 +19,6 @@ def test_other_comments_are_not_ours(text: str) -> None:
 
 def test_defaults() -> None:
     read = parse_admin_comment("pollux:v1")
-    assert read is not None
     assert read.spec == JobSpec()
     assert (read.submitted, read.begin) == (None, None)
 
@@ -29,7 +28,6 @@ def test_everything() -> None:
         "pollux:v1 min-gpus=2 max-gpus=8 gpu-counts=2,4,8 adaptive=no preemptible=no "
         "cpus-per-gpu=3 mem-per-gpu=4000 submitted=17 begin=18"
     )
-    assert read is not None
     assert read.spec == JobSpec(2, 8, False, False, 3, 4000, "2,4,8")
     assert (read.submitted, read.begin) == (17, 18)
 
@@ -38,32 +36,26 @@ def test_a_companion() -> None:
     read = parse_admin_comment(
         f"pollux:v1 companion-of=7 attempt=0 move=12 nonce={NONCE} cpus-per-gpu=2 mem-per-gpu=300 submitted=17"
     )
-    assert read is not None
     assert read.companion == Companion(7, 0, 12, NONCE)
     assert (read.spec.cpus_per_gpu, read.spec.mem_per_gpu_mb, read.submitted) == (2, 300, 17)
-    assert parse_admin_comment("pollux:v1 min-gpus=1").companion is None  # type: ignore[union-attr]
+    assert parse_admin_comment("pollux:v1 min-gpus=1").companion is None
 
 
 def test_a_companion_from_before_nonces_has_an_empty_one() -> None:
-    read = parse_admin_comment("pollux:v1 companion-of=7 attempt=0 move=12 cpus-per-gpu=2 submitted=17")
-    assert read is not None
-    assert read.companion == Companion(7, 0, 12, "")
+    comment = "pollux:v1 companion-of=7 attempt=0 move=12 cpus-per-gpu=2 submitted=17"
+    assert parse_admin_comment(comment).companion == Companion(7, 0, 12, "")
 
 
 @pytest.mark.parametrize("name", ["-x", "a b", "x" * 65, "ä", "a/b"])
 def test_a_search_is_a_name(name: str) -> None:
-    read = parse_admin_comment("pollux:v1 search=lr_1")
-    assert read is not None
-    assert read.spec.search == "lr_1"
+    assert parse_admin_comment("pollux:v1 search=lr_1").spec.search == "lr_1"
     with pytest.raises(DirectiveError):
         parse_admin_comment(f"pollux:v1 search={name}")
 
 
 @pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
 def test_rules_on_gpu_counts(rule: str) -> None:
-    read = parse_admin_comment(f"pollux:v1 gpu-counts={rule}")
-    assert read is not None
-    assert read.spec.gpu_counts == rule
+    assert parse_admin_comment(f"pollux:v1 gpu-counts={rule}").spec.gpu_counts == rule
 
 
 @pytest.mark.parametrize(

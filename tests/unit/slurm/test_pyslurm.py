@@ -220,7 +220,6 @@ def test_a_worker_ends_with_its_client_and_after_its_time(
 ) -> None:
     slurm = stand_in.client()
     slurm.observe()
-    assert slurm.worker is not None
     first = slurm.worker.process.pid
     monkeypatch.setattr(pyslurm_client, "LIFETIME_S", 0.0)
     slurm.observe()
@@ -261,13 +260,13 @@ def test_the_configuration_decides_and_the_log_says_so(
     assert type(open_client("scontrol", conf=None, timeout=60)) is ScontrolClient
     assert said(caplog) == [("INFO", "Slurm is read through scontrol: slurm.client says so")]
     for choice in ("auto", "pyslurm"):
-        made = open_client(choice, conf=None, timeout=60)  # type: ignore[arg-type]
+        made = open_client(choice, conf=None, timeout=60)
         assert isinstance(made, PyslurmClient)
         assert reader(made) == "by-pyslurm"
     monkeypatch.setattr(pyslurm_client, "version", not_installed)
     caplog.clear()
     for choice in ("auto", "pyslurm"):
-        assert type(open_client(choice, conf=None, timeout=60)) is ScontrolClient  # type: ignore[arg-type]
+        assert type(open_client(choice, conf=None, timeout=60)) is ScontrolClient
     why = "Slurm is read through scontrol: pyslurm is not installed"
     assert said(caplog) == [("INFO", why), ("WARNING", why)]
 
@@ -379,7 +378,6 @@ def test_a_reading_that_hangs_is_no_answer_and_the_next_goes_by_scontrol(
 ) -> None:
     slurm = stand_in.client()
     slurm.observe()
-    assert slurm.worker is not None
     pid = slurm.worker.process.pid
     slurm.timeout = 0.3
     stand_in.fault(jobs="hang")

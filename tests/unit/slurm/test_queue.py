@@ -11,11 +11,7 @@ from polluxd.model import JobSpec, JobState
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.queue import Known, Queue, jobs_query, parse_jobs
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
-
-
-def read(*jobs: dict[str, str]) -> Queue:
-    query = jobs_query()
-    return parse_jobs(squeue(jobs, query.format), query)
+from tests.unit.slurm.squeue_stand_in import queue as read
 
 
 def one(job: dict[str, str], **other: str) -> SlurmJob:

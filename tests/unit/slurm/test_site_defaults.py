@@ -30,7 +30,6 @@ def least(job: SlurmJob, minimum: dict[str, int], *partitions: Partition) -> int
     qos = Qos("big", GroupLimits(), JobLimits(least=minimum))
     known = {one.name: one for one in partitions}
     (shown,) = with_least_sizes([job], KINDS, known, Limits(qos={"big": qos}))
-    assert shown.spec is not None
     return shown.spec.min_gpus
 
 
@@ -59,7 +58,6 @@ def test_jobs_that_ask_for_no_cpus_have_the_sites_default() -> None:
     def cpus(job: SlurmJob, partition: int | None, configuration: str = "") -> int:
         known = {"main": Partition("main", "UP", EVERY, cpus_per_gpu=partition)}
         (shown,) = with_default_cpus([job], known, configuration)
-        assert shown.spec is not None
         return shown.spec.cpus_per_gpu
 
     everywhere = "ClusterName = x\nJobDefaults             = DefCpuPerGPU=6,DefMemPerGPU=900\nX = y\n"
@@ -116,10 +114,8 @@ def alone(job: SlurmJob, **partitions: Partition) -> SlurmJob:
 
 def test_a_job_that_asks_for_no_memory_gets_all_and_so_whole_nodes() -> None:
     job = alone(pending("16001M"))
-    assert job.spec is not None
     assert (job.spec.gpu_counts, job.mem_per_gpu_mb) == ("whole-nodes", 4000)
     running = alone(pending("16001M", State="RUNNING", NodeList="n2"))
-    assert running.spec is not None
     assert running.spec.gpu_counts == "whole-nodes"
 
 
@@ -143,7 +139,6 @@ def test_a_job_that_asks_for_as_much_by_itself_shares_its_node() -> None:
 def test_a_partition_can_give_its_nodes_to_one_job_at_a_time() -> None:
     job = pending("3000M", State="RUNNING", NodeList="n2", Partition="whole")
     found = alone(job, whole=Partition("whole", "UP", frozenset({"n2"}), exclusive=True))
-    assert found.spec is not None
     assert (found.spec.gpu_counts, found.gpus_per_node_held) == ("whole-nodes", {"n2": 4})
     assert found.demands == Demands(exclusive=True)
     assert alone(job, whole=Partition("whole", "UP", frozenset({"n2"}))) == job
