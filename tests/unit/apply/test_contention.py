@@ -30,7 +30,7 @@ from polluxd.model import (
 from polluxd.policy import decide
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.rules import Rules
 from tests.build import job as build_job
 from tests.build import node, snapshot
@@ -115,25 +115,54 @@ def test_the_least_size_is_on_the_fewest_nodes() -> None:
     assert least_size(5, names, capacity) == Placement()
 
 
+TWO_NODES = (Node("n1", 4, cpus=8), Node("n2", 4, cpus=8))
+
+
 def waiting_jobs(slurm: FakeSlurm) -> WaitingJobs:
     return WaitingJobs(slurm, lease=300.0, authorize=lambda: 1, clock=slurm.clock, monotonic=slurm.clock)
 
 
+def contended(slurm: FakeSlurm, candidates: set[int]) -> WaitingJobs:
+    """Let the candidates contend with a plain job that waits behind them."""
+    queue, state = waiting_jobs(slurm), slurm.observe()
+    waits = plain(999, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
+    queue.contend(contending(replace(state, jobs=(*state.jobs, waits)), candidates), state.taken_at)
+    return queue
+
+
 def test_slurm_starts_a_released_job_anywhere_once_a_plain_job_ends() -> None:
-    slurm = FakeSlurm([Node("n1", gpus=4, cpus=8), Node("n2", gpus=4, cpus=8)])
+    slurm = FakeSlurm(TWO_NODES)
     for _ in range(2):
         running = slurm.submit(None, gpus_per_node=4)
     slurm.advance(2)
     mine = slurm.submit(JobSpec(min_gpus=2), gpus_per_node=4, lease=600)
-    queue = waiting_jobs(slurm)
-    state = slurm.observe()
-    waits = plain(99, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
-    queue.contend(contending(replace(state, jobs=(*state.jobs, waits)), {mine}), state.taken_at)
+    queue = contended(slurm, {mine})
     assert queue.contending == {mine}
     slurm.finish(running)
     slurm.advance(3)
     started = slurm.jobs([mine])[mine]
     assert (started.state, started.gpus_per_node_held) == (JobState.RUNNING, {"n2": 2})
+
+
+def test_a_job_whose_start_has_failed_is_bound_to_no_node() -> None:
+    slurm = FakeSlurm(TWO_NODES)
+    plain = [slurm.submit(None, gpus_per_node=4) for _ in range(2)]
+    slurm.advance(2)
+    mine = slurm.submit(JobSpec(min_gpus=2), gpus_per_node=2, lease=20)
+    queue = waiting_jobs(slurm)
+
+    def restore(*still: int) -> None:
+        queue.restore_sizes({job.job_id: job for job in slurm.observe().jobs if job.spec is not None}, still)
+
+    restore(mine)
+    queue.resized(mine)
+    slurm.configure(mine, Geometry(("n2",), 4, 1), start=False)
+    restore()  # a look at Slurm while the move is under way
+    restore(mine)  # and one after it has failed
+    slurm.finish(plain[0])
+    slurm.advance(30)  # polluxd is gone, and the lease has ended
+    started = slurm.jobs([mine])[mine]
+    assert (started.state, started.gpus_per_node_held) == (JobState.RUNNING, {"n1": 2})
 
 
 def test_the_lease_of_a_released_job_is_not_renewed() -> None:
@@ -205,11 +234,7 @@ def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None
     slurm.submit(None, gpus_per_node=100)
     slurm.advance(2)
     mine = [slurm.submit(JobSpec(min_gpus=1), gpus_per_node=1, lease=600) for _ in range(130)]
-    queue = waiting_jobs(slurm)
-    state = slurm.observe()
-    waits = plain(999, priority=-1, partition=state.jobs[0].partition, submit_time=state.taken_at)
-    state = replace(state, jobs=(*state.jobs, waits))
-    queue.contend(contending(state, set(mine)), state.taken_at)
+    queue = contended(slurm, set(mine))
     assert len(queue.contending) == 100
     slurm.advance(2)
     released = [

@@ -17,7 +17,7 @@ from polluxd.apply.companions import ClusterView
 from polluxd.apply.paths import MoveRules
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import PolicySettings
-from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
+from polluxd.cycle.snapshot import ClusterFacts, WaitingTimes, build_snapshot
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy.domains import eligible, partitions_of
@@ -264,3 +264,31 @@ def test_memory_counts_where_slurm_shares_it_out(node_mb: int, asked: int | None
     job = slurm_job(1, JobState.PENDING, mem_per_gpu_mb=2000, spec=JobSpec(mem_per_gpu_mb=1999))
     seen = built(ClusterState(100.0, nodes, (job,)))
     assert seen.jobs[0].spec.mem_per_gpu_mb == asked
+
+
+WAITS = slurm_job(7, JobState.PENDING)
+
+
+@pytest.mark.parametrize("how", [{"held_by_user": True}, {"dependent": True}, {"begin_time": 501.0}])
+def test_waiting_begins_when_the_user_lets_a_job_start(how: dict[str, object]) -> None:
+    waiting, times = WaitingTimes(), {7: JobTimes(10.0)}
+    kept_back = replace(WAITS, **how)
+    assert waiting.corrected([kept_back], times, 400.0)[7].held_at == 400.0
+    assert waiting.corrected([kept_back], times, 500.0)[7].held_at == 500.0
+    for now in (600.0, 9000.0):
+        assert waiting.corrected([WAITS], times, now)[7] == JobTimes(10.0, held_at=500.0)
+    # It has run since, and its last GPUs count.
+    assert waiting.corrected([WAITS], {7: JobTimes(10.0, held_at=800.0)}, 9000.0)[7].held_at == 800.0
+
+
+def test_other_jobs_wait_from_their_submission_on() -> None:
+    waiting = WaitingTimes()
+    assert waiting.corrected([WAITS], {}, 400.0) == {}
+    assert waiting.corrected([replace(WAITS, spec=None, held_by_user=True)], {}, 400.0) == {}
+
+
+def test_a_job_that_is_gone_is_forgotten() -> None:
+    waiting = WaitingTimes()
+    waiting.corrected([replace(WAITS, held_by_user=True)], {}, 400.0)
+    waiting.corrected([], {}, 500.0)
+    assert waiting.corrected([WAITS], {7: JobTimes(10.0)}, 600.0)[7].held_at is None
