@@ -31,23 +31,8 @@ from polluxd.slurm.pyslurm_client import PyslurmClient, open_client
 from polluxd.slurm.pyslurm_worker import write_jobs, write_nodes
 from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
 from polluxd.slurm.scontrol import ScontrolClient
-from tests.unit.slurm.squeue_stand_in import RUNNING
+from tests.unit.slurm.stand_in_commands import Commands, job
 
-COMMENT = "pollux:v1 min-gpus=1"
-SCONTROL = """#!{python} -S
-import json, os, sys
-words, form = sys.argv[1:], os.environ.get("SQUEUE_FORMAT2", "")
-with open({folder!r} + "/commands", "a") as commands:
-    print(*words, file=commands)
-if form:
-    fields = [word.replace(":1<", ":<").split(":", 1) for word in form.split(",")]
-    for job in json.load(open({folder!r} + "/jobs")):
-        print("".join(job[name] + suffix for name, suffix in fields))
-elif words[-1] == "--version":
-    print("slurm-wlm 22.05.8")
-elif words[-1] == "node":
-    print("NodeName=n1 CPUTot=8 Gres=gpu:4 State=IDLE Partitions=main")
-"""
 PYSLURM = """
 import ctypes, json, os, resource
 FOLDER = {folder!r}
@@ -95,24 +80,17 @@ class Nodes:
 """
 
 
-class StandIn:
-    """A module `pyslurm` for workers, and a `scontrol`, with faults to choose."""
+class StandIn(Commands):
+    """A module `pyslurm` for workers, and stand-ins for Slurm's commands, with faults to choose."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        names = {"folder": str(folder), "comment": COMMENT, "python": sys.executable}
-        for name in ("squeue", "scontrol", "scancel"):
-            (folder / name).write_text(SCONTROL.format(**names))
-            (folder / name).chmod(0o755)
+        super().__init__(folder)
         on_one = {"NodeList": "n1", "BatchHost": "n1", "NumNodes": "1", "Name": "by-scontrol"}
-        jobs = [
-            RUNNING | on_one | {"JobID": "7", "admin_comment": COMMENT},
-            RUNNING | on_one | {"JobID": "9"},
-        ]
-        jobs[1]["admin_comment"] = "none"
-        (folder / "jobs").write_text(json.dumps(jobs))
+        jobs = [job(7, "RUNNING", **on_one), job(9, "RUNNING", **on_one, admin_comment="none")]
+        self.answer(jobs, other={"out": "slurm-wlm 22.05.8\n"})
         (folder / "lib" / "pyslurm").mkdir(parents=True)
-        (folder / "lib" / "pyslurm" / "__init__.py").write_text(PYSLURM.format(**names))
+        module = PYSLURM.format(folder=str(folder), comment="pollux:v1 min-gpus=1")
+        (folder / "lib" / "pyslurm" / "__init__.py").write_text(module)
         self.fault()
 
     def fault(self, **how: object) -> None:
@@ -124,7 +102,7 @@ class StandIn:
     @property
     def commands(self) -> list[list[str]]:
         """Those run since the last look."""
-        return [line.split() for line in self._taken("commands")]
+        return [json.loads(line)[0][1:] for line in self._taken("calls")]
 
     @property
     def heard(self) -> list[str]:
