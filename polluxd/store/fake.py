@@ -53,6 +53,8 @@ class FakeRows:
     """Counted costs of rented nodes, which the real database adds up."""
     boots: dict[str, Any] = field(default_factory=dict)
     cycles: int = 0
+    note: str = ""
+    """Of the newest cycle."""
     epoch: int = 0
     lease_until: float = float("-inf")
     down: bool = False
@@ -181,9 +183,9 @@ class FakeStore:
     def remember_fits(self) -> None:
         self._must_answer(self.epoch)
 
-    def record_cycle(self, _plan: Plan | None, **_facts: object) -> int:
+    def record_cycle(self, _plan: Plan | None, *, note: str = "", **_facts: object) -> int:
         self._must_answer(self.epoch)
-        self.rows.cycles += 1
+        self.rows.cycles, self.rows.note = self.rows.cycles + 1, note
         return self.rows.cycles
 
     def record_rentals(self, counted: Sequence[Mapping[str, Any]], at: float) -> None:

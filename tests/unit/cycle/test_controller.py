@@ -6,7 +6,6 @@ import io
 import json
 import logging
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -29,28 +28,20 @@ def test_records_that_make_no_sense_are_named_in_the_log_once_and_in_the_note(
     def garbled() -> ClusterState:
         return replace(observe(), unreadable=unreadable)
 
-    notes: list[str] = []
-    store = cycle.store
-    record = store.record_cycle
-
-    def recorded(*words: Any, note: str, **more: Any) -> int:
-        notes.append(note)
-        return record(*words, note=note, **more)
-
     monkeypatch.setattr(cycle.slurm, "observe", garbled)
-    monkeypatch.setattr(store, "record_cycle", recorded)
     cycle.step()
+    note = cycle.rows.note
     cycle.step()
     named = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(named) == 7
     assert "leaves job 3 alone" in named[2]
     assert "expected UserID" in named[2]
-    assert notes[0] == notes[1]
-    assert "job 5: expected UserID" in notes[0]
-    assert notes[0].endswith("and 2 more")
+    assert note == cycle.rows.note
+    assert "job 5: expected UserID" in note
+    assert note.endswith("and 2 more")
     unreadable.clear()
     cycle.step()
-    assert notes[-1] == ""
+    assert cycle.rows.note == ""
 
 
 def test_a_doubted_report_is_counted_named_and_replayed() -> None:
@@ -109,8 +100,6 @@ def test_a_job_whose_mark_is_overwritten_has_not_ended_and_is_named(
     cycle = Cycle()
     job, other = (cycle.slurm.submit(JobSpec(max_gpus=4), lease=1e6) for _ in range(2))
     observe, overwritten = cycle.slurm.observe, {job}
-    notes: list[str] = []
-    record = cycle.store.record_cycle
 
     def seen() -> ClusterState:
         state = observe()
@@ -119,13 +108,8 @@ def test_a_job_whose_mark_is_overwritten_has_not_ended_and_is_named(
         ]
         return replace(state, jobs=tuple(bare))
 
-    def recorded(*words: Any, note: str, **more: Any) -> int:
-        notes.append(note)
-        return record(*words, note=note, **more)
-
     cycle.step()
     monkeypatch.setattr(cycle.slurm, "observe", seen)
-    monkeypatch.setattr(cycle.store, "record_cycle", recorded)
     snapshot, _ = cycle.step()
     cycle.step()
     assert [one.job_id for one in snapshot.jobs] == [other], "it looks like a plain job"
@@ -133,10 +117,10 @@ def test_a_job_whose_mark_is_overwritten_has_not_ended_and_is_named(
     errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
     assert len(errors) == 1
     assert f"scontrol update JobId={job} AdminComment='pollux:v1'" in errors[0]
-    assert notes[-1].endswith(f"jobs {job}")
+    assert cycle.rows.note.endswith(f"jobs {job}")
     overwritten.clear()
     cycle.step()
-    assert notes[-1] == ""
+    assert cycle.rows.note == ""
     overwritten.add(job)
     cycle.slurm.finish(job)
     cycle.step()
