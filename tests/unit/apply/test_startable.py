@@ -32,6 +32,16 @@ def move(path: str, source: Placement, target: Placement, step: Step = Step.PLAN
 
 
 HERE, THERE = Placement(("n1",), 4), Placement(("n2",), 4)
+CONFIGURED = move("start", Placement(), THERE, Step.CONFIGURED)
+
+
+def refused(reason: str, **more: object) -> Refusals:
+    """What polluxd knows after Slurm has refused to start a job of alice and one of bea."""
+    refusals = Refusals(lambda: NOW, lambda: 0.0)
+    for number, user in ((1, "alice"), (2, "bea")):
+        waiting = job(number, JobState.PENDING, reason=reason, user=user, **more)
+        refusals.look(CONFIGURED, waiting, Fail("x"))
+    return refusals
 
 
 def test_without_a_rule_every_job_may_start_anywhere() -> None:
@@ -133,28 +143,27 @@ def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
     of_bea = job(5, JobState.PENDING, reason="AssocGrpGRES", user="bea")
     others = (job(2), job(3, account="language"), job(4, spec=None), job(6, user="bea"))
     refusal, started = Fail("x"), Reach(Step.STARTED)
-    configured = move("start", Placement(), THERE, Step.CONFIGURED)
     assert refusals.note() == ""
-    refusals.look(configured, waiting, refusal)
+    refusals.look(CONFIGURED, waiting, refusal)
     found = refusals.eligibility((waiting, *others))
     assert set(found) == {1, 2}, "of its account and user"
     assert not found[2].nodes
     assert "AssocGrpGRES" in found[2].rule
     assert refusals.note() == "", "one user may have met a limit of her own"
-    refusals.look(configured, of_bea, refusal)
+    refusals.look(CONFIGURED, of_bea, refusal)
     assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}
     assert refusals.note() == (
         "stuck since 2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision (AssocGrpGRES)"
     )
     ticks = FIRST_S
     assert refusals.eligibility((waiting, *others)) == {}
-    refusals.look(configured, waiting, refusal)
+    refusals.look(CONFIGURED, waiting, refusal)
     ticks += FIRST_S
     assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}, "twice as long"
     ticks += FIRST_S
-    refusals.look(configured, job(2), started)
+    refusals.look(CONFIGURED, job(2), started)
     assert refusals.note() == ""
-    refusals.look(configured, job(1, JobState.PENDING, reason="Resources"), refusal)
+    refusals.look(CONFIGURED, job(1, JobState.PENDING, reason="Resources"), refusal)
     assert refusals.note() == ""
 
 
@@ -165,7 +174,7 @@ def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so
     ticks = 0.0
     refusals = Refusals(lambda: NOW, lambda: ticks)
     waiting = job(1, JobState.PENDING, reason=reason)
-    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
+    refusals.look(CONFIGURED, waiting, Fail("x"))
     assert set(refusals.eligibility((waiting, job(2)))) == {1}
     ticks = FIRST_S
     assert refusals.eligibility((waiting, job(2))) == {}
@@ -199,32 +208,23 @@ def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: s
         job(n, JobState.PENDING, reason=reason, user=user, licenses=flex)
         for n, user in ((1, "alice"), (4, "cem"))
     )
-    configured = move("start", Placement(), THERE, Step.CONFIGURED)
-    refusals.look(configured, waiting, Fail("x"))
-    assert set(
-        refusals.eligibility((waiting, job(2, licenses=flex), job(3, user="bea", licenses=flex)))
-    ) == meet - {3}
+    others = (job(2, licenses=flex), job(3, user="bea", licenses=flex))
+    refusals.look(CONFIGURED, waiting, Fail("x"))
+    assert set(refusals.eligibility((waiting, *others))) == meet - {3}
     assert refusals.note() == "", "the cluster is not stuck for that"
-    refusals.look(configured, of_cem, Fail("x"))
-    assert (
-        set(refusals.eligibility((waiting, job(2, licenses=flex), job(3, user="bea", licenses=flex)))) == meet
-    )
+    refusals.look(CONFIGURED, of_cem, Fail("x"))
+    assert set(refusals.eligibility((waiting, *others))) == meet
     own = 3 not in meet
     assert (refusals.note() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
     refusals.keep({2, 3})
-    assert set(refusals.eligibility((job(2, licenses=flex), job(3, user="bea", licenses=flex)))) == (
-        meet - {1}
-    )
+    assert set(refusals.eligibility(others)) == meet - {1}
 
 
 @pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive", "Licenses"])
 def test_what_each_look_at_slurm_shows_takes_jobs_at_once(reason: str) -> None:
-    refusals = Refusals(lambda: NOW, lambda: 0.0)
-    for number, user in ((1, "alice"), (2, "bea")):
-        waiting = job(number, JobState.PENDING, reason=reason, user=user, licenses={"matlab": 1})
-        refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
-    others = (job(n, user=user, licenses={"matlab": 1}) for n, user in ((1, "alice"), (2, "bea")))
-    assert refusals.eligibility(others) == {}
+    known = {"licenses": {"matlab": 1}}
+    others = (job(1, **known), job(2, user="bea", **known))
+    assert refused(reason, **known).eligibility(others) == {}
 
 
 def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
@@ -232,7 +232,7 @@ def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
     refusals = Refusals(lambda: NOW, lambda: ticks)
     runs = job(1, array=(1, 0))
     waits = [job(n, JobState.PENDING, array=(1, n), reason="JobArrayTaskLimit") for n in (2, 3)]
-    refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waits[1], Fail("x"))
+    refusals.look(CONFIGURED, waits[1], Fail("x"))
     assert refusals.note() == "", "its user wants it"
     found = refusals.eligibility((runs, *waits))
     assert set(found) == {2, 3}
@@ -244,17 +244,9 @@ def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
 
 
 def test_status_says_what_slurm_refuses_and_since_when() -> None:
-    refusals = Refusals(lambda: NOW, lambda: 0.0)
-    for number, user in ((1, "alice"), (2, "bea")):
-        waiting = job(number, JobState.PENDING, reason="AssocGrpGRES", user=user)
-        refusals.look(move("start", Placement(), THERE, Step.CONFIGURED), waiting, Fail("x"))
-    status = {
-        "leader": "host",
-        "leading": True,
-        "decided_at": NOW,
-        "paused": False,
-        "note": refusals.note() + "; paused",
-    }
+    refusals = refused("AssocGrpGRES")
+    status = {"leader": "host", "leading": True, "decided_at": NOW, "paused": False}
+    status["note"] = refusals.note() + "; paused"
     verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
     assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.note(), NOW)
     assert health({**status, "note": "paused"}, (), CycleSettings(), MoveSettings(), NOW + 1).exit_status == 0
