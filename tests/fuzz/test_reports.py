@@ -104,6 +104,7 @@ class Gateway:
         except ValidationError:
             return None
         sent = SentReport(Holder(UID, JOB, 0), message.at, message.row())
+        assert len(json.dumps(sent.row)) < 8000, "the inbox of a job is bounded"
         assert self._records.store_reports([sent]) == [None], "what the model accepts can be stored"
         with self._connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
             # Deleted at once: a job may send 120 reports a minute.
@@ -162,6 +163,8 @@ def assert_sensible(report: Report) -> None:
 
 @given(changed(ORDINARY) | changed(SOUND | EXTRA))
 @example(SOUND | {"at": 10**400})
+@example(SOUND | {"gpu_type": "\ud800"})
+@example(SOUND | {"resize_refused": {"id": 5, "why": "\0" * 4096}})
 @example(SOUND | {"params": {**SOUND["params"], "gamma": 10, "alpha_rack": 1.0}})
 @example(SOUND | {"noise": {"sqr": 5e-324, "var": 1e300}})
 def test_a_report_with_other_values_is_refused_or_decided_on(
