@@ -1,4 +1,4 @@
-"""Nodes, jobs, reports, moves and snapshots for tests: every field has a plain value unless a test gives it."""
+"""Nodes, jobs, reports, moves, plans and snapshots for tests: every field has a plain value unless a test gives it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from polluxd.config.config_file import Config, parse_config
 from polluxd.config.settings import PolicySettings
 from polluxd.model import (
     NO_PLACEMENT,
+    Allocation,
     JobSpec,
     JobState,
     Move,
     Node,
     Placement,
+    Plan,
     Report,
     Snapshot,
     SnapshotJob,
@@ -100,6 +102,13 @@ def running(
     number: int, on: Iterable[str], per_node: int, spec: JobSpec | None = None, **more: Any
 ) -> SnapshotJob:
     return job(number, spec, **{"placement": Placement(tuple(on), per_node), "started": True, **more})
+
+
+def plan(jobs: Iterable[SnapshotJob], places: Mapping[int, Placement]) -> Plan:
+    """A plan that gives each job its place, by job id; without one, no GPUs."""
+    wanted = [(job, places.get(job.job_id, NO_PLACEMENT)) for job in jobs]
+    made = (Allocation(job.job_id, at, 1.0, 1.0, 32, at != job.placement, "") for job, at in wanted)
+    return Plan(tuple(made), 1.0, 1.0, "none")
 
 
 def snapshot(nodes: Iterable[Node], jobs: Iterable[SnapshotJob], **settings: Any) -> Snapshot:

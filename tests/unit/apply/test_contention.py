@@ -32,6 +32,7 @@ from polluxd.slurm.demands import Demands
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.rules import Rules
+from tests import build
 from tests.build import job as build_job
 from tests.build import node, snapshot
 from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
@@ -176,7 +177,7 @@ WAITING = SnapshotJob(1, "train", "ann", "lab", "gpu", JobSpec(), 0.0, 60.0)
 
 def left(job: SnapshotJob = WAITING, placed: Placement = NO_PLACEMENT, **settings: object) -> frozenset[int]:
     snapshot = Snapshot("lab", NOW, NODES, (job,), PolicySettings(**settings))
-    return unplaced(snapshot, Plan((Allocation(1, placed, 0.0, 0.0, 32, False, ""),), 0.0, 0.0, "exact"))
+    return unplaced(snapshot, build.plan([job], {1: placed}))
 
 
 def test_a_job_that_the_plan_has_no_gpus_for_may_contend() -> None:
@@ -216,17 +217,7 @@ def test_a_job_beyond_its_user_s_share_may_not_contend() -> None:
     jobs = (WAITING, mine, more, last)
     for fairness_per, may in (("user", {3}), ("job", {1, 3, 4})):
         snapshot = Snapshot("lab", NOW, NODES, jobs, PolicySettings(fairness_per=fairness_per))
-        places = {2: mine.placement}
-        plan = Plan(
-            tuple(
-                Allocation(job.job_id, places.get(job.job_id, NO_PLACEMENT), 0.0, 0.0, 32, False, "")
-                for job in jobs
-            ),
-            0.0,
-            0.0,
-            "exact",
-        )
-        assert unplaced(snapshot, plan) == may
+        assert unplaced(snapshot, build.plan(jobs, {2: mine.placement})) == may
 
 
 def test_no_more_jobs_contend_than_gpus_may_come_free_and_50_at_a_step() -> None:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from polluxd.apply.placed import held
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, Placement, Plan, Snapshot, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, Placement, Plan, Snapshot, Step
 from polluxd.policy import decide
+from tests import build
 
 from .world import Process, World
 
@@ -83,16 +84,11 @@ def half_each(snapshot: Snapshot) -> Plan:
     """All to the only job; a node each to two."""
     nodes = [node.name for node in snapshot.nodes]
     each = len(nodes) // len(snapshot.jobs)
-    places = [Placement(tuple(nodes[n * each : (n + 1) * each]), 4) for n in range(len(snapshot.jobs))]
-    return Plan(
-        tuple(
-            Allocation(job.job_id, place, 1.0, 1.0, 32, place != job.placement and not job.pinned, "")
-            for job, place in zip(snapshot.jobs, places, strict=True)
-        ),
-        1.0,
-        1.0,
-        "none",
-    )
+    places = {
+        job.job_id: Placement(tuple(nodes[n * each : (n + 1) * each]), 4)
+        for n, job in enumerate(snapshot.jobs)
+    }
+    return build.plan(snapshot.jobs, places)
 
 
 @pytest.mark.parametrize("others", [1001, 1000])

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from polluxd.errors import SlurmUnavailable
-from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
+from polluxd.model import NO_PLACEMENT, JobState, Placement, Plan, Snapshot, Step
+from tests import build
 
 from .faults import FAULTS
 from .world import LEADER_LEASE_S, Killed, Process, World
@@ -93,13 +94,7 @@ WITHIN = Story(12, within, {1: 1, 2: 1, 3: 1, 4: 1, 5: 1, 6: 1}, frozenset({1, 2
 def asking_for(targets: dict[int, Placement]) -> Callable[[Snapshot], Plan]:
     def policy(snapshot: Snapshot) -> Plan:
         wanted = {j.job_id: j.placement if j.pinned else targets[j.job_id] for j in snapshot.jobs}
-        changed = {j.job_id: wanted[j.job_id] != j.placement for j in snapshot.jobs}
-        return Plan(
-            tuple(Allocation(j, p, 1.0, 1.0, 32, changed[j], "by hand") for j, p in wanted.items()),
-            1.0,
-            1.0,
-            "by hand",
-        )
+        return build.plan(snapshot.jobs, wanted)
 
     return policy
 

@@ -9,7 +9,7 @@ import pytest
 from pollux.goodput import BatchLimits
 from polluxd.apply.machine import NOT_BOOTED, PAUSED
 from polluxd.apply.paths import MoveRules, choose, failed_paths, intents, keeps, likely
-from polluxd.model import NO_PLACEMENT, Allocation, JobSpec, JobState, Move, Placement, Plan, Report, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob
 from tests import build
 from tests.build import slurm_job
@@ -151,6 +151,5 @@ def test_intents_give_back_before_they_take() -> None:
     wanted = {1: one, 2: one, 3: NO_PLACEMENT, 4: two, 5: one}
     ours = [build.job(number, placement=at, pinned=number == 4) for number, at in jobs.items()]
     shown = [slurm_job(number, at=at) for number, at in jobs.items()]
-    allocations = [Allocation(number, at, 1.0, 1.0, 32, True, "why") for number, at in wanted.items()]
-    found = intents(Plan(tuple(allocations), 1.0, 1.0, "by hand"), ours, shown, {}, ALL)
+    found = intents(build.plan(ours, wanted), ours, shown, {}, ALL)
     assert [(i.job_id, i.path) for i in found] == [(2, "requeue"), (3, "park"), (1, "start")]

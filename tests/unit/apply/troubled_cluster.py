@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from polluxd.errors import SlurmRefused, SlurmUnavailable
-from polluxd.model import NO_PLACEMENT, Allocation, JobState, Placement, Plan, Snapshot, Step
+from polluxd.model import NO_PLACEMENT, JobState, Placement, Plan, Snapshot, Step
 from polluxd.slurm.protocol import Companion
 from polluxd.store.fake import FakeStore
+from tests import build
 
 from .world import LEADER_LEASE_S, LEASE_S, Process, World
 
@@ -70,15 +71,7 @@ class Cluster(RuleBasedStateMachine):
             for name in choice.nodes:
                 free[name] -= choice.gpus_per_node
             wanted[job.job_id] = choice
-        return Plan(
-            tuple(
-                Allocation(j.job_id, wanted[j.job_id], 1.0, 1.0, 32, wanted[j.job_id] != j.placement, "dice")
-                for j in snapshot.jobs
-            ),
-            1.0,
-            1.0,
-            "dice",
-        )
+        return build.plan(snapshot.jobs, wanted)
 
     def resized(self, source: Placement, free: dict[str, int]) -> Placement:
         """The job as it is, or with some nodes more, or with some less."""
