@@ -47,10 +47,7 @@ class Capacity:
         )
 
     def out_of_reach(self, target: Placement) -> bool:
-        """True when jobs outside Pollux hold GPUs that `target` needs.
-
-        Nobody knows when such a job ends.
-        """
+        """True when jobs outside Pollux hold GPUs that `target` needs: nobody knows when such a job ends."""
         return any(self.reach.get(n, target.gpus_per_node) < target.gpus_per_node for n in target.nodes)
 
     def kept(self, target: Placement) -> bool:
@@ -68,10 +65,7 @@ class Capacity:
         ]
 
     def take(self, target: Placement, job_id: int) -> None:
-        """Set `target` aside.
-
-        A later move of the same tick then does not count on these GPUs.
-        """
+        """Set `target` aside, so that a later move of the same tick does not count on these GPUs."""
         for n, gpus in self._of(target, job_id):
             self.free[n] -= gpus
 

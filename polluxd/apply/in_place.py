@@ -54,10 +54,7 @@ class InPlaceMoves:
         """When polluxd last tried to reclaim the nodes of each failed shrink."""
 
     def place(self, move: Move, job: SlurmJob, companion: SlurmJob) -> str:
-        """Let the companion start on the nodes that the move adds.
-
-        Returns why Slurm refuses; empty where Slurm does not refuse.
-        """
+        """Let the companion start on the nodes that the move adds; return why Slurm refuses, or an empty text."""
         self._authorize()
         try:
             size = geometry(job, move.added)
@@ -70,10 +67,7 @@ class InPlaceMoves:
         return ""
 
     def give_back(self, job: SlurmJob, target: Placement) -> str:
-        """Take the nodes beyond `target` from the job.
-
-        Returns why Slurm refuses; empty where Slurm does not refuse.
-        """
+        """Take the nodes beyond `target` from the job; return why Slurm refuses, or an empty text."""
         dropped = [c for c in job.companions if not set(c.gpus_per_node_held) <= set(target.nodes)]
         kept = [name for name in target.nodes if name in job.base]
         try:
@@ -86,20 +80,14 @@ class InPlaceMoves:
         return ""
 
     def dismiss(self, companions: Sequence[SlurmJob]) -> None:
-        """End companions that no move waits for.
-
-        Where Slurm refuses, `sweep` tries again.
-        """
+        """End companions that no move waits for. Where Slurm refuses, `sweep` tries again."""
         try:
             self._cancel(companions)
         except SlurmRefused as error:
             log.warning("companions could not be ended: %s", error)
 
     def sweep(self, orphans: Iterable[SlurmJob]) -> int:
-        """End the companions that belong to no job.
-
-        Returns how many of these companions Slurm still shows.
-        """
+        """End the companions that belong to no job; return how many of them Slurm still shows."""
         left = [job for job in orphans if job.state is not JobState.COMPLETING]
         now = self._monotonic()
         due = [job for job in left if now - self._tried.get(job.job_id, _NEVER) > REPEAT_S]

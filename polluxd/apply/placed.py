@@ -10,10 +10,7 @@ from polluxd.slurm.protocol import Geometry, SlurmJob
 
 
 def held(job: SlurmJob) -> Placement | None:
-    """Return the placement that Slurm shows.
-
-    Returns None where the GPUs per node are uneven.
-    """
+    """Return the placement that Slurm shows; None where the GPUs per node are uneven."""
     if not job.gpus_per_node_held:
         return Placement()
     counts = set(job.gpus_per_node_held.values())
@@ -48,10 +45,7 @@ def geometry(job: SlurmJob, target: Placement, gpu_type: str = "", *, anywhere: 
 
 
 def ends_at(job: SlurmJob | None) -> float | None:
-    """Return when Slurm will end the running attempt [POSIX s].
-
-    Returns None where the job has no time limit or does not run.
-    """
+    """Return when Slurm will end the running attempt [POSIX s]; None without a time limit or an attempt."""
     if job is None or job.start_time is None or job.time_limit_s is None:
         return None
     return job.start_time + job.time_limit_s

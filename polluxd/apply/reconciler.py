@@ -131,10 +131,7 @@ class Reconciler:
         return begun
 
     def occupied(self, job_id: int) -> bool:
-        """Tell whether a plan has to leave the job as it is.
-
-        The job moves, or is in the cooldown after a move.
-        """
+        """Tell whether a plan has to leave the job as it is: it moves, or is in the cooldown after a move."""
         return job_id in self._acted_on or self.past.cooldown(job_id) > 0
 
     def coming(self, job_id: int) -> int:
@@ -326,10 +323,7 @@ class Reconciler:
         return True
 
     def _limit_time(self, move: Move, job: SlurmJob) -> None:
-        """Give a parked job the rest of its time limit.
-
-        A requeue gives the job its whole time limit again.
-        """
+        """Give a parked job the rest of its time limit: its requeue has given it the whole limit again."""
         left = time_left(move, job)
         if left is None:
             return

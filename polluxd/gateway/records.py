@@ -47,10 +47,7 @@ class Records(Protocol):
     """The statements of the gateway."""
 
     def attempt_of(self, job_id: int, attempt: int) -> tuple[int, Refusal | None] | None:
-        """Return the uid of a job, and why this attempt of it gets no token.
-
-        None: polluxd does not know the job.
-        """
+        """Return the uid of a job, and why this attempt gets no token; None: polluxd knows no such job."""
 
     def issue(self, holder: Holder, token_hash: bytes) -> None: ...
 

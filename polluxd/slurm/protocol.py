@@ -184,16 +184,10 @@ class SlurmClient(Protocol):
         """
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
-        """Read the present state of these jobs, in one request.
-
-        Jobs that Slurm no longer knows are left out.
-        """
+        """Read the present state of these jobs, in one request; those that Slurm no longer knows are left out."""
 
     def requeue(self, job_id: int) -> None:
-        """End the job and put it back into the queue.
-
-        Does nothing to a job that has ended or is waiting.
-        """
+        """End the job and put it back into the queue, unless it has ended or is waiting."""
 
     def run_again(self, job_id: int) -> None:
         """Put a failed job that Slurm remembers back into the queue."""
@@ -227,13 +221,7 @@ class SlurmClient(Protocol):
         """
 
     def cancel(self, job_ids: Sequence[int]) -> None:
-        """Cancel companions, waiting or running, and no other job.
-
-        Companions that have ended are passed over.
-        """
+        """Cancel companions, waiting or running, and no other job; those that have ended are passed over."""
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
-        """Keep waiting jobs back until this POSIX time.
-
-        Jobs that are no longer waiting are passed over.
-        """
+        """Keep waiting jobs back until this POSIX time; those that no longer wait are passed over."""

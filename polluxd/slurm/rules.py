@@ -166,10 +166,7 @@ def _partition(name: str, fields: Mapping[str, str]) -> Partition:
 
 
 def gpu_default(name: str, job_defaults: str) -> int | None:
-    """Return a default of a JobDefaults= list, such as DefMemPerGPU.
-
-    None where it is not set.
-    """
+    """Return a default of a JobDefaults= list, such as DefMemPerGPU; None where it is not set."""
     found = re.search(rf"{name}=(\d{{1,9}})", job_defaults, re.IGNORECASE)
     return int(found[1]) if found else None
 

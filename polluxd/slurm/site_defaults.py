@@ -71,10 +71,7 @@ def with_default_cpus(
 
 
 def default_memory(partitions: Mapping[str, Partition], configuration: str) -> dict[str, int]:
-    """Return the memory that goes with each GPU, by partition.
-
-    In MB; 0: no default.
-    """
+    """Return the memory that goes with each GPU [MB], by partition; 0: no default."""
     everywhere = _everywhere("DefMemPerGPU", configuration)
     return {
         name: (everywhere if partition.memory_per_gpu_mb is None else partition.memory_per_gpu_mb) or 0
@@ -205,10 +202,7 @@ def _least(
 
 
 def _in_gpus(tres: str, least: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int:
-    """Return a demand on TRES as a number of GPUs.
-
-    1: it is on other TRES, and left to Slurm's refusal.
-    """
+    """Return a demand on TRES as a number of GPUs; 1 for other TRES, which are left to Slurm's refusal."""
     if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
         return least
     if tres == "cpu":

@@ -49,10 +49,7 @@ class Leadership:
 
     @property
     def lease_left(self) -> float:
-        """Seconds for which this process may still act without asking again.
-
-        0 when this process does not lead.
-        """
+        """Seconds for which this process may still act without asking again; 0 where it does not lead."""
         if self.epoch is None:
             return 0.0
         return max(0.0, self._confirmed_at + self.lease_s - time.clock_gettime(_CLOCK))

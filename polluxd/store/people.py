@@ -87,10 +87,7 @@ class PeopleStore(Session):
         return [rows.cycle(row) for row in self._ask("cycles_between", since=since, until=until)]
 
     def mean_speedups(self, since: float, until: float) -> dict[int, float]:
-        """Return each job's mean predicted speedup while it had GPUs.
-
-        The mean is over the time between two POSIX times.
-        """
+        """Return each job's predicted speedup while it had GPUs, as its mean between two POSIX times."""
         found = self._ask("mean_speedups", since=since, until=until)
         return {row["job_id"]: row["speedup"] for row in found}
 
@@ -99,18 +96,12 @@ class PeopleStore(Session):
         return [dict(row) for row in self._ask("cluster_over_time", since=since, every_s=every_s)]
 
     def newest_snapshot(self) -> tuple[int, Any] | None:
-        """Return the newest stored snapshot, with its cycle's id.
-
-        The snapshot is decoded JSON. None where no snapshot is stored.
-        """
+        """Return the id of the newest cycle with a stored snapshot, and this one as decoded JSON; None without any."""
         found = self._ask("newest_snapshot")
         return (found[0]["cycle_id"], found[0]["snapshot"]) if found else None
 
     def cycle_snapshot(self, cycle_id: int) -> Any:
-        """Return the snapshot that a cycle decided on, as decoded JSON.
-
-        None where the snapshot is not stored.
-        """
+        """Return the snapshot that a cycle decided on, as decoded JSON; None where none is stored."""
         found = self._ask("cycle_snapshot", id=cycle_id)
         return found[0]["snapshot"] if found else None
 

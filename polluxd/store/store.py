@@ -105,10 +105,7 @@ class Store(PeopleStore):
         self._engine.dispose()
 
     def migrate(self) -> list[str]:
-        """Bring the schema to this version. Idempotent.
-
-        Returns the names of the migrations that this call applied.
-        """
+        """Bring the schema to this version; return the names of the migrations that this took. Idempotent."""
         with our_errors(self._connector.place, self._connector.failed):
             connection = self._connector.open()
             connection.answer_within_s = 600.0
@@ -294,10 +291,7 @@ class Store(PeopleStore):
     # Moves
 
     def open_moves(self) -> list[Move]:
-        """Return the moves under way, oldest first.
-
-        A restarted polluxd must finish or abandon each of them.
-        """
+        """Return the moves under way, oldest first (`CycleRecords.moves`)."""
         return [rows.move(row) for row in self._ask("open_moves")]
 
     def resizes(self, ids: Sequence[int]) -> dict[int, Move]:
