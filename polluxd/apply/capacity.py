@@ -37,10 +37,7 @@ class Capacity:
         return self._open(target) and all(self.free[n] >= gpus for n, gpus in self._of(target, job_id))
 
     def fits_soon(self, target: Placement, own: Placement, job_id: int) -> bool:
-        """Tell whether `target` fits once the GPUs that are leaving are free.
-
-        The job's own GPUs (`own`) count as free as well.
-        """
+        """Tell whether `target` fits once the GPUs that are leaving, and the job's `own`, are free."""
         held = dict(self._of(own, job_id))
         return self._open(target) and all(
             self.free[n] + self.leaving[n] + held.get(n, 0) >= gpus for n, gpus in self._of(target, job_id)
@@ -70,10 +67,7 @@ class Capacity:
             self.free[n] -= gpus
 
     def promise(self, target: Placement, own: Placement, job_id: int) -> None:
-        """Set aside the GPUs that a move which begins to drain now will take.
-
-        The job's own GPUs (`own`) count first.
-        """
+        """Set aside the GPUs that a move which begins to drain now will take, beyond the job's `own`."""
         held = dict(self._of(own, job_id))
         for n, gpus in self._of(target, job_id):
             self.leaving[n] -= gpus - held.get(n, 0)

@@ -78,10 +78,7 @@ class Reconciler:
         self._resizer = InPlaceMoves(slurm, store, authorize=authorize, clock=clock, monotonic=monotonic)
 
     def gather(self, state: ClusterState) -> ClusterView:
-        """Return the cluster with each companion assigned to its parent.
-
-        All later steps of the cycle must use this view.
-        """
+        """Return the cluster with each companion assigned to its parent, for all later steps of the cycle."""
         return gather(state, self._store.resizes(named_moves(state)))
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
@@ -98,10 +95,7 @@ class Reconciler:
         )
 
     def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
-        """Return where jobs may start, for jobs that Slurm restricts.
-
-        The restrictions come from Slurm's rules and limits, and from its recent refusals.
-        """
+        """Return where jobs may start that Slurm restricts, by its rules, its limits and its recent refusals."""
         return combined(eligibility(state), allowed.eligibility, self.refusals.eligibility(state.jobs))
 
     def begin(self, intents: Sequence[Intent], records: CycleRecords) -> list[Move]:
@@ -145,10 +139,7 @@ class Reconciler:
         return self._acted_on.keys()
 
     def tick(self, seen: ClusterView, records: CycleRecords) -> int:
-        """Take the next action of each move under way.
-
-        Returns how many moves and orphaned companions polluxd still has to wait for.
-        """
+        """Take the next action of each move; return how many moves and orphaned companions are still waited for."""
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self._remember(seen, jobs, records.moves)
         paused = records.settings.paused

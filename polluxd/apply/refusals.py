@@ -100,10 +100,7 @@ class Refusals:
             known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
 
     def eligibility(self, jobs: Iterable[SlurmJob]) -> dict[int, Eligibility]:
-        """Return the eligibility for each job that would meet a refusal now.
-
-        No node is allowed for such a job until polluxd tries again.
-        """
+        """Return, for each job that would meet a refusal now, that no node is allowed until polluxd tries again."""
         now = self._monotonic()
         closed = {key: r for key, r in self._known.items() if now < r.until}
         jobs = tuple(jobs)

@@ -107,10 +107,7 @@ class WaitingJobs:
                 log.warning("job %d: it could not be kept back as before: %s", job_id, error)
 
     def contend(self, chosen: Collection[Contender], now: float) -> None:
-        """End the leases of the jobs that are to contend from now on.
-
-        Every other waiting job is kept back at the next renewal.
-        """
+        """End the leases of the jobs that are to contend from now on; the next renewal keeps all others back."""
         self.contending = frozenset(contender.job.job_id for contender in chosen)
         kept_back = [(job, size) for job, size, _ in chosen if (job.eligible_time or 0.0) > now]
         for job, size in kept_back[:_CONTENDERS]:

@@ -187,9 +187,6 @@ def _goodput(report: Report, place: TrainedOn, adaptive: bool) -> Goodput:
 
 
 def claimed(report: Report, places: Sequence[TrainedOn], adaptive: bool) -> Floats:
-    """Return the steps per second [places] that a report with a fit claims.
-
-    The steps are scale-invariant; the batch size is the best one.
-    """
+    """Return the scale-invariant steps per second [places] that a fit claims, at the best batch sizes."""
     found = [_goodput(report, place, adaptive).best(place.nodes, place.gpus)[2] for place in places]
     return np.array(found) / report.limits.initial

@@ -106,10 +106,7 @@ class SlurmJob:
 
     @property
     def base(self) -> tuple[str, ...]:
-        """Nodes of the job's own allocation, sorted.
-
-        These are the nodes that the job holds, without the nodes of its companions.
-        """
+        """Nodes of the job's own allocation, sorted: those that it holds without its companions' nodes."""
         lent = {name for companion in self.companions for name in companion.gpus_per_node_held}
         return tuple(sorted(name for name in self.gpus_per_node_held if name not in lent))
 
@@ -178,10 +175,7 @@ class SlurmClient(Protocol):
     """
 
     def observe(self) -> ClusterState:
-        """Read all nodes and jobs.
-
-        The number of requests to Slurm does not depend on how many nodes and jobs there are.
-        """
+        """Read all nodes and jobs, in a number of requests that does not depend on theirs."""
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         """Read the present state of these jobs, in one request; those that Slurm no longer knows are left out."""

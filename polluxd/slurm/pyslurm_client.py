@@ -179,10 +179,7 @@ class PyslurmClient(ScontrolClient):
 
 
 def _log_fallback(why: str, *, warn: bool) -> None:
-    """Log why commands serve.
-
-    This is a warning where the configuration asks for pyslurm, or where pyslurm was in use.
-    """
+    """Log why commands serve: a warning where the configuration asks for pyslurm, or it was in use."""
     log.log(logging.WARNING if warn else logging.INFO, "Slurm is read through scontrol: %s", why)
 
 

@@ -69,10 +69,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Nodes that are kept for others from `start` to `end` [POSIX s].
-
-    They are kept again each `period` seconds (0: once).
-    """
+    """Nodes that are kept for others from `start` to `end` [POSIX s], and again each `period` seconds (0: once)."""
 
     name: str
     start: float

@@ -101,10 +101,7 @@ class GatewayStore:
         return {row["job_id"]: _orders(row) for row in self._run("open_orders")}
 
     def _run(self, query: str, /, **words: object) -> list[dict[str, Any]]:
-        """Run a statement, which is a transaction.
-
-        A lost connection is opened again: to run a statement twice does no harm.
-        """
+        """Run a statement, a transaction; where the connection was lost, on a new one: twice does no harm."""
         with our_errors(self._connector.place, self._connector.failed):
             while True:
                 fresh = getattr(self._mine, "connection", None) is None

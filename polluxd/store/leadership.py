@@ -70,10 +70,7 @@ class Leadership:
             return self._claim()
 
     def still_leading(self) -> bool:
-        """Ask the database whether this process leads, and renew the lease.
-
-        Returns False also when the database does not answer.
-        """
+        """Ask whether this process leads, and renew the lease; False also where the database does not answer."""
         with self._lock:
             if self.epoch is None:
                 return False

@@ -62,10 +62,7 @@ class PeopleStore(Session):
         )
 
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
-        """Return past reports by job and time, of one job or of all jobs.
-
-        Only reports received since the POSIX time `since` are returned.
-        """
+        """Return the reports received since a POSIX time, of one job or of all jobs, by job and time."""
         return [rows.history_point(row) for row in self._ask("report_history", job_id=job_id, since=since)]
 
     def latest_cycle(self) -> CycleView | None:

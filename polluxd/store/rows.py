@@ -45,10 +45,7 @@ def finite_or_none(value: float | None) -> float | None:
 
 
 def job_to_json(job: SlurmJob) -> dict[str, Any]:
-    """Encode a job for the queries `upsert_jobs` and `forget_reused_jobs`.
-
-    The job must have opted in to Pollux (`spec` is set).
-    """
+    """Encode a job that opted in to Pollux for the queries `upsert_jobs` and `forget_reused_jobs`."""
     spec = job.spec
     assert spec is not None
     running = bool(job.gpus_per_node_held) and not job.state.finished
@@ -122,10 +119,7 @@ def _params(row: Row) -> ThroughputParams | None:
 
 
 def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report:
-    """Add the fits for other GPU types to a report.
-
-    For the report's own GPU type, the report's own fit is the newest and is used.
-    """
+    """Add the fits for other GPU types to a report; for its own type, its own fit is the newest."""
     if not others:
         return report
     fits = dict(others)
@@ -176,10 +170,7 @@ def allocation(row: Row) -> Allocation:
 
 
 def _explained(stored: Row) -> Explanation:
-    """Read an explanation, with the fields that this version knows.
-
-    A number that was not finite is stored as null and read as 0.
-    """
+    """Read the fields of an explanation that this version knows; a number stored as null was not finite: 0."""
     known = {f.name: stored[f.name] for f in fields(Explanation) if f.name in stored}
     floats = {f.name for f in fields(Explanation) if f.type == "float"}
     values: dict[str, Any] = {k: 0.0 if v is None and k in floats else v for k, v in known.items()}

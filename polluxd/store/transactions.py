@@ -39,10 +39,7 @@ class Session(Leadership):
         )
 
     def watch_failures(self, failed: Callable[[str], None]) -> None:
-        """Call `failed` for each transaction that fails from now on.
-
-        It is called in any thread, with `unavailable`, `rejected` or `lead_lost`.
-        """
+        """Call `failed`, in any thread, for each transaction that fails from now on (`Connector.failed`)."""
         self._connector.failed = failed
 
     @contextlib.contextmanager
@@ -53,10 +50,7 @@ class Session(Leadership):
 
     @contextlib.contextmanager
     def _transaction(self, *, fenced: bool = False) -> Iterator[QueryRunner]:
-        """Run named queries in one transaction.
-
-        With `fenced`, the transaction is refused when this process led and no longer leads.
-        """
+        """Run named queries in one transaction; `fenced`: refused where this process led and no longer leads."""
         with our_errors(self._connector.place, self._connector.failed), self._engine.begin() as connection:
             run = QueryRunner(connection, self.cluster)
             if fenced and self.epoch is not None:
