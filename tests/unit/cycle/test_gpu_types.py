@@ -14,7 +14,7 @@ import pytest
 
 from pollux.goodput import ThroughputParams
 from polluxd.cycle.gpu_types import OPTIMISM, GpuTypes
-from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report
+from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, SnapshotJob
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from polluxd.slurm.protocol import Geometry
@@ -111,20 +111,12 @@ def test_the_cycle_of_two_types_is_decided_by_type() -> None:
     snapshot, _ = cycle.step()
     assert [job.report.assumed_types for job in snapshot.jobs] == [frozenset({"a100"})] * 2
     known = {first: QUICK, second: THETA}
-    snapshot = replace(
-        snapshot,
-        jobs=tuple(
-            replace(
-                job,
-                report=replace(
-                    job.report,
-                    params_by_type={"t4": THETA, "a100": known[job.job_id]},
-                    assumed_types=frozenset(),
-                ),
-            )
-            for job in snapshot.jobs
-        ),
-    )
+
+    def measured(job: SnapshotJob) -> SnapshotJob:
+        fits = {"t4": THETA, "a100": known[job.job_id]}
+        return replace(job, report=replace(job.report, params_by_type=fits, assumed_types=frozenset()))
+
+    snapshot = replace(snapshot, jobs=tuple(map(measured, snapshot.jobs)))
     plan = decide(snapshot)
     assert plan.solver == "integer program"
     assert plan.of(first).placement.nodes == ("n3",)

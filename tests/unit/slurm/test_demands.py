@@ -60,14 +60,6 @@ def test_the_words_of_a_comment() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["constraint=a&", "nodelist=n[1-", "min-cpus=many", "exclusive=no", "contiguous=no", "tmp=-1"]
-)
-def test_words_that_make_no_sense(word: str) -> None:
-    with pytest.raises(DirectiveError):
-        demands(word)
-
-
-@pytest.mark.parametrize(
     ("words", "rule"),
     [
         ("gpu-types=a100", ""),

@@ -84,7 +84,7 @@ def test_what_is_no_node_list_is_garbled(text: str) -> None:
         ("gres/gpu:4090=2", Gpus(2, "4090")),
         ("gpu:nvidia_a100_1g.5gb:7(S:0)", Gpus(7, "nvidia_a100_1g.5gb")),
         ("gpu:a100:2(IDX:0-1),gpu:v100:1(IDX:2)", Gpus(3, "a100+v100")),
-        ("gpu:1g.5gb:2,gpu:4090:2,shard:16", Gpus(4, "1g.5gb+4090")),
+        ("gpu:1g.5gb:2,gpu:4090:2,shard:1g.5gb:8", Gpus(4, "1g.5gb+4090")),
         ("gpu:2,gpu:a100:1", Gpus(3)),
         ("nic:2", Gpus(0)),
         ("gpumem:2", Gpus(0)),
