@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
@@ -68,6 +69,21 @@ def report(
     limits = more.pop("limits", BatchLimits(64, 64 * 256, 16, 512))
     theta = THETAS[kind] if isinstance(kind, str) else kind
     return Report(0, 0.0, limits, theta, noise, explored_gpus=explored, **more)
+
+
+def report_row(**changes: Any) -> dict[str, Any]:
+    """The row of a report of job 7, as the database returns it."""
+    theta = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
+    return {
+        **{"job_id": 7, "attempt": 0, "received_at": datetime.fromtimestamp(1e9, UTC), "times": {}},
+        **{"prior_gpus": 2, "prior_nodes": 2, **dict.fromkeys(theta, 0.5), "gamma": 2.0},
+        **{"noise_sqr": 1.0, "noise_var": 3.0},
+        **{"batch_initial": 32, "batch_maximum": 64, "local_min": 1, "local_max": 32},
+        **{"explored_gpus": 2, "explored_nodes": 1, "gpus": 2, "nodes": 1, "batch_size": 64},
+        **{"goodput": 1.0, "throughput": 11.0, "progress": 5.0, "target": None, "epoch": 0.5},
+        **{"lr_factor": 1.0, "checkpointed": False, "restart_cost": None},
+        **changes,
+    }
 
 
 def move(

@@ -26,14 +26,10 @@ from tests.unit.apply.resized_job import move as resize
 from tests.unit.apply.resized_job import says as resize_report
 
 PLANNED, DRAINING, RECRUITING = Step.PLANNED, Step.DRAINING, Step.RECRUITING
-CHECKPOINTED, REQUEUED, CONFIGURED, STARTED = (
-    *(Step.CHECKPOINTED, Step.REQUEUED),
-    *(Step.CONFIGURED, Step.STARTED),
-)
-PENDING, RUNNING, COMPLETING, SUSPENDED = (
-    *(JobState.PENDING, JobState.RUNNING),
-    *(JobState.COMPLETING, JobState.SUSPENDED),
-)
+CHECKPOINTED, REQUEUED = Step.CHECKPOINTED, Step.REQUEUED
+CONFIGURED, STARTED = Step.CONFIGURED, Step.STARTED
+PENDING, RUNNING = JobState.PENDING, JobState.RUNNING
+COMPLETING, SUSPENDED = JobState.COMPLETING, JobState.SUSPENDED
 NOW = 1_000.5
 SMALL, LARGE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
 TWO_NODES = (Node("n1", 4), Node("n2", 4))

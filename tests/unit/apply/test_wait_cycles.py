@@ -32,13 +32,15 @@ def test_a_ring_of_three_on_full_nodes():
     assert Capacity().ring(ring) == ring
 
 
+SWAP = [
+    move(1, Placement(("n1",), 4), Placement(("n2",), 4)),
+    move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
+]
+
+
 def test_a_move_that_nothing_makes_room_for_is_left_out():
-    swap = [
-        move(1, Placement(("n1",), 4), Placement(("n2",), 4)),
-        move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
-    ]
     hopeless = move(3, Placement(("n3",), 4), Placement(("n3", "n4"), 4))
-    assert Capacity(free=Counter({"n4": 3})).ring([*swap, hopeless]) == swap
+    assert Capacity(free=Counter({"n4": 3})).ring([*SWAP, hopeless]) == SWAP
     assert Capacity(free=Counter({"n4": 3})).ring([hopeless]) == []
 
 
@@ -50,9 +52,5 @@ def test_jobs_that_hold_nothing_and_moves_under_way_tie_no_knot():
 
 
 def test_of_moves_that_compete_the_one_that_takes_most_is_left_out() -> None:
-    swap = [
-        move(1, Placement(("n1",), 4), Placement(("n2",), 4)),
-        move(2, Placement(("n2",), 4), Placement(("n1",), 4)),
-    ]
     greedy = move(3, Placement(("n3",), 1), Placement(("n1",), 4))
-    assert Capacity().ring([*swap, greedy]) == swap
+    assert Capacity().ring([*SWAP, greedy]) == SWAP

@@ -8,12 +8,7 @@ import time
 import pytest
 from pydantic import ValidationError
 
-from polluxd.gateway.payloads import (
-    Acknowledgement,
-    ReportMessage,
-    TokenRequest,
-    TrainingMessage,
-)
+from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TokenRequest, TrainingMessage
 from polluxd.store.sqlfiles import schema
 from tests.integration.store.reports import payload
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from pollux.parameters import ThroughputParams
 from polluxd.store.newest_reports import NewestReports
+from tests.build import report_row
 
-NOW = 1_700_000_000.0
 FIT = dict(zip(ThroughputParams._fields, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 1.5, None, None), strict=True))
 
 
 def row(id: int, job_id: int, **other: Any) -> dict[str, Any]:
-    at = datetime.fromtimestamp(NOW, UTC)
-    words = {"id": id, "job_id": job_id, "attempt": 0, "at": at, "received_at": at, "times": {}}
-    words |= {"batch_initial": 8, "batch_maximum": 64, "local_min": 1, "local_max": 8, "noise_sqr": None}
-    words |= dict.fromkeys(
-        ("explored_gpus", "explored_nodes", "gpus", "nodes", "prior_gpus", "prior_nodes"), 2
-    )
-    words |= dict.fromkeys(("goodput", "throughput", "progress", "target", "epoch", "lr_factor"), 1.0)
-    return words | FIT | {"batch_size": 8, "checkpointed": False, "restart_cost": None} | other
+    return report_row(id=id, job_id=job_id, **FIT, **other)
 
 
 class Tables:

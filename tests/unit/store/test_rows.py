@@ -12,38 +12,25 @@ from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, ReportError
 from polluxd.store import rows
 from polluxd.store.rows import setting_to_json, settings_from_rows
+from tests.build import report_row
 
 NOW = 1_700_000_000.0
 
 
-def row(**changes):
-    theta = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
-    return {
-        **{"job_id": 7, "attempt": 1, "at": datetime.fromtimestamp(NOW, UTC), "gamma": 2.0},
-        **{"received_at": datetime.fromtimestamp(NOW, UTC), "prior_gpus": 0, "prior_nodes": 0},
-        **dict.fromkeys(theta, 0.5),
-        **{"noise_sqr": 1.0, "noise_var": 3.0},
-        **{"batch_initial": 32, "batch_maximum": 64, "local_min": 1, "local_max": 32},
-        **{"explored_gpus": 2, "explored_nodes": 1, "gpus": 2, "nodes": 1, "batch_size": 64},
-        **{"goodput": 10.0, "throughput": 11.0, "progress": 5.0, "target": None, "epoch": 0.5},
-        **{"lr_factor": 1.0, "checkpointed": True, "times": {"first_step_at": 5}, "restart_cost": None},
-        **changes,
-    }
-
-
 def test_a_sound_row():
-    report = rows.report(row())
+    at = datetime.fromtimestamp(NOW, UTC)
+    report = rows.report(report_row(received_at=at, attempt=1, checkpointed=True, times={"first_step_at": 5}))
     assert (report.at, report.attempt, report.first_step_at, report.checkpointed) == (NOW, 1, 5.0, True)
     assert (report.params.gamma, report.noise.var, report.limits.maximum) == (2.0, 3.0, 64)
 
 
 def test_a_row_edited_by_hand_is_refused_with_the_job_named():
     with pytest.raises(ReportError, match="job 7"):
-        rows.report(row(batch_maximum=16))
+        rows.report(report_row(batch_maximum=16))
 
 
 def test_half_a_fit_is_none():
-    assert rows.report(row(beta_node=None)).params is None
+    assert rows.report(report_row(beta_node=None)).params is None
 
 
 @pytest.mark.parametrize("power", [-1, 0.5, 1, -math.inf, "-inf"])
