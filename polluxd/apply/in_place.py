@@ -27,11 +27,6 @@ class InPlaceMoves:
     """Carries out moves within an allocation for the reconciler.
 
     The reconciler itself writes the moves' steps to the database.
-
-    Args:
-        authorize: called before each call to Slurm and each write; the epoch.
-        clock: POSIX time [s].
-        monotonic: seconds that only go forward.
     """
 
     def __init__(

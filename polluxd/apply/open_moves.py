@@ -24,12 +24,7 @@ PATIENCE = 2
 
 
 class OpenMoves:
-    """The moves under way.
-
-    Args:
-        clock: POSIX time [s].
-        monotonic: seconds that only go forward.
-    """
+    """The moves under way."""
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._clock = clock

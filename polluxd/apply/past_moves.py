@@ -43,7 +43,6 @@ class PastMoves:
 
     Args:
         cooldown: longest cooldown after a move that did not fail [s].
-        monotonic: seconds that only go forward.
     """
 
     def __init__(self, cooldown: float, monotonic: Callable[[], float]) -> None:

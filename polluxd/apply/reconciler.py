@@ -42,12 +42,8 @@ class Reconciler:
     Args:
         limits: section [moves] of polluxd.toml.
         lease: how long a waiting job is kept back at a time [s].
-        authorize: called before each action on Slurm and each write; the epoch, or LeaderLost once this process may
-            no longer act.
         ended: called with each move that ends, its result (`completed`, `failed`, `withdrawn`) and the seconds since
             it was planned.
-        clock: POSIX time [s].
-        monotonic: seconds that only go forward, whatever is done to the clock.
     """
 
     def __init__(

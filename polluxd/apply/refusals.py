@@ -39,12 +39,7 @@ class _Refusal:
 
 
 class Refusals:
-    """Groups of jobs that Slurm refuses to start.
-
-    Args:
-        clock: POSIX time [s].
-        monotonic: seconds that only go forward.
-    """
+    """Groups of jobs that Slurm refuses to start."""
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._clock = clock

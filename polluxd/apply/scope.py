@@ -23,11 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Scope:
-    """The jobs that polluxd acts on.
-
-    Args:
-        authorize: called before each call to Slurm.
-    """
+    """The jobs that polluxd acts on."""
 
     def __init__(self, settings: ScopeSettings, slurm: SlurmClient, authorize: Callable[[], int]) -> None:
         self._settings = settings

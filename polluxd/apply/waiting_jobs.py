@@ -35,9 +35,6 @@ class WaitingJobs:
 
     Args:
         lease: for how long a waiting job is kept back at a time [s].
-        authorize: called before each call to Slurm.
-        clock: POSIX time [s].
-        monotonic: seconds that only go forward.
     """
 
     def __init__(

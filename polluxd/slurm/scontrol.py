@@ -37,10 +37,7 @@ _SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdb
 class ScontrolClient(Commands):
     """A SlurmClient over command lines.
 
-    Args:
-        conf: slurm.conf of the cluster; None: the machine's own (or configless).
-        timeout: seconds after which a command is given up. Keep it below the leader's lease.
-        clock: POSIX time, for `ClusterState.taken_at`.
+    Keep `timeout` below the leader's lease. `clock` gives POSIX time, for `ClusterState.taken_at`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a site's partitions, QOSes and slurm.conf make of jobs. Pure.
+"""What a site's partitions, QOSes and slurm.conf (`configuration`: `scontrol show config`) make of jobs. Pure.
 
 **CPUs and memory with each GPU.** DefCpuPerGPU and DefMemPerGPU of a partition, else of slurm.conf, hold for a job that
 asks for none itself. Slurm leaves the CPUs out once a job's CPUs are written, and polluxd writes them at each start.
@@ -39,11 +39,7 @@ def with_site_defaults(
     limits: Limits,
     configuration: str,
 ) -> tuple[SlurmJob, ...]:
-    """Return the jobs as Slurm will treat them on this site.
-
-    Args:
-        configuration: what `scontrol show config` prints.
-    """
+    """Return the jobs as Slurm will treat them on this site."""
     jobs = alone_on_nodes(jobs, nodes, partitions, default_memory(partitions, configuration))
     jobs = with_default_cpus(jobs, partitions, configuration)
     return with_least_sizes(jobs, nodes, partitions, limits)
@@ -52,11 +48,7 @@ def with_site_defaults(
 def with_default_cpus(
     jobs: Iterable[SlurmJob], partitions: Mapping[str, Partition], configuration: str
 ) -> tuple[SlurmJob, ...]:
-    """Give our jobs that ask for no CPUs the site's, if these are more.
-
-    Args:
-        configuration: what `scontrol show config` prints.
-    """
+    """Give our jobs that ask for no CPUs the site's, if these are more."""
     everywhere = _everywhere("DefCpuPerGPU", configuration)
 
     def given(job: SlurmJob) -> SlurmJob:
