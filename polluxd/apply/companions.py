@@ -41,11 +41,7 @@ def named_moves(state: ClusterState) -> list[int]:
 
 
 def gather(state: ClusterState, moves: Mapping[int, Move]) -> ClusterView:
-    """Assign the companions of `state` to their parents.
-
-    Args:
-        moves: by id, at least those that `named_moves` returns.
-    """
+    """Assign the companions of `state` to their parents; `moves`: at least those of `named_moves`, by id."""
     jobs = {job.job_id: job for job in state.jobs if job.companion is None}
     joined: dict[int, list[SlurmJob]] = {}
     pending_companions: dict[int, SlurmJob] = {}

@@ -77,11 +77,7 @@ def eligibility(state: ClusterState) -> dict[int, Eligibility]:
 def _demanded(
     job: SlurmJob, ruled: Eligibility | None, state: ClusterState, reach: frozenset[str]
 ) -> Eligibility | None:
-    """Leave out the nodes that the job's own options leave out.
-
-    Args:
-        reach: the nodes of the job's partitions.
-    """
+    """Leave out the nodes of the job's partitions (`reach`) that the job's own options leave out."""
     demands, nodes = job.demands, reach if ruled is None else ruled.nodes
     why = [ruled.rule] if ruled is not None else []
     if demands.of_nodes:

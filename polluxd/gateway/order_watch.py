@@ -55,11 +55,7 @@ class _Waiter:
 
 
 class OrderWatch:
-    """Looks for orders as long as somebody waits for some.
-
-    Args:
-        threads: where the database is asked; one thread suffices.
-    """
+    """Looks for orders as long as somebody waits for some; of `threads`, one suffices to ask the database."""
 
     def __init__(self, records: Records, threads: Executor) -> None:
         self._records = records

@@ -16,11 +16,7 @@ _AT_ONCE = 200
 
 
 class ReportBatches:
-    """Collects reports, and stores them.
-
-    Args:
-        threads: where the database is asked.
-    """
+    """Collects reports, and stores them; the database is asked in one of `threads`."""
 
     def __init__(self, records: Records, threads: Executor) -> None:
         self._records = records

@@ -109,11 +109,7 @@ def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor:
 
 
 class Visitor(HttpToolsProtocol):
-    """One connection.
-
-    Args:
-        accepted: its socket, which TLS may not have taken over yet.
-    """
+    """One connection; TLS may not have taken its socket `accepted` over yet."""
 
     def __init__(self, entrance: Visitors, accepted: socket.socket, address: str, config: Config) -> None:
         super().__init__(config, _STATE, {"connection": self})

@@ -53,11 +53,7 @@ class Partition:
         return self.state in ("UP", "DRAIN")
 
     def refuses(self, account: str, qos: str, time_s: float) -> str:
-        """Return the field that keeps a job out; empty where none does.
-
-        Args:
-            time_s: the time limit with which the job would start.
-        """
+        """Return the field that keeps a job out that would start with this time limit; empty where none does."""
         names = {"AllowAccounts": account, "DenyAccounts": account, "AllowQos": qos, "DenyQos": qos}
         for key, members in self.allowed:
             if (names[key] in members) is key.startswith("Deny"):

@@ -122,11 +122,7 @@ def alone_on_nodes(
 
 
 def _with_all_memory(job: SlurmJob, sizes: Iterable[tuple[int, int]]) -> SlurmJob:
-    """Have a job with all memory of its nodes be alone there.
-
-    Args:
-        sizes: memory [MB] and GPUs of the nodes in question.
-    """
+    """Have a job with all memory of its nodes be alone there; `sizes`: memory [MB] and GPUs of the nodes."""
     spec, gpus, each = job.spec, job.requested_gpus_per_node, job.mem_per_gpu_mb
     if spec is None or spec.mem_per_gpu_mb or not gpus or not each:
         return job
