@@ -80,22 +80,14 @@ class Demands:
 
 
 def of_plain_job(gres: str) -> Demands:
-    """Return the GPU type that a plain job asks for, where it names one.
-
-    Raises:
-        SlurmGarbled: the request is of an unknown form.
-    """
+    """Return the GPU type that a plain job asks for, where it names one. Raises SlurmGarbled."""
     kind = parse_gpus(gres).type
     return Demands(gpu_types=frozenset({kind})) if kind and "+" not in kind else Demands()
 
 
 @lru_cache(maxsize=65536)
 def matches(constraint: str, features: frozenset[str]) -> bool:
-    """Tell whether a node with these features fulfils the constraint.
-
-    Raises:
-        DirectiveError: the constraint is of another form than the hook accepts.
-    """
+    """Tell whether a node with these features fulfils the constraint. Raises DirectiveError."""
     tokens = _TOKEN.findall(constraint)
     if "".join(tokens) != constraint:
         raise _senseless(constraint)

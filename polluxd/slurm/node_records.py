@@ -39,11 +39,7 @@ class NodeRecords:
 
 
 def parse_nodes(text: str) -> NodeRecords:
-    """Read all nodes.
-
-    Raises:
-        SlurmGarbled: the answer is cut off, or is no list of nodes.
-    """
+    """Read all nodes. Raises SlurmGarbled where the answer is cut off, or is no list of nodes."""
     stripped = text.strip()
     if not stripped or stripped == "No nodes in the system":
         return NodeRecords((), {}, {}, {}, {})

@@ -25,11 +25,7 @@ _MOST = 1 << 20
 
 @lru_cache(maxsize=8192)
 def node_names(text: str) -> tuple[str, ...]:
-    """Expand a node list into its names, sorted; `(null)` has none.
-
-    Raises:
-        SlurmGarbled: the text is no node list.
-    """
+    """Expand a node list into its names, sorted; `(null)` has none. Raises SlurmGarbled."""
     if text in ("", "(null)", "None", "N/A"):
         return ()
     if _NO_NAME.search(text) or _size(text) > _MOST_NODES:

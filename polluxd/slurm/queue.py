@@ -98,11 +98,7 @@ class Query:
         return ",".join([*words, f"{last[0]}:{last[1]}{self.end}"])
 
     def records(self, text: str) -> Iterator[str]:
-        """Split the answer into records.
-
-        Raises:
-            SlurmGarbled: the answer is cut off.
-        """
+        """Split the answer into records. Raises SlurmGarbled where it is cut off."""
         end, start = self.end + "\n", 0
         # One by one: a list of them would be as large as the answer.
         while (stop := text.find(end, start)) >= 0:

@@ -22,11 +22,7 @@ _NODES = re.compile(r" Nodes=(\S+)")
 
 
 def parse_topology(text: str) -> dict[str, str]:
-    """The leaf switch of each node; empty where Slurm knows no topology.
-
-    Raises:
-        SlurmGarbled: a line is no switch, or a node hangs on two leaf switches.
-    """
+    """The leaf switch of each node; empty where Slurm knows no topology. Raises SlurmGarbled."""
     leaf: dict[str, str] = {}
     for line in text.splitlines():
         if not line.strip() or line.strip() == _NONE:

@@ -55,13 +55,7 @@ class Leadership:
         return max(0.0, self._confirmed_at + self.lease_s - time.clock_gettime(_CLOCK))
 
     def lead(self) -> int | None:
-        """Take or keep the lead, and return the epoch.
-
-        Returns None while the lease of another leader runs.
-
-        Raises:
-            StoreUnavailable, StoreRejected.
-        """
+        """Take or keep the lead; return the epoch, or None while another's lease runs. Raises StoreError."""
         with self._lock, our_errors(self._connector.place, self._connector.failed):
             if self.epoch is not None:
                 if self._renew():

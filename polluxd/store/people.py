@@ -180,11 +180,7 @@ class PeopleStore(Session):
         return move
 
     def set_settings(self, values: Mapping[str, object], who: str) -> None:
-        """Set fields of PolicySettings in one transaction, all or none, audited.
-
-        Raises:
-            ConfigError: no such setting, or a value that is not allowed.
-        """
+        """Set fields of PolicySettings in one transaction, all or none, audited. Raises ConfigError."""
         encoded = {name: rows.setting_to_json(name, value) for name, value in values.items()}
         with self._transaction() as run:
             run("set_who", who=who)

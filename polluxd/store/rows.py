@@ -261,11 +261,7 @@ def spent(found: Sequence[Row]) -> Spent | None:
 
 
 def setting_to_json(name: str, value: object) -> str:
-    """Check a setting's value and return it as JSON text.
-
-    Raises:
-        ConfigError: no such setting, or not a value for it.
-    """
+    """Check a setting's value and return it as JSON text. Raises ConfigError."""
     return json.dumps(as_json(checked(name, value)), allow_nan=False)
 
 

@@ -115,11 +115,7 @@ class Store(PeopleStore):
                 connection.close()
 
     def check_schema(self) -> None:
-        """Check that all migrations of this version are applied.
-
-        Raises:
-            StoreRejected: migrations are missing; the message names the command to run.
-        """
+        """Check that all migrations of this version are applied. StoreRejected names the command to run."""
         applied = {row["name"] for row in self._ask("applied_migrations")}
         if missing := [m.name for m in migrations() if m.name not in applied]:
             raise StoreRejected(
