@@ -117,7 +117,7 @@ def test_without_an_idle_gpu_it_waits() -> None:
 def test_a_job_that_moves_or_rests_is_decided_on_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cycle, job = trained()
     occupied = {job}
-    monkeypatch.setattr(cycle.reconciler, "occupied", occupied.__contains__)
+    monkeypatch.setattr(cycle.acting, "occupied", occupied.__contains__)
     cycle.rows.reports[job] = report()
     assert cycle.after() == 0
     occupied.clear()
@@ -132,7 +132,7 @@ def test_a_job_that_was_left_alone_is_free_again_while_another_one_waits(
     cycle, job = trained()
     fill_other_nodes(cycle)
     occupied = {job}
-    monkeypatch.setattr(cycle.reconciler, "occupied", occupied.__contains__)
+    monkeypatch.setattr(cycle.acting, "occupied", occupied.__contains__)
     if waits:
         cycle.slurm.submit(JobSpec(), lease=1e6)
         assert cycle.after() == 1, "it has come"
@@ -178,7 +178,7 @@ def test_a_resize_that_never_ends_delays_one_decision() -> None:
     triggers = cycle.controller._triggers
     for size, waits in ((8, False), (12, True)):
         another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
-        cycle.reconciler._acted_on = {job: another}
+        cycle.acting._acted_on = {job: another}
         triggers.decided(cycle.slurm.observe(), {}, [another])
         assert triggers.resizing() is waits, "once for each number of GPUs"
 

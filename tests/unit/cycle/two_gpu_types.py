@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import parse_config
-from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller
 from polluxd.model import Node, Report
 from polluxd.policy import Cache, decide
-from polluxd.slurm.fake import FakeSlurm
-from polluxd.store.fake import FakeRows, FakeStore
+from tests.unit.apply.site import Site
 
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
 QUICK = THETA._replace(alpha_grad=0.01, beta_grad=0.0004)
@@ -24,14 +21,11 @@ NODES = {
 }
 
 
-class Cycle:
+class Cycle(Site):
     """polluxd's cycle over a cluster of two GPU types in memory."""
 
     def __init__(self, mode: str = "observe", users: tuple[str, ...] = (), **slurm: object) -> None:
-        self.slurm = FakeSlurm([replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values()])
-        self.rows = FakeRows(self.slurm.clock)
-        self.store = store = FakeStore(self.rows)
-        store.lead()
+        super().__init__(replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values())
         config = parse_config(
             {
                 "mode": mode,
@@ -42,22 +36,8 @@ class Cycle:
             "test",
         )
         self.seen: list[tuple[object, object]] = []
-        self.reconciler = Reconciler(
-            self.slurm,
-            store,
-            limits=MoveSettings(cooldown_s=0.0),
-            lease=60.0,
-            authorize=lambda: None,
-            clock=self.slurm.clock,
-            monotonic=self.slurm.clock,
-        )
         self.controller = Controller(
-            config,
-            self.slurm,
-            store,
-            self.reconciler,
-            monotonic=self.slurm.clock,
-            policy=self._decide,
+            config, self.slurm, self.store, self.acting, monotonic=self.slurm.clock, policy=self._decide
         )
 
     def _decide(self, snapshot, cache: Cache):
