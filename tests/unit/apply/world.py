@@ -11,7 +11,7 @@ from typing import Any
 from pollux.goodput import BatchLimits
 from polluxd.apply.placed import held
 from polluxd.apply.reconciler import Reconciler
-from polluxd.config.config_file import Config, parse_config
+from polluxd.config.config_file import Config
 from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller
 from polluxd.daemon import Daemon
@@ -19,6 +19,7 @@ from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snap
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore
+from tests import build
 
 from .agents import Training, resize
 
@@ -42,20 +43,11 @@ class Killed(BaseException):
 
 
 def config(mode: str = "enforce") -> Config:
-    return parse_config(
-        {
-            "mode": mode,
-            "slurm": {"cluster": "c", "timeout_s": TIMEOUT_S, "lease_s": LEASE_S},
-            "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-            "cycle": {
-                "interval_s": 5.0,
-                "floor_s": 1.0,
-                "poll_s": 0.5,
-                "busy_poll_s": 0.5,
-                "leader_lease_s": LEADER_LEASE_S,
-            },
-        },
-        "test",
+    cycle = {"interval_s": 5.0, "floor_s": 1.0, "poll_s": 0.5, "busy_poll_s": 0.5}
+    return build.config(
+        mode=mode,
+        slurm={"timeout_s": TIMEOUT_S, "lease_s": LEASE_S},
+        cycle={**cycle, "leader_lease_s": LEADER_LEASE_S},
     )
 
 

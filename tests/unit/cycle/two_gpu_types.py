@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
-from polluxd.config.config_file import parse_config
 from polluxd.cycle.controller import Controller
 from polluxd.model import Node, Report
 from polluxd.policy import Cache, decide
+from tests import build
 from tests.unit.apply.site import Site
 
 THETA = ThroughputParams(0.05, 0.002, 0.005, 0.0005, 0.01, 0.001, 2.0)
@@ -26,15 +26,7 @@ class Cycle(Site):
 
     def __init__(self, mode: str = "observe", users: tuple[str, ...] = (), **slurm: object) -> None:
         super().__init__(replace(n, cpus=64, partitions=frozenset({"main"})) for n in NODES.values())
-        config = parse_config(
-            {
-                "mode": mode,
-                "slurm": {"cluster": "c", **slurm},
-                "scope": {"users": users},
-                "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-            },
-            "test",
-        )
+        config = build.config(mode=mode, slurm=slurm, scope={"users": users})
         self.seen: list[tuple[object, object]] = []
         self.controller = Controller(
             config, self.slurm, self.store, self.acting, monotonic=self.slurm.clock, policy=self._decide

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from polluxd.config.config_file import parse_config
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState, Node
@@ -31,6 +30,7 @@ from polluxd.slurm.pyslurm_client import PyslurmClient, open_client
 from polluxd.slurm.pyslurm_worker import write_jobs, write_nodes
 from polluxd.slurm.queue import Queue, jobs_query, parse_jobs
 from polluxd.slurm.scontrol import ScontrolClient
+from tests import build
 from tests.unit.slurm.stand_in_commands import Commands, job
 
 PYSLURM = """
@@ -261,16 +261,11 @@ def test_the_daemon_asks_for_the_client_of_its_configuration(
 ) -> None:
     caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
     monkeypatch.setattr(pyslurm_client, "version", not_installed)
-    document = {
-        "slurm": {"cluster": "c", "client": choice},
-        "database": {"url": "postgresql://pollux_daemon@127.0.0.1:1/pollux"},
-    }
-    Daemon(lambda: parse_config(document, "test")).store.close()
+    Daemon(lambda: build.config(slurm={"client": choice})).store.close()
     assert said(caplog) == [found]
-    document["slurm"]["client"] = "squeue"
     expected = r"slurm.client: expected \"auto\", \"scontrol\" or \"pyslurm\"; got 'squeue'"
     with pytest.raises(ConfigError, match=expected):
-        parse_config(document, "test")
+        build.config(slurm={"client": "squeue"})
 
 
 @pytest.mark.parametrize("version", ["25.11.2", "22.11.0", "none"])
