@@ -4,46 +4,24 @@ from __future__ import annotations
 
 from polluxd.model import JobState, Power
 
+_WAITS = ("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+_KILLED = ("DEADLINE", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
+_FAILED = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL", "RECONFIG_FAIL", *_KILLED)
 _STATES = {
     **{state.value: state for state in JobState},
-    "CONFIGURING": JobState.RUNNING,  # the job holds its nodes while the prolog runs
-    "RESIZING": JobState.RUNNING,
-    "SIGNALING": JobState.RUNNING,
+    # The job holds its nodes while the prolog runs (CONFIGURING).
+    **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING"), JobState.RUNNING),
     "STAGE_OUT": JobState.COMPLETING,
     "STOPPED": JobState.SUSPENDED,
-    "REQUEUED": JobState.PENDING,
-    "REQUEUE_HOLD": JobState.PENDING,
-    "REQUEUE_FED": JobState.PENDING,
-    "RESV_DEL_HOLD": JobState.PENDING,
-    "SPECIAL_EXIT": JobState.PENDING,
-    "BOOT_FAIL": JobState.FAILED,
-    "DEADLINE": JobState.FAILED,
-    "LAUNCH_FAILED": JobState.FAILED,
-    "NODE_FAIL": JobState.FAILED,
-    "OUT_OF_MEMORY": JobState.FAILED,
-    "PREEMPTED": JobState.FAILED,
-    "RECONFIG_FAIL": JobState.FAILED,
-    "TIMEOUT": JobState.FAILED,
+    **dict.fromkeys(_WAITS, JobState.PENDING),
+    **dict.fromkeys(_FAILED, JobState.FAILED),
     "REVOKED": JobState.CANCELLED,
 }
 
-_USABLE = frozenset(
-    {
-        *(
-            "IDLE",
-            "MIXED",
-            "ALLOCATED",
-            "COMPLETING",
-            "PLANNED",
-            "RESERVED",
-            "CLOUD",
-            "DYNAMIC_NORM",
-            "BLOCKED",
-        ),
-        # Slurm boots such a node for the job that it gives it to.
-        *("POWERED_DOWN", "POWERING_UP"),
-    }
-)
+_OFF_OR_BOOTING = {"POWERED_DOWN", "POWERING_UP"}
+"""Slurm boots such a node for the job that it gives it to."""
+_USABLE = _OFF_OR_BOOTING | {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD"}
+_USABLE |= {"DYNAMIC_NORM", "BLOCKED"}
 """A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERING_DOWN, ...) gets no work.
 Reservations themselves say who may use a RESERVED node (`rules`)."""
 
@@ -61,8 +39,8 @@ def schedulable(state: str) -> bool:
     down after a boot that failed keeps the flag, and Slurm boots it again for a job.
     """
     flags = set(state.split("+"))
-    silent = not flags.isdisjoint({"POWERING_UP", "POWERED_DOWN"})
-    return flags - ({"NOT_RESPONDING"} if silent else set()) <= _USABLE
+    silent = set() if flags.isdisjoint(_OFF_OR_BOOTING) else {"NOT_RESPONDING"}
+    return flags - silent <= _USABLE
 
 
 def power(state: str) -> Power:
