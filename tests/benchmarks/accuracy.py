@@ -41,7 +41,6 @@ from scipy import stats  # noqa: E402
 import pollux.loop.session  # noqa: E402
 from contrib.commit import COMMIT  # noqa: E402
 from pollux.errors import PolluxAgentError  # noqa: E402
-from pollux.scheduler.orders import DrainOrder  # noqa: E402
 
 RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
 """(ranks, share of the training's progress at which they are taken away)."""
@@ -82,7 +81,7 @@ def _attach_until(share: float, log: Path) -> None:
                     if job.progress.examples >= share * (job.progress.target or 1e18):
                         break
             if share < 1.0:
-                job.coordinator.take(DrainOrder(job.world.size))
+                job.coordinator.drains.order(job.world.size)
 
         if job.is_main:
             threading.Thread(target=watch, daemon=True).start()

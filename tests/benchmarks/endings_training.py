@@ -26,7 +26,6 @@ from pollux.loop.stepper import Stepper
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.orders import ResizeOrder
 from pollux.training.training import Training
 
 EXAMPLES, BATCH, PASSES = 240, 12, 3
@@ -111,7 +110,7 @@ def grow(nodes: list[str]) -> None:
         if self.training.world.rank == 0 and self.training.progress.optimizer_steps == 3:
             per_node = self.training.world.per_node
             order = {"id": 1, "path": "resize", "kind": "grow", "nodes": nodes, "gpus_per_node": per_node}
-            self.take(ResizeOrder(order | {"nonce": "5eed"}))
+            self.order_resize(order | {"nonce": "5eed"})
             while self.resizer.phase is ResizePhase.RECRUITING:
                 time.sleep(0.05)
 

@@ -47,7 +47,6 @@ def train(folder: Path, mb: int, kind: str) -> None:
     from pollux.resize import resizer
     from pollux.resize.capability import ResizeCapability
     from pollux.resize.resizer import ResizePhase
-    from pollux.scheduler.orders import ResizeOrder
 
     resizer.capability_of = lambda *_: ResizeCapability.IN_PLACE
     after_step = Coordinator.after_step
@@ -64,7 +63,7 @@ def train(folder: Path, mb: int, kind: str) -> None:
             moves, quiet = moves + 1, 0
             kind, nodes = ("shrink", ["n0"]) if world.lent else ("grow", ["n0", "c0"])
             order = {"id": moves, "path": "resize", "kind": kind, "nodes": nodes, "nonce": "5eed"}
-            self.take(ResizeOrder(order | {"gpus_per_node": world.per_node}))
+            self.order_resize(order | {"gpus_per_node": world.per_node})
 
     Coordinator.after_step = stepped  # type: ignore[method-assign]
     torch.manual_seed(0)

@@ -32,7 +32,6 @@ from pollux.resize.joining import Joiner
 from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
 from pollux.scheduler.line import Receipt, SchedulerLine
-from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
@@ -109,18 +108,15 @@ class Coordinator:
         """Begin to report to the scheduler and to receive its orders."""
         if self._main:
             self.resizer.prepare()
-            self.line.open(self.report, self.take, introduction)
+            self.line.open(self.report, self.drains.order, self.order_resize, introduction)
         self.resizer.acknowledge_earlier()
 
-    def take(self, order: Order) -> None:
-        """On rank 0, in any thread: an order of the scheduler has come."""
-        match order:
-            case DrainOrder(move):
-                self.drains.order(move)
-            case ResizeOrder(terms):
-                self.resizer.order(terms, resting=self.drains.resting)
-            case ResizeWithdrawn():
-                self.resizer.withdraw()
+    def order_resize(self, terms: Mapping[str, Any] | None) -> None:
+        """On rank 0, in any thread: the scheduler's order to resize, unchecked. None: no order stands any more."""
+        if terms is None:
+            self.resizer.withdraw()
+        else:
+            self.resizer.order(terms, resting=self.drains.resting)
 
     def begin_loop(self) -> None:
         """A loop over the epochs begins; a joiner joins here."""

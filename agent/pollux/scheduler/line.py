@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pollux.scheduler.orders import Order
 from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
@@ -47,14 +46,15 @@ class SchedulerLine:
     def open(
         self,
         collect: Callable[[], dict[str, Any]],
-        deliver: Callable[[Order], None],
+        drain: Callable[[int], None],
+        resize: Callable[[Mapping[str, Any] | None], None],
         introduction: Introduction | None,
     ) -> None:
         """Begin to report and to receive orders, on rank 0. See `Publisher`."""
         if self.access is not None:
             from pollux.scheduler.publisher import Publisher  # noqa: PLC0415 - loads ssl and http.client
 
-            self.publisher = Publisher(self.access, collect, deliver, introduction=introduction)
+            self.publisher = Publisher(self.access, collect, drain, resize, introduction=introduction)
             self.publisher.start()
             # A script that ends has made its last step: its last report says so.
             atexit.register(self.close)

@@ -17,7 +17,6 @@ from typing import Any
 
 from pollux.scheduler.credentials import AccessOver, Credentials, JobGateway
 from pollux.scheduler.gateway import Gateway, GatewayAway, MessageRefused
-from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.slurm_job.access import GatewayAccess
 from pollux.tuning.knowledge import Introduction
 
@@ -46,8 +45,9 @@ class Publisher:
     Args:
         collect: returns a report (JSON numbers, finite). Called from the reporter's thread, so it must be cheap and
             thread-safe.
-        deliver: called from the thread of the orders with each order, once per move; with an order to drain again
-            where nobody answered its acknowledgement.
+        drain: called from the thread of the orders with each move that the job has to drain for; again where nobody
+            answered the acknowledgement.
+        resize: called there with each order to resize, as the gateway gives it; None: no order stands any more.
         interval_s: between reports; the gateway's by default.
         introduction: sent before the first report; None: use no earlier measurements, and leave none to later runs.
     """
@@ -56,7 +56,8 @@ class Publisher:
         self,
         access: GatewayAccess,
         collect: Callable[[], dict[str, Any]],
-        deliver: Callable[[Order], None],
+        drain: Callable[[int], None],
+        resize: Callable[[Mapping[str, Any] | None], None],
         *,
         interval_s: float | None = None,
         introduction: Introduction | None = None,
@@ -65,7 +66,7 @@ class Publisher:
         self._gateway = JobGateway(Gateway(access.addresses, access.ca), credentials)
         self._orders = JobGateway(Gateway(access.addresses, access.ca), credentials)
         self._collect = collect
-        self._deliver = deliver
+        self._drain, self._resize = drain, resize
         self.introduction = introduction
         self._introductions_left = INTRODUCTIONS
         self._given_interval_s = interval_s
@@ -240,21 +241,20 @@ class Publisher:
     def take_orders(self, orders: Mapping[str, Any]) -> None:
         """Deliver the orders in the gateway's answer that are new."""
         terms = orders.get("resize")
-        order = ResizeOrder(terms) if isinstance(terms, dict) and terms.get("id") is not None else None
-        number = None if order is None else order.terms["id"]
+        number = terms.get("id") if isinstance(terms, dict) else None
         if number != self._resize_seen:
             self._resize_seen = number
-            self._pass_on(order or ResizeWithdrawn())
+            self._pass_on(self._resize, None if number is None else terms)
         drain = orders.get("drain")
         if drain is not None and drain != self._drain_seen:
             self._drain_seen = int(drain)
-            self._pass_on(DrainOrder(self._drain_seen))
+            self._pass_on(self._drain, self._drain_seen)
 
-    def _pass_on(self, order: Order) -> None:
+    def _pass_on(self, take: Callable[[Any], None], order: Any) -> None:
         try:
-            self._deliver(order)
+            take(order)
         except Exception:
-            log.exception("the training could not take %s", order)
+            log.exception("the training could not take the order %s", order)
 
     def _acknowledge_pending(self) -> None:
         with self._lock:

@@ -23,7 +23,6 @@ from torch import Tensor
 import pollux
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.orders import ResizeOrder
 from pollux.selftest import images, known_noise, known_training
 from pollux.selftest.known_training import error_of
 from pollux.selftest.launching import STEPS
@@ -137,7 +136,7 @@ def resize(folder: Path) -> Found:
             if why is not None:
                 raise RuntimeError(f"this training cannot be resized in place: {why}")
             resizer.capability, quiet = ResizeCapability.IN_PLACE, 0
-            job.coordinator.take(ResizeOrder(orders.pop(0) | {"gpus_per_node": job.world.per_node}))
+            job.coordinator.order_resize(orders.pop(0) | {"gpus_per_node": job.world.per_node})
         if job.coordinator.groups.generation == 2 and moved_at < 0:
             moved_at = job.progress.optimizer_steps
         return moved_at >= 0 and job.progress.optimizer_steps >= moved_at + QUIET_STEPS

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pollux.goodput import BatchChoice
-from pollux.scheduler.orders import DrainOrder
 
 EXAMPLES = 83
 """Of the data sets here; prime to every batch size: uneven tails."""
@@ -56,7 +55,7 @@ class Orders:
         if step in self.choices:
             job.training.advisor.proposal = self.choices[step]
         if step == self.drain_at:
-            job.coordinator.take(DrainOrder(7))
+            job.coordinator.drains.order(7)
             if self.killed:
                 job.coordinator.drains.wait_for_end = stop
 
@@ -79,7 +78,6 @@ EPOCHS = 1000
 from pollux.loop import job as loop
 from pollux.resize import resizer
 from pollux.resize.capability import ResizeCapability, obstacle_in_place
-from pollux.scheduler.orders import ResizeOrder
 
 def capability(training, *_):
     obstacle = obstacle_in_place(training)
@@ -101,7 +99,7 @@ def trouble(job, where="pass"):
         since += 1
         if since == 20:
             since, asked = 0, asked + 1
-            job.coordinator.take(ResizeOrder({"path": "resize", "gpus_per_node": 1, **ORDERS[asked]}))
+            job.coordinator.order_resize({"path": "resize", "gpus_per_node": 1, **ORDERS[asked]})
 
 def enough(job):
     return job.coordinator.groups.generation == 2

@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import make_url
 
 from contrib.devcluster.postgres import DevPostgres
-from pollux.scheduler.orders import DrainOrder
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.errors import StoreUnavailable
@@ -166,10 +165,9 @@ class Training:
     def collect(self):
         return dict(self.body, at=time.time())
 
-    def deliver(self, order):
-        if isinstance(order, DrainOrder):
-            self.drains.append(order.move)
-            self.drained.set()
+    def drain(self, move):
+        self.drains.append(move)
+        self.drained.set()
 
 
 @pytest.fixture
@@ -179,7 +177,7 @@ def training(report):
 
 @pytest.fixture
 def publisher(access, training):
-    made = Publisher(access, training.collect, training.deliver)
+    made = Publisher(access, training.collect, training.drain, lambda terms: None)
     made.start()
     yield made
     made.close()

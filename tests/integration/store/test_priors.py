@@ -176,7 +176,8 @@ def test_a_training_is_begun_with_what_the_one_before_has_measured(store, access
         publisher = Publisher(
             access(job_id),
             collect,
-            lambda number: None,
+            lambda move: None,
+            lambda terms: None,
             introduction=Introduction("ab" * 16, "a100", learn),
         )
         publisher.start()

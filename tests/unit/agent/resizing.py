@@ -23,7 +23,6 @@ from pollux import Job, attach
 from pollux.errors import CheckpointError
 from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
-from pollux.scheduler.orders import ResizeOrder
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.answering import Line
 
@@ -293,7 +292,7 @@ def ask(training: Training, wanted: dict[str, Any]) -> int:
         store.save = full
         # After a failed checkpoint, the one of a resize has to be on disk before ranks end.
         training.job.coordinator.checkpointer.writer.trouble = "no space left"
-    training.job.coordinator.take(ResizeOrder(wanted))
+    training.job.coordinator.order_resize(wanted)
     return int(wanted["id"])
 
 

@@ -22,7 +22,6 @@ from pollux import attach
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.writer import CheckpointWriter
 from pollux.errors import CheckpointError, ForeignCheckpoint
-from pollux.scheduler.orders import DrainOrder
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"
@@ -206,7 +205,7 @@ def drained(directory: str) -> tuple[int, int | None, bool]:
     saved: int | None = None
     for n, (x, y, _) in enumerate(job.loader(data(), 8)):
         if n == 3 and job.is_main:
-            job.coordinator.take(DrainOrder(7))
+            job.coordinator.drains.order(7)
         if saved is None and 7 in job.coordinator.drains.followed:
             saved = job.coordinator.checkpointer.saved
             break

@@ -25,7 +25,6 @@ from pollux import attach
 from pollux.errors import STOPPED_STATUS, CheckpointError
 from pollux.loop import coordinator, endings
 from pollux.ranks.control import ControlExchange, Decision
-from pollux.scheduler.orders import DrainOrder
 from pollux.slurm_job.environment import time_limit_at
 
 EXAMPLES = 203
@@ -278,7 +277,7 @@ def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
 
             job.coordinator.line.publisher = Line()
             job.coordinator.checkpointer.writer.store.save = full
-            job.coordinator.take(DrainOrder(31))
+            job.coordinator.drains.order(31)
         found["refused"] = job.report().get("resize_refused")
 
     ended = train(tmp_path, "map", 1, ask)

@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.ranks.control import Decision
-from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.answering import connected, heard
 
 
@@ -84,13 +83,13 @@ def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: P
     job, optimizer, loader = start(tmp_path)
     line = connected(job)
     leave(job, optimizer, loader, 11)
-    job.coordinator.take(DrainOrder(4))
+    job.coordinator.drains.order(4)
     steps = job.progress.optimizer_steps
     assert heard(line, 1) == [(4, steps)]
     assert job.coordinator.checkpointer.saved == steps
     # A loop that goes on answers at its own steps again.
     leave(job, optimizer, loader, steps + 3)
-    job.coordinator.take(DrainOrder(5))
+    job.coordinator.drains.order(5)
     assert heard(line, 2) == [(4, steps), (5, job.progress.optimizer_steps)]
     job.close()
 
@@ -125,7 +124,7 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
         if job.progress.optimizer_steps == 4:
             break
     if job.is_main:
-        job.coordinator.take(DrainOrder(7))
+        job.coordinator.drains.order(7)
     for _ in range(3):
         job.poll()
     found = list(line.heard)
@@ -154,7 +153,7 @@ def test_an_order_is_heard_while_amp_skips_every_step(
     line = connected(job)
     for n, (x, y) in enumerate(loader):
         if n == 2:
-            job.coordinator.take(DrainOrder(8))
+            job.coordinator.drains.order(8)
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * float("inf"))
         if job.sync_gradients:

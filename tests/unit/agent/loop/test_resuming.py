@@ -17,7 +17,6 @@ from pollux import attach
 from pollux.errors import CheckpointError
 from pollux.goodput import BatchChoice
 from pollux.ranks.node_memory import NodeMemory, hand_on
-from pollux.scheduler.orders import DrainOrder
 from tests.unit.agent.regression import EXAMPLES, data, network, train_step
 
 
@@ -46,7 +45,7 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
             if job.sync_gradients:
                 scheduler.step()
             if job.is_main and job.progress.optimizer_steps == drain_at:
-                job.coordinator.take(DrainOrder(7))
+                job.coordinator.drains.order(7)
         if 7 in job.coordinator.drains.followed:
             break
     used += ids

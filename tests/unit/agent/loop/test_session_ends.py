@@ -15,7 +15,6 @@ from pollux import Job, attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.ranks.control import Decision
-from pollux.scheduler.orders import DrainOrder
 from pollux.tuning.measurements import Configuration
 from tests.unit.agent.answering import connected, heard
 from tests.unit.agent.regression import train_step as step
@@ -117,7 +116,7 @@ def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoi
         for x, y in loader:
             step(job, optimizer, x, y)
         job.coordinator.exchange.send(Decision(move=5))
-        job.coordinator.take(DrainOrder(6))
+        job.coordinator.drains.order(6)
     job.close()
     assert heard(line, 2) == [(5, 2), (6, 2)]
 
@@ -133,7 +132,7 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
         for epoch in job.epochs(3, statistical=True):
             for x, y in loader:
                 if job.progress.optimizer_steps == 0:
-                    job.coordinator.take(DrainOrder(5))  # reaches the ranks at the epoch's last step
+                    job.coordinator.drains.order(5)  # reaches the ranks at the epoch's last step
                 if epoch == 1:
                     raise KeyboardInterrupt
                 step(job, optimizer, x, y)
@@ -161,7 +160,7 @@ def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: P
             for x, y in loader:
                 step(job, optimizer, x, y)
                 if job.progress.optimizer_steps == 3 and epochs == 2:
-                    job.coordinator.take(DrainOrder(9))
+                    job.coordinator.drains.order(9)
                     assert not line.heard
     job.close()
     assert job.progress.finished
@@ -178,7 +177,7 @@ def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> No
             assert attempt == 1
             for x, y in loader:
                 step(job, optimizer, x, y)
-        job.coordinator.take(DrainOrder(4))
+        job.coordinator.drains.order(4)
         job.close()
         assert heard(line, 1) == [(4, 2)]
 
@@ -194,7 +193,7 @@ def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
         for x, y in loader:
             step(job, optimizer, x, y)
             if job.progress.optimizer_steps in (5, 20):
-                job.coordinator.take(DrainOrder(3))
+                job.coordinator.drains.order(3)
     job.close()
     assert [number for number, _ in heard(line, 2)] == [3, 3]
 

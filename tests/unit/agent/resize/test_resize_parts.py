@@ -35,7 +35,6 @@ from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.resize.resizer import ResizePhase
-from pollux.scheduler.orders import ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
@@ -188,11 +187,11 @@ def test_no_rank_leaves_in_an_evaluation_nor_after_the_last_step() -> None:
 
 def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
     heard: list[Any] = []
-    publisher = Publisher(GatewayAccess((), "", 1, 0), dict, heard.append)
+    publisher = Publisher(GatewayAccess((), "", 1, 0), dict, heard.append, heard.append)
     order = {"id": 4, "path": "resize"}
     for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}):
         publisher.take_orders(instructions)
-    assert heard == [ResizeOrder(order), ResizeWithdrawn()]
+    assert heard == [order, None]
 
 
 # -- recruitment ----------------------------------------------------------------------------------------------

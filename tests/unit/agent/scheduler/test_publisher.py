@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from pollux.scheduler.gateway import GatewayAway
-from pollux.scheduler.orders import DrainOrder, Order, ResizeOrder, ResizeWithdrawn
 from pollux.scheduler.publisher import INTRODUCTIONS, Publisher
 from pollux.tuning.knowledge import Introduction
 from tests.unit.agent.scheduler.fake_gateway import ATTEMPT, JOB, FakeGateway, Refusal, access, serving
@@ -24,7 +23,7 @@ from tests.unit.agent.scheduler.fake_gateway import ATTEMPT, JOB, FakeGateway, R
 SECRET = f"J.{JOB}.{ATTEMPT}." + "feedface" * 5
 
 
-def ignore(_: Order) -> None: ...
+def ignore(_: object) -> None: ...
 
 
 @pytest.fixture
@@ -49,9 +48,9 @@ def publish() -> Iterator[Callable[..., Publisher]]:
     made: list[Publisher] = []
 
     def publish(
-        *addresses: str, collect: Any = dict, deliver: Callable[[Order], None] = ignore, **options: Any
+        *addresses: str, collect: Any = dict, drain: Any = ignore, resize: Any = ignore, **options: Any
     ) -> Publisher:
-        made.append(Publisher(access(*addresses, token=SECRET), collect, deliver, **options))
+        made.append(Publisher(access(*addresses, token=SECRET), collect, drain, resize, **options))
         made[-1].start()
         return made[-1]
 
@@ -81,18 +80,18 @@ def test_reports_and_the_last_one_at_the_end(gateway: FakeGateway, publish: Any)
 
 
 def test_an_order_arrives_at_once_and_once(gateway: FakeGateway, publish: Any) -> None:
-    orders: list[Order] = []
+    orders: list[Any] = []
     with serving(gateway) as url:
-        publish(url, deliver=orders.append, interval_s=3600)
+        publish(url, drain=orders.append, resize=orders.append, interval_s=3600)
         eventually(lambda: gateway.polls > 1)
         gateway.order(drain=3)
         eventually(lambda: orders)
-        assert orders == [DrainOrder(3)]
+        assert orders == [3]
         gateway.order(resize={"id": 9, "gpus": 4})
         eventually(lambda: len(orders) == 2)
         gateway.order(resize=None, drain=None)
         eventually(lambda: len(orders) == 3)
-        assert orders == [DrainOrder(3), ResizeOrder({"id": 9, "gpus": 4}), ResizeWithdrawn()]
+        assert orders == [3, {"id": 9, "gpus": 4}, None]
         assert gateway.requests.count("POST /v1/report") == 1, "no order waits for a report"
 
 
@@ -137,55 +136,55 @@ def test_an_acknowledgement_is_repeated_until_the_gateway_is_back(gateway: FakeG
 
 
 def test_an_order_whose_acknowledgement_found_nobody_comes_again(gateway: FakeGateway, publish: Any) -> None:
-    orders: list[Order] = []
+    orders: list[int] = []
     with serving(gateway) as url:
         gateway.refuse["/v1/acknowledgements"] = Refusal(503, "unavailable")
-        publisher = publish(url, deliver=orders.append, interval_s=3600)
+        publisher = publish(url, drain=orders.append, interval_s=3600)
         gateway.order(drain=3)
-        eventually(lambda: orders == [DrainOrder(3)])
+        eventually(lambda: orders == [3])
         assert publisher.acknowledge(3, {}, timeout_s=0.05) is False
-        eventually(lambda: orders == [DrainOrder(3), DrainOrder(3)])
+        eventually(lambda: orders == [3, 3])
         gateway.refuse.clear()
         assert publisher.acknowledge(3, {}) is True
         polls = gateway.polls
         gateway.order(resize=None)
         eventually(lambda: gateway.polls > polls)
-        assert orders == [DrainOrder(3), DrainOrder(3)]
+        assert orders == [3, 3]
 
 
 def test_a_gateway_that_is_killed_in_the_middle_of_a_poll_loses_no_order(
     gateway: FakeGateway, publish: Any
 ) -> None:
-    orders: list[Order] = []
+    orders: list[int] = []
     with serving(gateway) as url:
-        publish(url, deliver=orders.append, interval_s=3600)
+        publish(url, drain=orders.append, interval_s=3600)
         eventually(lambda: gateway.polls > 1)
     gateway.order(drain=5)
     with serving(gateway, int(url.rpartition(":")[2])):
-        eventually(lambda: orders == [DrainOrder(5)])
+        eventually(lambda: orders == [5])
 
 
 def test_the_second_of_two_gateways_takes_over(gateway: FakeGateway, publish: Any) -> None:
-    orders: list[Order] = []
+    orders: list[int] = []
     with serving(gateway) as second:
         with serving(gateway) as first:
-            publish(first, second, deliver=orders.append)
+            publish(first, second, drain=orders.append)
             eventually(lambda: gateway.reports and gateway.polls > 1)
         gateway.order(drain=6)
         before = len(gateway.reports)
         eventually(lambda: len(gateway.reports) > before + 2 and orders)
-        assert orders == [DrainOrder(6)]
+        assert orders == [6]
 
 
 def test_a_superseded_poll_is_made_again(gateway: FakeGateway, publish: Any) -> None:
-    orders: list[Order] = []
+    orders: list[int] = []
     gateway.refuse["/v1/orders"] = Refusal(409, "superseded")
     with serving(gateway) as url:
-        publish(url, deliver=orders.append)
+        publish(url, drain=orders.append)
         eventually(lambda: gateway.requests.count("GET /v1/orders") > 1)
         gateway.refuse.clear()
         gateway.order(drain=1)
-        eventually(lambda: orders == [DrainOrder(1)])
+        eventually(lambda: orders == [1])
 
 
 def test_an_attempt_that_is_over_ends_the_reports(
@@ -203,14 +202,14 @@ def test_an_attempt_that_is_over_ends_the_reports(
 def test_a_refused_report_costs_neither_orders_nor_the_next_report(
     gateway: FakeGateway, publish: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    orders: list[Order] = []
+    orders: list[int] = []
     gateway.refuse["/v1/report"] = Refusal(422, "refused", "grad_sqr is negative")
     with serving(gateway) as url:
-        publisher = publish(url, deliver=orders.append)
+        publisher = publish(url, drain=orders.append)
         eventually(lambda: gateway.requests.count("POST /v1/report") > 2)
         assert caplog.text.count("grad_sqr is negative") == 1
         gateway.order(drain=2)
-        eventually(lambda: orders == [DrainOrder(2)])
+        eventually(lambda: orders == [2])
         assert publisher.acknowledge(2, {}) is True
         gateway.refuse.clear()
         eventually(lambda: gateway.reports)
@@ -222,11 +221,11 @@ def test_measurements_that_fail_stop_neither_orders_nor_acknowledgements(
     def broken() -> dict[str, Any]:
         raise ValueError("no fit")
 
-    orders: list[Order] = []
+    orders: list[int] = []
     with serving(gateway) as url:
-        publisher = publish(url, collect=broken, deliver=orders.append)
+        publisher = publish(url, collect=broken, drain=orders.append)
         gateway.order(drain=2)
-        eventually(lambda: orders == [DrainOrder(2)])
+        eventually(lambda: orders == [2])
         assert publisher.acknowledge(2, {}) is True
         assert gateway.reports == []
 
@@ -262,7 +261,7 @@ def test_a_server_that_says_nothing_holds_neither_training_nor_its_end(publish: 
 
 
 def test_closing_before_the_start_and_twice_is_harmless(nobody: str) -> None:
-    publisher = Publisher(access(nobody, token=SECRET), dict, ignore)
+    publisher = Publisher(access(nobody, token=SECRET), dict, ignore, ignore)
     publisher.close()
     publisher.close()
     assert publisher.acknowledge(1, {}, timeout_s=0.05) is False
@@ -271,7 +270,11 @@ def test_closing_before_the_start_and_twice_is_harmless(nobody: str) -> None:
 def test_an_introduction_that_reaches_nobody_is_given_up_and_reports_go_on(nobody: str) -> None:
     learned: list[Any] = []
     publisher = Publisher(
-        access(nobody, token=SECRET), dict, ignore, introduction=Introduction("0" * 32, "", learned.append)
+        access(nobody, token=SECRET),
+        dict,
+        ignore,
+        ignore,
+        introduction=Introduction("0" * 32, "", learned.append),
     )
     for _ in range(INTRODUCTIONS):
         assert publisher.introduction is not None
@@ -291,7 +294,7 @@ def test_hours_without_a_gateway_cost_no_memory_and_no_step(nobody: str) -> None
         made.append(None)
         return {"batch_size": len(made), "ballast": "x" * 10_000}
 
-    publisher = Publisher(access(nobody, token=SECRET), collect, ignore, interval_s=1.0)
+    publisher = Publisher(access(nobody, token=SECRET), collect, ignore, ignore, interval_s=1.0)
 
     def rounds(count: int) -> None:
         for _ in range(count):
@@ -314,7 +317,7 @@ def test_hours_without_a_gateway_cost_no_memory_and_no_step(nobody: str) -> None
 
 
 def test_backoff_grows_and_is_bounded(nobody: str) -> None:
-    publisher = Publisher(access(nobody, token=SECRET), dict, ignore, interval_s=30.0)
+    publisher = Publisher(access(nobody, token=SECRET), dict, ignore, ignore, interval_s=30.0)
     pauses = []
     for publisher.failures in range(1, 12):
         pauses.append(publisher.pause())
