@@ -24,7 +24,7 @@ import pollux
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.resize import resizer
-from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.resize.capability import obstacle_in_place
 from pollux.resize.resizer import ResizePhase
 from pollux.training.training import Training
 
@@ -101,9 +101,8 @@ def grow(nodes: list[str]) -> None:
     """Have a companion's ranks join after some steps, as polluxd orders it."""
     after_step = Coordinator.after_step
 
-    def capability(training: Training, *_: Any) -> ResizeCapability:
-        obstacle = obstacle_in_place(training)
-        return ResizeCapability.REQUEUE if obstacle else ResizeCapability.IN_PLACE
+    def resizes_in_place(training: Training, *_: Any) -> bool:
+        return obstacle_in_place(training) is None
 
     def stepped(self: Coordinator) -> None:
         after_step(self)
@@ -114,7 +113,7 @@ def grow(nodes: list[str]) -> None:
             while self.resizer.phase is ResizePhase.RECRUITING:
                 time.sleep(0.05)
 
-    resizer.capability_of = capability
+    resizer.resizes_in_place = resizes_in_place
     Coordinator.after_step = stepped  # type: ignore[method-assign]
 
 

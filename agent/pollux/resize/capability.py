@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from enum import StrEnum
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data.distributed import DistributedSampler
@@ -22,14 +21,6 @@ from pollux.training.training import Training
 logger = logging.getLogger("pollux")
 
 
-class ResizeCapability(StrEnum):
-    """The directive `#POLLUX resize=` bounds it."""
-
-    REQUEUE = "requeue"
-    IN_PLACE = "in-place"
-    """The processes go on, with fewer or more ranks."""
-
-
 def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether any loop of this attempt may be resized in place.
 
@@ -40,7 +31,7 @@ def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> boo
     if environ.get("POLLUX_LOST"):
         # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.
         return False
-    return _bound(environ.get("POLLUX_RESIZE", "")) is ResizeCapability.IN_PLACE
+    return _allowed(environ.get("POLLUX_RESIZE", ""))
 
 
 def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
@@ -48,17 +39,17 @@ def may_grow(world: World, attempt: Attempt, environ: Mapping[str, str] = os.env
     return not world.distributed and may_resize(attempt, environ)
 
 
-def capability_of(
-    training: Training, attempt: Attempt, environ: Mapping[str, str] = os.environ
-) -> ResizeCapability:
-    """The capability of this training, by how it was started and made. Called once, where its loop begins."""
+def resizes_in_place(training: Training, attempt: Attempt, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this training can be resized in place, by how it was started and made; else only by a requeue.
+
+    Called once, where its loop begins.
+    """
     if not may_resize(attempt, environ):
-        return ResizeCapability.REQUEUE
+        return False
     obstacle = obstacle_in_place(training)
     if obstacle is not None:
         logger.info("this job is not resized in place: %s", obstacle)
-        return ResizeCapability.REQUEUE
-    return ResizeCapability.IN_PLACE
+    return obstacle is None
 
 
 def obstacle_in_place(training: Training) -> str | None:
@@ -97,13 +88,11 @@ def _obstacle_in_script(training: Training) -> str | None:
     return None
 
 
-def _bound(text: str) -> ResizeCapability:
-    try:
-        return ResizeCapability(text.strip().lower() or ResizeCapability.IN_PLACE)
-    except ValueError:
+def _allowed(text: str) -> bool:
+    """Whether the directive `#POLLUX resize=` allows it."""
+    word = text.strip().lower() or "in-place"
+    if word not in ("requeue", "in-place"):
         logger.warning(
-            "expected POLLUX_RESIZE to be one of %s, got %r: requeue is assumed",
-            ", ".join(ResizeCapability),
-            text,
+            "expected POLLUX_RESIZE to be one of requeue, in-place, got %r: requeue is assumed", text
         )
-        return ResizeCapability.REQUEUE
+    return word == "in-place"

@@ -9,7 +9,6 @@ from typing import Any
 from pollux.errors import PolluxAgentError, RankLost
 from pollux.goodput import BatchChoice
 from pollux.ranks.world import World
-from pollux.resize.capability import ResizeCapability
 from pollux.scheduler.line import Receipt
 
 
@@ -117,12 +116,10 @@ class Answer:
     """Ranks that have to end before it does."""
 
 
-def objection(
-    request: ResizeRequest, world: World, capability: ResizeCapability, *, resting: bool
-) -> str | None:
+def objection(request: ResizeRequest, world: World, *, in_place: bool, resting: bool) -> str | None:
     """Return why the ranks cannot follow the request; None if they can. `resting`: the training makes no more steps."""
     places, wanted = set(world.places), set(request.nodes)
-    if capability is not ResizeCapability.IN_PLACE:
+    if not in_place:
         return "this job cannot be resized in place"
     if resting:
         return "the training is over"

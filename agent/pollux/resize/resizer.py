@@ -25,7 +25,7 @@ from pollux.launcher.rank_channel import LauncherLine
 from pollux.ranks.rendezvous import until
 from pollux.ranks.resharding import obstacle_to_resharding, sharding_of
 from pollux.ranks.world import World
-from pollux.resize.capability import ResizeCapability, capability_of
+from pollux.resize.capability import resizes_in_place
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
 from pollux.resize.rehearsal import NewestCall
@@ -63,8 +63,8 @@ class Resizer:
     """The resizes of one training. Only rank 0 gets orders."""
 
     def __init__(self, training: Training, attempt: Attempt, line: SchedulerLine, groups: Groups) -> None:
-        self.capability = ResizeCapability.REQUEUE
-        """Known in full where the loop begins."""
+        self.in_place = False
+        """Ranks may join and leave the processes; known where the loop begins."""
         self.phase = ResizePhase.IDLE
         self.request: ResizeRequest | None = None
         """The order that stands; None when idle."""
@@ -112,11 +112,8 @@ class Resizer:
 
     def begin_loop(self, loops: int) -> None:
         """On rank 0: loop number `loops` over the epochs begins."""
-        if loops == 1:
-            self.capability = capability_of(self._training, self._attempt)
-        else:
-            # A joiner cannot tell which loop to enter.
-            self.capability = ResizeCapability.REQUEUE
+        # A joiner cannot tell which of several loops to enter.
+        self.in_place = loops == 1 and resizes_in_place(self._training, self._attempt)
 
     # -- orders, off the training thread ----------------------------------------------------------------------
 
@@ -178,7 +175,7 @@ class Resizer:
         self._send_away()
 
     def _obstacle(self, request: ResizeRequest, *, resting: bool) -> str | None:
-        why = objection(request, self._training.world, self.capability, resting=resting)
+        why = objection(request, self._training.world, in_place=self.in_place, resting=resting)
         if why is not None:
             return why
         try:
@@ -254,14 +251,14 @@ class Resizer:
     def _decision(self, request: ResizeRequest) -> ResizeDecision:
         """Raise PolluxAgentError where the request cannot be followed now."""
         world = self._training.world
-        why = objection(request, world, self.capability, resting=False)
+        why = objection(request, world, in_place=self.in_place, resting=False)
         if why is not None:
             raise PolluxAgentError(why)
         first = self._training.models[0]
         why = obstacle_to_resharding(first.module, first.optimizer)
         if why is not None:
             # At the beginning of the loop, the optimizer had no state yet.
-            self.capability = ResizeCapability.REQUEUE
+            self.in_place = False
             raise PolluxAgentError(why)
         companion = self._companion if request.kind == "grow" else None
         if request.kind == "grow" and (companion is None or not companion.roll_call()):
@@ -342,9 +339,9 @@ class Resizer:
 
     def report(self) -> dict[str, Any]:
         """The resizes' share of a report."""
-        capability, done = self.capability, self.in_effect
+        done = self.in_effect
         found = {
-            "resize": capability.value if capability is not ResizeCapability.REQUEUE else None,
+            "resize": "in-place" if self.in_place else None,
             "resized": done or None,
             "resize_refused": self.refused,
             "resize_cost": self.cost if done else None,

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import pollux
-from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.resize.capability import obstacle_in_place
 from pollux.resize.resizer import ResizePhase
 from pollux.selftest import images, known_noise, known_training
 from pollux.selftest.known_training import error_of
@@ -135,7 +135,7 @@ def resize(folder: Path) -> Found:
             why = obstacle_in_place(job.training)
             if why is not None:
                 raise RuntimeError(f"this training cannot be resized in place: {why}")
-            resizer.capability, quiet = ResizeCapability.IN_PLACE, 0
+            resizer.in_place, quiet = True, 0
             job.coordinator.order_resize(orders.pop(0) | {"gpus_per_node": job.world.per_node})
         if job.coordinator.groups.generation == 2 and moved_at < 0:
             moved_at = job.progress.optimizer_steps

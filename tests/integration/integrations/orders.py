@@ -77,15 +77,15 @@ RESIZED = """
 EPOCHS = 1000
 from pollux.loop import job as loop
 from pollux.resize import resizer
-from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.resize.capability import obstacle_in_place
 
-def capability(training, *_):
+def resizes_in_place(training, *_):
     obstacle = obstacle_in_place(training)
     if obstacle:
         note("obstacle", why=obstacle)
-    return ResizeCapability.REQUEUE if obstacle else ResizeCapability.IN_PLACE
+    return not obstacle
 
-resizer.capability_of = capability
+resizer.resizes_in_place = resizes_in_place
 loop.may_grow = lambda world, _: not world.distributed
 os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
 first = {"id": 1, "kind": "grow", "nodes": [*OWN, "c0"], "nonce": "5eed"}

@@ -20,7 +20,6 @@ from torch.nn.functional import mse_loss
 from pollux.errors import LEFT_STATUS, RankLost
 from pollux.loop import job
 from pollux.resize import companion_job, resizer
-from pollux.resize.capability import ResizeCapability
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.resizing import EXAMPLES, PATIENCE, Stage, Training, follow, order, retrace
 
@@ -28,7 +27,7 @@ from tests.unit.agent.resizing import EXAMPLES, PATIENCE, Stage, Training, follo
 @pytest.fixture
 def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
     # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resizer, "capability_of", lambda *_: ResizeCapability.IN_PLACE)
+    monkeypatch.setattr(resizer, "resizes_in_place", lambda *_: True)
     monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
     monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.ranks.world import World
-from pollux.resize.capability import ResizeCapability
 from pollux.resize.requests import Answer, ResizeDecision, ResizeRequest
 from pollux.resize.resizer import ResizePhase, Resizer
 from pollux.scheduler.line import SchedulerLine
@@ -36,7 +35,7 @@ class Recorded(Resizer):
         groups: Any = SimpleNamespace(open=lambda: None, rendezvous=None)
         line: Any = SimpleNamespace(connected=True, wake=lambda: self.did.append("report"))
         super().__init__(training, attempt, line, groups)
-        self.capability = ResizeCapability.IN_PLACE
+        self.in_place = True
         self.did: list[Any] = []
         self.companions = 0
         self.in_the_way = ""

@@ -26,11 +26,7 @@ from pollux.goodput import NoiseScale
 from pollux.ranks import handover, rendezvous
 from pollux.ranks.world import World, join
 from pollux.resize import groups as groups_module
-from pollux.resize.capability import (
-    ResizeCapability,
-    capability_of,
-    may_grow,
-)
+from pollux.resize.capability import may_grow, resizes_in_place
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
 from pollux.resize.requests import ResizeRequest, objection
@@ -66,29 +62,21 @@ def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "most"),
-    [
-        ("", "in-place"),
-        ("in-place", "in-place"),
-        ("relaunch", "requeue"),
-        ("requeue", "requeue"),
-        ("x", "requeue"),
-    ],
+    ("asked", "able"), [("", True), ("in-place", True), ("relaunch", False), ("requeue", False), ("x", False)]
 )
-def test_the_directive_bounds_what_a_job_is_able_to(asked: str, most: str) -> None:
-    environment = LAUNCHED | {"POLLUX_RESIZE": asked}
-    assert capability_of(training(), started(), environment) == most
+def test_the_directive_bounds_what_a_job_is_able_to(asked: str, able: bool) -> None:
+    assert resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_RESIZE": asked}) is able
 
 
 def test_without_a_launcher_a_scheduler_or_checkpoints_a_job_can_only_be_requeued() -> None:
-    assert capability_of(training(), started(), {}) is ResizeCapability.REQUEUE
-    assert capability_of(training(), started(access=None), LAUNCHED) is ResizeCapability.REQUEUE
-    assert capability_of(training(), started(directory=None), LAUNCHED) is ResizeCapability.REQUEUE
+    assert not resizes_in_place(training(), started(), {})
+    assert not resizes_in_place(training(), started(access=None), LAUNCHED)
+    assert not resizes_in_place(training(), started(directory=None), LAUNCHED)
 
 
 def test_without_sbatch_no_companion_can_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert capability_of(training(), started(), LAUNCHED) is ResizeCapability.REQUEUE
+    assert not resizes_in_place(training(), started(), LAUNCHED)
 
 
 def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
@@ -100,14 +88,14 @@ def test_what_holds_the_number_of_ranks_elsewhere_is_requeued() -> None:
         "a process group of the script's": training(own=False),
     }
     for name, found in obstacles.items():
-        assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE, name
+        assert not resizes_in_place(found, started(), LAUNCHED), name
     for able in (training(), training(comm_hook=(None, len))):
-        assert capability_of(able, started(), LAUNCHED) is ResizeCapability.IN_PLACE
+        assert resizes_in_place(able, started(), LAUNCHED)
     sampler = DistributedSampler(range(8), num_replicas=2, rank=0)  # type: ignore[var-annotated,arg-type]
     found = training()
-    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.REQUEUE
+    assert not resizes_in_place(found, started(), LAUNCHED)
     found.followed = [sampler]
-    assert capability_of(found, started(), LAUNCHED) is ResizeCapability.IN_PLACE, "a library's own"
+    assert resizes_in_place(found, started(), LAUNCHED), "a library's own"
 
 
 def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> None:
@@ -118,11 +106,11 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> 
         assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
-    assert capability_of(grown, started(), LAUNCHED) is ResizeCapability.IN_PLACE
+    assert resizes_in_place(grown, started(), LAUNCHED)
 
 
 def test_a_job_that_has_lost_a_node_is_requeued() -> None:
-    assert capability_of(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"}) is ResizeCapability.REQUEUE
+    assert not resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"})
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
@@ -147,14 +135,14 @@ def ask(nodes: str, kind: str = "shrink", path: str = "resize", per_node: int = 
 )
 def test_an_order_has_to_make_sense(order: ResizeRequest, why: str | None) -> None:
     world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
-    found = objection(order, world, ResizeCapability.IN_PLACE, resting=False)
+    found = objection(order, world, in_place=True, resting=False)
     assert (found is None) if why is None else (why in str(found))
 
 
 def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
     world = World(0, 4, 2, torch.device("cpu"), None, places=("n1", "n1", "n2", "n2"))
-    assert "in place" in str(objection(ask("n1"), world, ResizeCapability.REQUEUE, resting=False))
-    assert "over" in str(objection(ask("n1"), world, ResizeCapability.IN_PLACE, resting=True))
+    assert "in place" in str(objection(ask("n1"), world, in_place=False, resting=False))
+    assert "over" in str(objection(ask("n1"), world, in_place=True, resting=True))
 
 
 @pytest.mark.parametrize("change", [{"path": "requeue"}, {"path": "relaunch"}, {"nodes": None}, {"id": "x"}])

@@ -21,7 +21,7 @@ from pollux.errors import LEFT_STATUS, RankLost
 from pollux.ranks.resharding import MovingShards, obstacle_to_resharding
 from pollux.ranks.sharding import ShardedOptimizer
 from pollux.resize import capability, companion_job, resizer
-from pollux.resize.capability import ResizeCapability, obstacle_in_place
+from pollux.resize.capability import obstacle_in_place
 from tests.unit.agent.resizing import EXAMPLES, Stage, Training, follow, order, retrace
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
     # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resizer, "capability_of", lambda *_: ResizeCapability.IN_PLACE)
+    monkeypatch.setattr(resizer, "resizes_in_place", lambda *_: True)
     monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
     # What other tests of this process have left does not count.
     monkeypatch.setattr(capability, "DistributedSampler", type("Unused", (), {}))
