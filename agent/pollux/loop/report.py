@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 from pollux.training.training import Training
@@ -30,13 +31,8 @@ def report_of(training: Training) -> dict[str, Any]:
         if params is None
         else _finite({k: v for k, v in params._asdict().items() if v is not None}),
         "noise": None if noise is None else _finite(noise._asdict()),
-        "limits": {
-            "initial": limits.initial,
-            # A fixed batch size is the only one that the scheduler may assume, even if directives allow others.
-            "maximum": limits.maximum if training.adaptive else limits.initial,
-            "local_min": limits.local_min,
-            "local_max": limits.local_max,
-        },
+        # A fixed batch size is the only one that the scheduler may assume, even if directives allow others.
+        "limits": asdict(limits) | ({} if training.adaptive else {"maximum": limits.initial}),
         "explored_gpus": explored_gpus,
         "explored_nodes": explored_nodes,
         "gpu_type": profile.gpu_type,

@@ -97,23 +97,16 @@ class ResizeDecision:
 
 
 @dataclass(frozen=True)
-class Leavers:
-    """The ranks that end in a resize."""
+class Answer:
+    """Rank 0's acknowledgement to the scheduler of a resize that is done, and the ranks that have to end before it."""
 
+    receipt: Receipt
     nodes: frozenset[str] = frozenset()
     """Nodes of the job's own allocation that leave, by Slurm's names."""
     ranks: int = 0
+    """Ranks that end."""
     name: str = ""
     """Of the resize, in the store of the rendezvous."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Rank 0's acknowledgement to the scheduler of a resize that is done."""
-
-    receipt: Receipt
-    leavers: Leavers = Leavers()
-    """Ranks that have to end before it does."""
 
 
 def objection(request: ResizeRequest, world: World, *, in_place: bool, resting: bool) -> str | None:

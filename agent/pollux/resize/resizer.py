@@ -29,7 +29,7 @@ from pollux.resize.capability import resizes_in_place
 from pollux.resize.companion_job import CompanionJob, Wanted
 from pollux.resize.groups import Groups
 from pollux.resize.rehearsal import NewestCall
-from pollux.resize.requests import Answer, Leavers, ResizeDecision, ResizeRequest, objection
+from pollux.resize.requests import Answer, ResizeDecision, ResizeRequest, objection
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.code_version import code_version
@@ -243,8 +243,9 @@ class Resizer:
             if not called_back:
                 self.refuse(move, str(error))
             return None
-        receipt = self._receipt(seconds or 0.0, self._training.last_step_at)
-        self._answer = Answer(receipt, self._leavers(self._training.world, decision))
+        world, receipt = self._training.world, self._receipt(seconds or 0.0, self._training.last_step_at)
+        ended = world.size - len(decision.stay)
+        self._answer = Answer(receipt, _leaving(world, decision), ended, decision.name)
         self._stopped_at = self._training.last_step_at
         return decision
 
@@ -287,17 +288,10 @@ class Resizer:
     def _tell(self, decision: ResizeDecision) -> None:
         """Tell the launchers and the joiners about the move. Raises PolluxAgentError if they do not accept it."""
         if self._launcher is not None:
-            leaving = self._leavers(self._training.world, decision).nodes
+            leaving = _leaving(self._training.world, decision)
             self._launcher.announce(decision.number, leaving, lent=decision.lent)
         if decision.joiners and self._companion is not None:
             self._companion.go(asdict(decision))
-
-    @staticmethod
-    def _leavers(world: World, decision: ResizeDecision) -> Leavers:
-        own = range(world.size - world.lent)
-        staying = {world.places[rank] for rank in decision.stay}
-        nodes = frozenset(world.places[rank] for rank in own) - staying
-        return Leavers(nodes, world.size - len(decision.stay), decision.name)
 
     def resized(self) -> None:
         """On rank 0: all ranks are in their new groups."""
@@ -402,7 +396,7 @@ class Resizer:
     def _answered(self, move: int, answer: Answer) -> None:
         """In a thread: acknowledge as soon as every leaving rank has ended. The training goes on."""
         try:
-            self._see_off(answer.leavers)
+            self._see_off(answer)
             if not self._line.connected:
                 return
             for _ in range(ANSWERS):
@@ -413,13 +407,19 @@ class Resizer:
             with self._lock:
                 self.answering = False
 
-    def _see_off(self, leavers: Leavers) -> None:
+    def _see_off(self, answer: Answer) -> None:
         """Wait until the leavers have ended. Launchers see it on the job's own nodes; a companion's ranks say so."""
         wait = self._attempt.settings.gone_wait
-        if leavers.nodes and self._launcher is not None:
-            missing = leavers.nodes - self._launcher.gone(leavers.nodes, wait)
+        if answer.nodes and self._launcher is not None:
+            missing = answer.nodes - self._launcher.gone(answer.nodes, wait)
             if missing:
                 logger.warning("nodes that have not ended after %.0f s: %s", wait, ", ".join(missing))
-        elif leavers.ranks and self._groups.rendezvous is not None:
-            rendezvous, name = self._groups.rendezvous, f"{leavers.name}/left"
-            until(lambda: rendezvous.count(name) >= leavers.ranks, wait)
+        elif answer.ranks and self._groups.rendezvous is not None:
+            rendezvous, name = self._groups.rendezvous, f"{answer.name}/left"
+            until(lambda: rendezvous.count(name) >= answer.ranks, wait)
+
+
+def _leaving(world: World, decision: ResizeDecision) -> frozenset[str]:
+    """Return the nodes of the job's own allocation that leave."""
+    staying = {world.places[rank] for rank in decision.stay}
+    return frozenset(world.places[: world.size - world.lent]) - staying

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pollux.slurm_job.access import GatewayAccess
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The checkpoint that answers an order."""
+    """The checkpoint that answers an order. Its fields are those of the acknowledgement."""
 
     step: int
     """Its optimizer step."""
@@ -24,15 +24,6 @@ class Receipt:
     """Seconds that it took."""
     last_step_at: float
     """When the last optimizer step in it was over; POSIX seconds."""
-
-    def payload(self, stopped_at: float) -> dict[str, Any]:
-        """What the acknowledgement of an order says."""
-        return {
-            "last_step_at": self.last_step_at,
-            "stopped_at": stopped_at,
-            "checkpoint_s": self.checkpoint_s,
-            "step": self.step,
-        }
 
 
 class SchedulerLine:
@@ -74,7 +65,9 @@ class SchedulerLine:
 
         Returns False if the move is over, or if nobody receives the answer.
         """
-        return self.publisher is not None and self.publisher.acknowledge(move, receipt.payload(stopped_at))
+        if self.publisher is None:
+            return False
+        return self.publisher.acknowledge(move, asdict(receipt) | {"stopped_at": stopped_at})
 
     def close(self) -> None:
         """End the reports; the last one is sent first."""

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -60,12 +60,7 @@ class Grant:
 
     def to_environment(self) -> dict[str, str]:
         """Return the variable by which ranks inherit this grant."""
-        document = {
-            "token": self.token,
-            "publish_interval_s": self.publish_interval_s,
-            "gpu_type": self.gpu_type,
-        }
-        return {TOKEN: json.dumps(document)}
+        return {TOKEN: json.dumps(asdict(self))}
 
 
 @dataclass(frozen=True, slots=True)
