@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from pollux.search import population
 from pollux.search.journal import open_journal
 
 RUNNING, PRUNED = TrialState.RUNNING, TrialState.PRUNED
-SAMPLERS = ("tpe", "random", "grid", "cma")
-PRUNERS = ("asha", "hyperband", "median", "none", "pbt")
 STOPPED = "the search was stopped"
 LOST = "its task left Slurm's queue"
 LIMITED = "better trials need the remaining GPU hours, or the remaining time"
@@ -31,6 +30,22 @@ STEPS = 20
 """Parts of a training, by statistical progress. A trial may be stopped at the end of each."""
 _REDUCTION = 3
 """One trial of so many passes a rung: 2 to 4 (Li et al., A System for Massively Parallel Hyperparameter Tuning)."""
+
+_SAMPLERS: dict[str, Callable[..., BaseSampler]] = {
+    # Of trials that run at the same time, each avoids the values of the others.
+    "tpe": partial(TPESampler, constant_liar=True),
+    "random": RandomSampler,
+    "grid": BruteForceSampler,
+    "cma": CmaEsSampler,
+}
+_PRUNERS: dict[str, Callable[..., BasePruner]] = {
+    "asha": partial(SuccessiveHalvingPruner, min_resource=1, reduction_factor=_REDUCTION),
+    "hyperband": partial(HyperbandPruner, min_resource=1, max_resource=STEPS, reduction_factor=_REDUCTION),
+    "median": MedianPruner,
+    "none": NopPruner,
+    "pbt": NopPruner,
+}
+SAMPLERS, PRUNERS = tuple(_SAMPLERS), tuple(_PRUNERS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +95,8 @@ class Search:
             study.set_user_attr("settings", asdict(settings))
         self.study = study
         self.settings = SearchSettings(**study.user_attrs.get("settings", {"maximize": self._maximizes}))
-        study.sampler, study.pruner = _sampler(self.settings.sampler, seed), _pruner(self.settings.pruner)
+        study.sampler = _made("sampler", _SAMPLERS, self.settings.sampler, seed=seed)
+        study.pruner = _made("pruner", _PRUNERS, self.settings.pruner)
 
     @property
     def _maximizes(self) -> bool:
@@ -384,32 +400,8 @@ def _to_come(trial: FrozenTrial) -> float:
     return float(trial.user_attrs.get("gpu_seconds", 0.0)) * (STEPS - last) / made
 
 
-def _sampler(name: str, seed: int | None) -> BaseSampler:
-    match name:
-        case "tpe":
-            # Of trials that run at the same time, each avoids the values of the others.
-            return TPESampler(constant_liar=True, seed=seed)
-        case "random":
-            return RandomSampler(seed=seed)
-        case "grid":
-            return BruteForceSampler(seed=seed)
-        case "cma":
-            return CmaEsSampler(seed=seed)
-    raise SearchError(_unknown("sampler", name, SAMPLERS))
-
-
-def _pruner(name: str) -> BasePruner:
-    match name:
-        case "asha":
-            return SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
-        case "hyperband":
-            return HyperbandPruner(min_resource=1, max_resource=STEPS, reduction_factor=_REDUCTION)
-        case "median":
-            return MedianPruner()
-        case "none" | "pbt":
-            return NopPruner()
-    raise SearchError(_unknown("pruner", name, PRUNERS))
-
-
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    return f"expected the {what} of a search to be one of {', '.join(known)}, got {name!r}"
+def _made(what: str, known: Mapping[str, Callable[..., Any]], name: str, **options: Any) -> Any:
+    """Make one of the known samplers or pruners. Raises SearchError."""
+    if name not in known:
+        raise SearchError(f"expected the {what} of a search to be one of {', '.join(known)}, got {name!r}")
+    return known[name](**options)
