@@ -17,7 +17,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from pollux.errors import SearchError
-from pollux.search.tasks import FOLDER, tasks_in_queue
+from pollux.search.tasks import FOLDER
+from pollux.slurm_job.slurm_commands import tasks_in_queue
 from polluxd.errors import ConfigError, PolluxError, SlurmRefused
 
 from . import access

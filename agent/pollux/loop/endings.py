@@ -26,6 +26,7 @@ from typing import NoReturn
 
 from pollux.errors import STOPPED_STATUS
 from pollux.loop.notices import notice
+from pollux.slurm_job import slurm_commands
 from pollux.slurm_job.allocation import show_job, task_of
 from pollux.slurm_job.environment import time_limit_at, yes
 
@@ -202,14 +203,7 @@ class Endings:
         """Put the job back into the queue. scontrol(1)."""
         job_id = task_of(self._environ)  # the last task of an array has the id of all
         try:
-            done = subprocess.run(
-                ["scontrol", "requeue", job_id],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-            )
+            done = slurm_commands.run("scontrol", "requeue", job_id)
             trouble = done.stderr.strip() if done.returncode else ""
         except (OSError, subprocess.SubprocessError) as error:
             trouble = str(error)

@@ -25,8 +25,9 @@ from pollux.checkpoint.exploit import copy_newest
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost, SearchError
 from pollux.loop.notices import notice
 from pollux.ranks.node_memory import node_memory
-from pollux.search.tasks import NAME_VARIABLE, TASK_VARIABLE, tasks_in_queue
+from pollux.search.tasks import NAME_VARIABLE, TASK_VARIABLE
 from pollux.slurm_job.allocation import task_of
+from pollux.slurm_job.slurm_commands import tasks_in_queue
 from pollux.training.script_record import ScriptRecord
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.resize.joining import STOP
 from pollux.search.tasks import TRIAL_VARIABLES
+from pollux.slurm_job import slurm_commands
 from pollux.slurm_job.allocation import fewest_cpus, show_job
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER
 
@@ -198,13 +199,7 @@ class CompanionJob:
         if self._job_id is None:
             return
         try:
-            subprocess.run(
-                ["scancel", self._job_id],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=20,
-                check=False,
-            )
+            slurm_commands.run("scancel", self._job_id)
         except (OSError, subprocess.SubprocessError) as error:
             logger.warning("companion job %s could not be cancelled: %s", self._job_id, error)
 
@@ -231,15 +226,7 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
     line = f"companion-of={parent} attempt={attempt} move={wanted.move} nonce={wanted.nonce}"
     script = f"#!/bin/sh\n#POLLUX {line}\nexec {run}\n"
     try:
-        answer = subprocess.run(
-            command,
-            input=script,
-            env=clean(environ),
-            capture_output=True,
-            text=True,
-            timeout=_SBATCH_WAIT,
-            check=False,
-        )
+        answer = slurm_commands.run(*command, timeout=_SBATCH_WAIT, given=script, environ=clean(environ))
     except (OSError, subprocess.SubprocessError) as error:
         raise RecruitmentFailed(f"a companion job cannot be submitted from here: {error}") from error
     if answer.returncode:

@@ -10,7 +10,6 @@ Sources: srun(1) and sbatch(1), "INPUT ENVIRONMENT VARIABLES" and "OUTPUT ENVIRO
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.slurm_job.access import in_pollux_job
+from pollux.slurm_job.slurm_commands import answer
 
 # Sizes that srun reads as options; they are the submission's, and not the job's present ones.
 STALE = frozenset(
@@ -233,18 +233,7 @@ def gpu_type_of(node: str) -> str:
 
 
 def _shown(what: Literal["job", "node", "config"], name: str = "") -> str | None:
-    try:
-        return subprocess.run(
-            ["scontrol", "show", what, *(["-o", name] if name else [])],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",  # names and paths of jobs may be any bytes
-            timeout=20,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    return answer("scontrol", "show", what, *(["-o", name] if name else []))
 
 
 def _number(text: str) -> int:
