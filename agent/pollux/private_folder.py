@@ -47,7 +47,12 @@ class PrivateFolder:
     def __init__(self, path: Path) -> None:
         """Open the folder. Raises UnsafePath and other OSErrors."""
         self.path = path
-        self.descriptor = _open_folder(path)
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _check_own(path, os.fstat(self.descriptor))
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
     @classmethod
     def make(cls, path: Path) -> Self:
@@ -152,17 +157,6 @@ def sync_directory(directory: Path) -> None:
         logger.debug("%s: fsync of the directory: %s", directory, error)
     finally:
         os.close(descriptor)
-
-
-def _open_folder(path: Path) -> int:
-    """Return a descriptor of the folder, whose owner and rights are checked. Raises UnsafePath and other OSErrors."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _check_own(path, os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def _check_own(path: Path, facts: os.stat_result) -> None:

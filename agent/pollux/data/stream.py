@@ -140,7 +140,7 @@ class ElasticStream(ElasticData):
         if self._transform is not None:
             own = [self._transform(sample) for sample in own]
         batch = self._collate(own)
-        return (_pinned(batch) if self._pin else batch), micro
+        return (pinned(batch) if self._pin else batch), micro
 
     def _moved(self) -> None:
         """Keep the buffer within a pass: it holds all samples not committed."""
@@ -225,7 +225,3 @@ def _stated_length(dataset: Iterable[Any]) -> int:
         return len(dataset)  # type: ignore[arg-type]
     except TypeError:
         return 0
-
-
-def _pinned(batch: Any) -> Any:
-    return pinned(batch)

@@ -119,12 +119,16 @@ def _compared(model: TrainedModel) -> list[Tensor]:
     return [p.detach() for name, p in params if p.requires_grad and name not in ignored and p.numel()]
 
 
+def bit_sums(params: Sequence[Tensor]) -> Tensor:
+    """Return a sum [n] over the bits of each parameter, without waiting for the device."""
+    real = [torch.view_as_real(p) if p.is_complex() else p for p in params]
+    sums = [p.view(_INTEGERS[p.itemsize]).sum(dtype=torch.int64) for p in real]
+    return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
+
+
 def _bits(params: Sequence[Tensor]) -> int:
     """Return a sum over the bits of the parameters, by place; 0 for none."""
-    if not params:
-        return 0
-    real = [torch.view_as_real(p) if p.is_complex() else p for p in params]
-    sums = torch.stack([p.view(_INTEGERS[p.itemsize]).sum(dtype=torch.int64) for p in real])
+    sums = bit_sums(params)
     places = 2 * torch.arange(len(sums), dtype=torch.int64, device=sums.device) + 1
     return int((sums * places).sum())
 

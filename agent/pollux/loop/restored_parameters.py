@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pollux.errors import LoopMistake
+from pollux.loop.divergence import bit_sums
 from pollux.ranks.sharding import local_part
 
 
@@ -36,14 +37,4 @@ class RestoredParameters:
         return [p._version for p in self._params.values()]
 
     def _checksums(self) -> torch.Tensor:
-        """Return a sum over the bits of each parameter, without waiting."""
-        sums = []
-        for param in self._params.values():
-            flat = local_part(param.detach()).reshape(-1)
-            real = torch.view_as_real(flat) if flat.is_complex() else flat
-            sums.append(
-                real.view(torch.uint8).sum(dtype=torch.int64)
-                if real.numel()
-                else real.new_zeros((), dtype=torch.int64)
-            )
-        return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
+        return bit_sums([local_part(param.detach()) for param in self._params.values()])

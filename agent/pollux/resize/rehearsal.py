@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -116,10 +116,7 @@ def _autocast() -> list[str]:
     return []
 
 
-@contextmanager
-def _same_autocast(autocast: list[str]) -> Iterator[None]:
+def _same_autocast(autocast: list[str]) -> AbstractContextManager[Any]:
     if not autocast:
-        yield
-        return
-    with torch.autocast(autocast[0], dtype=getattr(torch, autocast[1])):
-        yield
+        return nullcontext()
+    return torch.autocast(autocast[0], dtype=getattr(torch, autocast[1]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pollux.slurm_job.access import GatewayAccess, read_access
-from pollux.slurm_job.environment import Times, checkpoint_directory, number, stands_alone, yes
+from pollux.slurm_job.environment import Times, checkpoint_directory, number, yes
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Attempt:
         environ: Mapping[str, str] = os.environ,
     ) -> Attempt:
         """Read the environment. Raises PolluxAgentError where a variable makes no sense."""
-        access, alone = read_access(environ), stands_alone(environ)
+        access, alone = read_access(environ), not environ.get("SLURM_JOB_ID")
         return cls(
             access,
             checkpoint_directory(checkpoint_dir, environ),

@@ -49,9 +49,8 @@ class Times:
 def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
     """Where checkpoints go: the argument as it is.
 
-    Else, in a Pollux job, a folder of the job's own in
-
-    POLLUX_CHECKPOINT_DIR or beside where it was submitted; else POLLUX_CHECKPOINT_DIR, if that is set.
+    Else, in a Pollux job, a folder of the job's own in POLLUX_CHECKPOINT_DIR or beside where it was submitted; else
+    POLLUX_CHECKPOINT_DIR, if that is set.
 
     Of the job's own, because a variable exported once is shared by many jobs, and a new cluster counts its jobs
     from 1 again. It needs no answer of the gateway, so that a job always goes on where it was. A companion's is its
@@ -95,11 +94,6 @@ def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | N
         return None if found is None else datetime.fromisoformat(found.group(1)).timestamp()
     except ValueError:
         return None
-
-
-def stands_alone(environ: Mapping[str, str]) -> bool:
-    """Outside of Slurm, under python or torchrun."""
-    return not environ.get("SLURM_JOB_ID")
 
 
 def yes(text: str | None, default: bool) -> bool:

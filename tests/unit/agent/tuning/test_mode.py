@@ -13,7 +13,6 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
-from pollux.slurm_job.environment import stands_alone
 from pollux.tuning.batch_choice import HYSTERESIS, Advisor
 from pollux.tuning.measurements import Configuration
 from pollux.tuning.mode import Mode, mode_for
@@ -66,11 +65,6 @@ def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.Monk
     assert begin(320) == (False, 32)
     monkeypatch.setenv("POLLUX_ADAPTIVE", "yes")
     assert begin(320) == (True, 320)
-
-
-def test_a_job_of_slurm_does_not_stand_alone() -> None:
-    assert stands_alone({})
-    assert not stands_alone({"SLURM_JOB_ID": "7"})
 
 
 def train(
