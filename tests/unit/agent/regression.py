@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
-from pollux import Job
+from pollux import Job, attach
 
 EXAMPLES = 203
 """Prime to every batch size of the tests: passes end in uneven tails."""
@@ -25,11 +29,36 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
-def train_step(job: Job, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
+def attached(rate: float = 0.05, **options: Any) -> Job:
+    """Attach the network and a plain SGD. The batch size stays, unless the options of `attach` say otherwise."""
+    model = network()
+    return attach(model, torch.optim.SGD(model.parameters(), rate), **{"adaptive": False, **options})
+
+
+def train_step(job: Job, x: Tensor, y: Tensor) -> float:
+    """Make one pass, and the optimizer step after a step's last pass."""
     with job.micro_batch():
         loss = mse_loss(job.model(x), y)
         job.backward(loss)
-    if job.sync_gradients:
-        optimizer.step()
-        optimizer.zero_grad()
+    update(job)
     return float(loss.detach())
+
+
+def update(job: Job) -> None:
+    """Make the optimizer step after a step's last pass."""
+    if job.sync_gradients:
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
+def train(job: Job, loader: Iterable[Any], epochs: float, **options: Any) -> None:
+    for _ in job.epochs(epochs, **options):
+        for x, y, *_ in loader:
+            train_step(job, x, y)
+
+
+def logged() -> list[str]:
+    """Return the list of the agent's messages from now on, in this process."""
+    lines: list[str] = []
+    logging.getLogger("pollux").addFilter(lambda record: lines.append(record.getMessage()) is None)
+    return lines

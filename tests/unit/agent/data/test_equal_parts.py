@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from typing import Any
 
@@ -11,11 +10,10 @@ import torch
 from torch.distributed.nn.functional import all_gather
 from torch.utils.data import TensorDataset
 
-from pollux import attach
 from pollux.loop import slips
 from tests.unit.agent.loading import DATA, loaders
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import network
+from tests.unit.agent.regression import attached, logged
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DATA if kind != "sampled-ahead"])
@@ -47,11 +45,8 @@ def gathered(options: dict[str, bool]) -> tuple[int, list[str]]:
 
     Without equal parts, the last pass would end the process.
     """
-    said: list[str] = []
-    logging.getLogger("pollux").addFilter(lambda record: said.append(record.getMessage()) is None)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    job = attach(model, optimizer, adaptive=False)
+    said = logged()
+    job = attached(0.01)
     loader = job.loader(TensorDataset(torch.randn(65, 6)), 16, **options)  # type: ignore[arg-type]
     for _ in job.epochs(1, statistical=True):
         for (x,) in loader:
@@ -71,10 +66,8 @@ def test_a_loss_over_all_ranks_needs_equal_parts(ranks: Any) -> None:
 
 
 def fails_in_an_uneven_pass() -> list[str]:
-    said: list[str] = []
-    logging.getLogger("pollux").addFilter(lambda record: said.append(record.getMessage()) is None)
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), 0.01), adaptive=False)
+    said = logged()
+    job = attached(0.01)
 
     def loss(x: torch.Tensor) -> torch.Tensor:
         if len(x) < 8:

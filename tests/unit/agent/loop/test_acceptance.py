@@ -20,7 +20,7 @@ from pollux.data.loader import elastic_loader
 from pollux.data.place import RankShare
 from pollux.errors import DataError, PolluxAgentError
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import attached, data, network
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -89,16 +89,15 @@ def test_a_batch_size_that_stays_makes_no_word_of_them(caplog: pytest.LogCapture
 
 
 def test_a_graph_may_be_kept_for_another_backward_pass() -> None:
-    model = network()
-    job = attach(model, sgd(model), adaptive=False)
+    job = attached(0.01)
     for x, y, _ in job.loader(data(), 16, shuffle=False):
         with job.micro_batch():
             loss = mse_loss(job.model(x), y)
             job.backward(loss, retain_graph=True)
-            once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            once = [p.grad.clone() for p in job.module.parameters() if p.grad is not None]
             job.backward(loss)
         break
-    for before, p in zip(once, model.parameters(), strict=True):
+    for before, p in zip(once, job.module.parameters(), strict=True):
         torch.testing.assert_close(p.grad, 2 * before)
     job.close()
 
@@ -160,8 +159,7 @@ def test_a_stream_that_divides_itself_moves_when_it_is_read_by_number() -> None:
     ],
 )
 def test_data_that_is_divided_already_is_refused(make: Any, said: str) -> None:
-    model = network()
-    job = attach(model, sgd(model), adaptive=False)
+    job = attached(0.01)
     dataset, options = make()
     with pytest.raises(DataError, match=said) as told:
         job.loader(dataset, 16, **options)
@@ -174,8 +172,7 @@ def test_data_that_is_not_divided_is_taken() -> None:
         (DataLoader(Stream(), batch_size=None), {"length": 203}),
         (data(), {"sampler": RandomSampler(data())}),
     ):
-        model = network()
-        job = attach(model, sgd(model), adaptive=False)
+        job = attached(0.01)
         assert len(job.loader(dataset, 16, **options)) == 13
         job.close()
 
@@ -183,8 +180,7 @@ def test_data_that_is_not_divided_is_taken() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_memory_is_pinned_where_there_is_something_to_pin_it_for(stream: bool) -> None:
-    model = network()
-    job = attach(model, sgd(model), adaptive=False)
+    job = attached(0.01)
     options = {"length": 203} if stream else {}
     for x, _, _ in job.loader(Stream() if stream else data(), 16, pin_memory=True, **options):
         assert x.is_pinned() == torch.cuda.is_available()

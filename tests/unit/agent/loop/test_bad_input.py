@@ -30,6 +30,7 @@ from pollux.loop.slips import OWN_PASSES
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import join
 from tests.unit.agent.loop.mistakes_page import on_the_page
+from tests.unit.agent.regression import train
 from tests.unit.agent.regression import train_step as step
 
 
@@ -39,11 +40,11 @@ def data(length: int = 64) -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True))
 
 
-def start(width: int = 4, **options: Any) -> tuple[Job, torch.optim.Optimizer]:
+def start(width: int = 4, **options: Any) -> Job:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return attach(model, optimizer, **{"adaptive": False, **options}), optimizer
+    return attach(model, optimizer, **{"adaptive": False, **options})
 
 
 # -- sizes ----------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def start(width: int = 4, **options: Any) -> tuple[Job, torch.optim.Optimizer]:
     ],
 )
 def test_bounds_that_contradict_each_other(size: int, options: dict[str, Any]) -> None:
-    job, _ = start()
+    job = start()
     with pytest.raises(BatchError, match=r"\d"):
         job.loader(data(), size, **options)
     job.close()
@@ -77,7 +78,7 @@ def test_bounds_that_contradict_each_other(size: int, options: dict[str, Any]) -
     ],
 )
 def test_sizes_of_a_wrong_type(size: Any, options: dict[str, Any], words: str) -> None:
-    job, _ = start()
+    job = start()
     with pytest.raises(BatchError, match=words):
         job.loader(data(), size, **options)
     job.close()
@@ -92,20 +93,20 @@ def test_swapped_arguments() -> None:
 
 
 def test_a_second_attach_of_an_optimizer_needs_the_first_closed() -> None:
-    job, optimizer = start()
+    job = start()
     with pytest.raises(PolluxAgentError, match="was attached before, and that job is still open"):
-        attach(job.module, optimizer)
+        attach(job.module, job.optimizer)
     job.close()
-    attach(job.module, optimizer).close()
+    attach(job.module, job.optimizer).close()
 
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_loop_over_own_epochs_is_told_of_once(own: bool, caplog: pytest.LogCaptureFixture) -> None:
-    job, optimizer = start()
+    job = start()
     loader = job.loader(data(), 32)
     for _ in range(3) if own else job.epochs(3):
         for x, y in loader:
-            step(job, optimizer, x, y)
+            step(job, x, y)
     job.close()
     assert caplog.text.count("this loop is not one over job.epochs") == own
 
@@ -115,22 +116,22 @@ def test_a_loop_with_passes_of_its_own_is_warned_of_once(
     own: bool, largest: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch size that stays needs none."""
-    job, optimizer = start(adaptive=None)
+    job = start(adaptive=None)
     loader = job.loader(data(), 32, max_batch_size=largest)
     for _ in job.epochs(2):
         for x, y in loader:
             if own:
                 mse_loss(job.model(x), y).backward()
-                optimizer.step()
+                job.optimizer.step()
             else:
-                step(job, optimizer, x, y)
+                step(job, x, y)
     job.close()
     assert caplog.text.count(OWN_PASSES) == (own and largest is not None)
     assert on_the_page(OWN_PASSES)
 
 
 def test_a_dataset_smaller_than_the_batch() -> None:
-    job, _ = start()
+    job = start()
     with pytest.raises(BatchError, match="the dataset has 10 samples"):
         job.loader(data(10), 32, per_gpu=(32, 32))
     job.close()
@@ -157,13 +158,13 @@ def test_an_environment_that_makes_no_sense(environ: dict[str, str], said: str) 
 
 
 def leave_early() -> tuple[str, float]:
-    job, optimizer = start()
+    job = start()
     begun = time.monotonic()
     try:
         for n, (x, y) in enumerate(job.loader(data(6400), 8)):
             if n == 5 and job.rank == 1:
                 return "left", 0.0
-            step(job, optimizer, x, y)
+            step(job, x, y)
     except RankLost as error:
         return str(error), time.monotonic() - begun
     return "never noticed", 0.0
@@ -177,14 +178,14 @@ def test_a_rank_that_ends_early_is_noticed_by_the_others(ranks: Any) -> None:
 
 def masks(directory: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """What is drawn between `attach` and the loop, and in the loop."""
-    job, optimizer = start(checkpoint_dir=directory)
+    job = start(checkpoint_dir=directory)
     loader = job.loader(data(), 16, per_gpu=(1, 16))
     split = torch.randperm(64)
     drawn = torch.empty(0)
     for _ in job.epochs(1 if directory is None or not list(Path(directory).glob("checkpoint-*")) else 2):
         for x, y in loader:
             drawn = drawn if drawn.numel() else torch.nn.functional.dropout(torch.ones(256))
-            step(job, optimizer, x, y)
+            step(job, x, y)
     job.close()
     return split, drawn
 
@@ -216,18 +217,18 @@ def test_a_loss_that_is_no_number_costs_no_good_checkpoint(
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    job, optimizer = start(checkpoint_dir=tmp_path, measuring={"every": 1})
+    job = start(checkpoint_dir=tmp_path, measuring={"every": 1})
     for n, (x, y) in enumerate(job.loader(data(), 4, per_gpu=(4, 4))):
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * (float("nan") if n == 9 else 1.0))
-        optimizer.step()
-        optimizer.zero_grad()
+        job.optimizer.step()
+        job.optimizer.zero_grad()
     skipped = job.training.models[0].averages.skipped
     job.close()
     assert job.progress.samples == 64, "as in plain PyTorch, training goes on"
     assert skipped >= 1
     assert "not finite" in caplog.text
-    again, _ = start(checkpoint_dir=tmp_path)
+    again = start(checkpoint_dir=tmp_path)
     assert 0 < again.progress.optimizer_steps < 10
     assert all(bool(p.isfinite().all()) for p in again.module.parameters())
     again.close()
@@ -246,7 +247,7 @@ def test_another_models_checkpoint_is_refused_and_left(tmp_path: Path) -> None:
 
 def test_a_stale_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
     save_one(tmp_path)
-    job, _ = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     with pytest.raises(Exception, match="restore the dataset") as raised:
         job.loader(data(65), 16)
     assert type(raised.value).__module__ == "pollux.errors"
@@ -279,11 +280,9 @@ def test_state_that_no_checkpoint_can_hold_is_refused_before_the_training(tmp_pa
 
 
 def save_one(directory: Path) -> None:
-    job, optimizer = start(checkpoint_dir=directory)
+    job = start(checkpoint_dir=directory)
     loader = job.loader(data(), 16)
-    for _ in job.epochs(1, statistical=True):
-        for x, y in loader:
-            step(job, optimizer, x, y)
+    train(job, loader, 1, statistical=True)
     job.close()
 
 
@@ -311,11 +310,9 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pollux.checkpoint.checkpoint_store.write_checkpoint", full)
-    job, optimizer = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
-    for _ in job.epochs(2, statistical=True):
-        for x, y in loader:
-            step(job, optimizer, x, y)
+    train(job, loader, 2, statistical=True)
     job.close()
     assert job.progress.optimizer_steps == 8
     assert "no space left" in caplog.text
@@ -347,7 +344,7 @@ def test_a_checkpoint_makes_restarts_count_anew(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setenv("POLLUX_FRUITLESS_RESTARTS", "2")
     for _ in range(2):
-        job, _ = start(checkpoint_dir=tmp_path)
+        job = start(checkpoint_dir=tmp_path)
     save = job.coordinator.checkpointer.writer
     assert save is not None
     with pytest.raises(RestartLoop):
@@ -356,7 +353,7 @@ def test_a_checkpoint_makes_restarts_count_anew(tmp_path: Path, monkeypatch: pyt
     save_one(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     for _ in range(2):
-        start(checkpoint_dir=tmp_path)[0].close()
+        start(checkpoint_dir=tmp_path).close()
 
 
 def loop(directory: str) -> str:

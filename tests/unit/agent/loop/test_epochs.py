@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from pollux import attach
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import attached, data, network
 
 M0 = 16
 
@@ -70,8 +70,7 @@ class Average:
 
 
 def started(folder: Path, state: Any) -> Any:
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), 0.01), checkpoint_dir=folder, state=state)
+    job = attached(0.01, adaptive=None, checkpoint_dir=folder, state=state)
     loader = job.loader(data(), M0)
     return job, loader
 

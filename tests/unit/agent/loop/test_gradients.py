@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux import attach
-from tests.unit.agent.regression import EXAMPLES, data, network
+from tests.unit.agent.regression import EXAMPLES, attached, data, network
 
 
 def gradients_with_pollux(per_gpu: tuple[int, int]) -> list[Tensor]:
@@ -92,16 +92,14 @@ def full_batch_gradient(rows: slice) -> Tensor:
 
 
 def first_gradient(length: int, m0: int, per_gpu: tuple[int, int]) -> Tensor:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(0.1)
     loader = job.loader(data(EXAMPLES), m0, per_gpu=per_gpu, shuffle=False)
     loader.data.load_state_dict({**loader.data.state_dict(), "position": EXAMPLES - length})
     for x, y, _ids in loader:
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y))
         if job.sync_gradients:
-            return torch.cat([p.grad.flatten() for p in model.parameters()])
+            return torch.cat([p.grad.flatten() for p in job.module.parameters()])
     raise AssertionError("no step")
 
 

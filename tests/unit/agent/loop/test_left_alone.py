@@ -7,15 +7,13 @@ import time
 from typing import Any
 
 import pytest
-import torch
 from torch.nn.functional import mse_loss
 
-from pollux import attach
 from pollux.errors import LoopMistake, RankLost
 from pollux.loop import slips
 from pollux.ranks.control import OTHER_PLACE
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import attached, data
 
 IMPATIENT = {"POLLUX_PATIENCE": "0.3"}
 
@@ -29,8 +27,7 @@ def train(leaves: int, at: str, passes: int = 1, epochs: int = 2) -> tuple[str, 
     logging.getLogger("pollux").addFilter(
         lambda record: record.msg != slips.WAITS or waited.append(record.getMessage()) is None
     )
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), 0.05), adaptive=False)
+    job = attached()
     loader = job.loader(data(), 16, per_gpu=(1, 8 // passes))
     here = job.rank == leaves
     try:
@@ -72,8 +69,7 @@ def test_the_page_quotes_the_reason() -> None:
 
 def evaluates(where: str) -> bool:
     """Rank 0 evaluates for many of the intervals, in the loop or after it; all ranks leave the first loop early."""
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), 0.05), adaptive=False)
+    job = attached()
     loader = job.loader(data(), 16, per_gpu=(1, 4))
 
     def evaluate(here: str) -> None:
@@ -102,9 +98,7 @@ def test_a_long_evaluation_on_one_rank_ends_nothing(ranks: Any, where: str) -> N
 
 def leaves_a_pass_out(where: int) -> str:
     """Leave out a step's only pass on one rank."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    job = attach(model, optimizer, adaptive=False, measuring={"every": 1000})
+    job = attached(measuring={"every": 1000})
     loader = job.loader(data(), 16)
     try:
         for _ in job.epochs(3, statistical=True):

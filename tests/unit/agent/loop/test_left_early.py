@@ -22,24 +22,24 @@ def data(length: int = 64) -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True))
 
 
-def start(directory: Path | str, **options: Any) -> tuple[Job, torch.optim.Optimizer, Any]:
+def start(directory: Path | str, **options: Any) -> tuple[Job, Any]:
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, adaptive=False, checkpoint_dir=directory, **options)
-    return job, optimizer, job.loader(data(), 8, per_gpu=(1, 8))
+    return job, job.loader(data(), 8, per_gpu=(1, 8))
 
 
-def step(job: Job, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+def step(job: Job, x: torch.Tensor, y: torch.Tensor) -> None:
     job.backward(mse_loss(job.model(x), y))
-    optimizer.step()
-    optimizer.zero_grad()
+    job.optimizer.step()
+    job.optimizer.zero_grad()
 
 
-def leave(job: Job, optimizer: torch.optim.Optimizer, loader: Any, at: int) -> None:
+def leave(job: Job, loader: Any, at: int) -> None:
     for _ in job.epochs(5, statistical=True):
         for x, y in loader:
-            step(job, optimizer, x, y)
+            step(job, x, y)
             if job.progress.optimizer_steps == at:
                 break
         if job.progress.optimizer_steps >= at:
@@ -47,8 +47,8 @@ def leave(job: Job, optimizer: torch.optim.Optimizer, loader: Any, at: int) -> N
 
 
 def left(directory: str) -> tuple[int, int | None]:
-    job, optimizer, loader = start(directory)
-    leave(job, optimizer, loader, 11)
+    job, loader = start(directory)
+    leave(job, loader, 11)
     job.close()
     return job.progress.optimizer_steps, job.coordinator.checkpointer.saved
 
@@ -65,11 +65,11 @@ def test_closing_after_a_break_keeps_what_was_trained(ranks: Any, tmp_path: Path
 
 
 def test_closing_in_an_error_writes_nothing(tmp_path: Path) -> None:
-    job, optimizer, loader = start(tmp_path)
+    job, loader = start(tmp_path)
 
     def script() -> None:
         try:
-            leave(job, optimizer, loader, 3)
+            leave(job, loader, 3)
             raise ZeroDivisionError
         finally:
             job.close()
@@ -80,26 +80,26 @@ def test_closing_in_an_error_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_after_a_break_an_order_to_drain_is_answered_by_a_checkpoint(tmp_path: Path) -> None:
-    job, optimizer, loader = start(tmp_path)
+    job, loader = start(tmp_path)
     line = connected(job)
-    leave(job, optimizer, loader, 11)
+    leave(job, loader, 11)
     job.coordinator.drains.order(4)
     steps = job.progress.optimizer_steps
     assert heard(line, 1) == [(4, steps)]
     assert job.coordinator.checkpointer.saved == steps
     # A loop that goes on answers at its own steps again.
-    leave(job, optimizer, loader, steps + 3)
+    leave(job, loader, steps + 3)
     job.coordinator.drains.order(5)
     assert heard(line, 2) == [(4, steps), (5, job.progress.optimizer_steps)]
     job.close()
 
 
 def test_an_order_under_way_at_a_break_is_answered_once(tmp_path: Path) -> None:
-    job, optimizer, loader = start(tmp_path)
+    job, loader = start(tmp_path)
     line = connected(job)
     for _ in job.epochs(5, statistical=True):
         for x, y in loader:
-            step(job, optimizer, x, y)
+            step(job, x, y)
             if job.progress.optimizer_steps == 3:
                 break
         job.coordinator.exchange.send(Decision(move=6))
@@ -117,10 +117,10 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
 
     Training goes on here because nobody ends the job.
     """
-    job, optimizer, loader = start(directory)
+    job, loader = start(directory)
     line = connected(job)
     for x, y in loader:
-        step(job, optimizer, x, y)
+        step(job, x, y)
         if job.progress.optimizer_steps == 4:
             break
     if job.is_main:
@@ -130,7 +130,7 @@ def evaluate(directory: str) -> tuple[int, bool, list[tuple[int, int]]]:
     found = list(line.heard)
     drained = 7 in job.coordinator.drains.followed
     for x, y in loader:
-        step(job, optimizer, x, y)
+        step(job, x, y)
     job.close()
     return job.progress.optimizer_steps, drained, found
 
@@ -149,7 +149,7 @@ def test_an_order_is_heard_while_amp_skips_every_step(
 ) -> None:
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    job, optimizer, loader = start(tmp_path, scaler=scaler)
+    job, loader = start(tmp_path, scaler=scaler)
     line = connected(job)
     for n, (x, y) in enumerate(loader):
         if n == 2:
@@ -157,9 +157,9 @@ def test_an_order_is_heard_while_amp_skips_every_step(
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * float("inf"))
         if job.sync_gradients:
-            scaler.step(optimizer)
+            scaler.step(job.optimizer)
             scaler.update()
-            optimizer.zero_grad()
+            job.optimizer.zero_grad()
         if n == 6:
             break
     assert job.progress.optimizer_steps == 0

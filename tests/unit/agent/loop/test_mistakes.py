@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
@@ -20,17 +19,15 @@ from pollux.errors import LoopMistake, PolluxAgentError, RankLost, RanksDiffer
 from pollux.loop.endings import Reason
 from pollux.loop.slips import MIXED
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network, train_step
+from tests.unit.agent.regression import attached, data, logged, network, train, train_step
 
 SGD = torch.optim.SGD
 
 
 def started(m0: int = 32, m: int = 8, **options: Any) -> tuple[Job, Any, Any]:
     """A job of one rank whose steps take m0 / m passes."""
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False, **options)
-    return job, optimizer, job.loader(data(), m0, per_gpu=(1, m))
+    job = attached(**options)
+    return job, job.optimizer, job.loader(data(), m0, per_gpu=(1, m))
 
 
 def parameters(job: Job) -> Tensor:
@@ -141,17 +138,15 @@ def test_a_step_in_a_pass_that_is_not_the_last_is_refused_with_the_line_to_chang
 
 def bare_model() -> str:
     """Call the script's own model in the loop: no gradient is averaged."""
-    model = network()
-    optimizer = SGD(model.parameters(), lr=1e-5)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(1e-5)
     steps = 0
     try:
         for x, y, _ in job.loader(data(), 32):
             with job.micro_batch():
-                job.backward(mse_loss(model(x), y))
+                job.backward(mse_loss(job.module(x), y))
             if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+                job.optimizer.step()
+                job.optimizer.zero_grad()
                 steps += 1
     except RanksDiffer as error:
         return f"{steps}: {error}"
@@ -163,24 +158,18 @@ def one_rank_changes_a_parameter(tmp: str | None, how: str = "") -> str:
 
     The next checkpoint is refused. After it the loop goes on to its end, to a `break`, or to SIGTERM.
     """
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp)
+    job = attached(0.01, checkpoint_dir=tmp)
     loader = job.loader(data(), 8)
 
     def change() -> None:
         if job.rank == job.world.size - 1:
             with torch.no_grad():
-                model[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
+                job.module[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
 
     try:
         for _ in job.epochs(2, statistical=True):
             for x, y, _ in loader:
-                with job.micro_batch():
-                    job.backward(mse_loss(job.model(x), y))
-                if job.sync_gradients:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                train_step(job, x, y)
                 if job.progress.optimizer_steps == 12 and how != "change after a break":
                     change()
                     if how == "SIGTERM":
@@ -206,8 +195,7 @@ def test_a_pass_through_the_bare_model_is_named_after_the_first_step(ranks: Any)
 def leave_out(where: int) -> list[str]:
     """Two passes of a step; rank `where` leaves out the first one."""
     job, optimizer, loader = started()
-    told: list[str] = []
-    logging.getLogger("pollux").addFilter(lambda record: told.append(record.getMessage()) is None)
+    told = logged()
     for number, (x, y, _) in enumerate(loader):
         if number == 1 and job.rank == where:
             continue
@@ -353,19 +341,11 @@ def test_one_line_makes_the_same_steps_as_the_long_form(amp: bool) -> None:
 def noise_of(compiled: bool) -> tuple[float, list[float]]:
     """The noise scale and the weights of two ranks that accumulate."""
     torch.manual_seed(0)
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False, measuring={"every": 1})
+    job = attached(measuring={"every": 1})
     loader = job.loader(data(), 32, per_gpu=(1, 4))
     if compiled:
         job.model = torch.compile(job.model, backend="eager")
-    for _ in job.epochs(6):
-        for x, y, _ in loader:
-            with job.micro_batch():
-                job.backward(mse_loss(job.model(x), y))
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+    train(job, loader, 6)
     (scale,) = job.training.models[0].averages.groups() or (None,)
     assert scale is not None
     found = parameters(job).tolist()
@@ -412,9 +392,9 @@ def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capf
 
 def test_a_restart_with_another_batch_size_takes_a_line(tmp_path: Path, capfd: Any) -> None:
     for m0 in (32, 16):
-        job, optimizer, loader = started(m0=m0, checkpoint_dir=tmp_path)
+        job, _, loader = started(m0=m0, checkpoint_dir=tmp_path)
         for x, y, _ in loader:
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             if job.progress.optimizer_steps:
                 break
         job.close()

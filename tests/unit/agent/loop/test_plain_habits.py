@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 from pollux import Job, attach
 from pollux.goodput import NoiseScale
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import EXAMPLES, data, network
+from tests.unit.agent.regression import EXAMPLES, attached, data, network, update
 
 SGD = torch.optim.SGD
 
@@ -36,20 +36,18 @@ def test_the_first_step_of_a_loop_without_micro_batch_weighs_as_much_as_the_othe
 
     This matters at 8 of 32 examples per GPU.
     """
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(0.0)
     loader = job.loader(data(), 32, per_gpu=(1, 8), shuffle=False)
     passes = iter(loader)
     x, y, _ = next(passes)
     job.backward(mse_loss(job.model(x), y))
     plain = network()
     mse_loss(plain(x), y).backward()
-    torch.testing.assert_close(flat_gradient(model), flat_gradient(plain))
+    torch.testing.assert_close(flat_gradient(job.module), flat_gradient(plain))
 
     def train_on() -> None:
         for x, y, _ in passes:
-            optimizer.step()
+            job.optimizer.step()
             job.backward(mse_loss(job.model(x), y))
 
     with pytest.warns(UserWarning, match="does not accumulate: per GPU 8 examples a step, not 32"):
@@ -59,10 +57,8 @@ def test_the_first_step_of_a_loop_without_micro_batch_weighs_as_much_as_the_othe
 
 @pytest.mark.parametrize("amp", [False, True])
 def test_a_loop_that_accumulates_by_itself_is_not_taken_for_one_that_skips_steps(amp: bool) -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=amp)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False)
+    job = attached(0.0, scaler=scaler)
     loader = job.loader(data(), 16)
     passes = 0
     for _ in job.epochs(2, statistical=True):
@@ -70,9 +66,9 @@ def test_a_loop_that_accumulates_by_itself_is_not_taken_for_one_that_skips_steps
             passes += 1
             scaler.scale(mse_loss(job.model(x), y) / 4).backward()
             if passes % 4 == 0:
-                scaler.step(optimizer)
+                scaler.step(job.optimizer)
                 scaler.update()
-                optimizer.zero_grad()
+                job.optimizer.zero_grad()
     # Two passes of 13 micro-batches, to the end of a step.
     assert (passes, job.progress.optimizer_steps) == (28, 7)
     assert job.progress.samples >= 2 * EXAMPLES
@@ -86,9 +82,7 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
     (samples, var of one example, sqr).
     """
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.0)
-    job = attach(model, optimizer, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
+    job = attached(0.0, measuring={"every": 1, "decay": 1 - 1e-9})
     size = 8 if own else 32
     loader = job.loader(data(832), size, per_gpu=(1, 4), shuffle=False)
     for n, (x, y, _) in enumerate(micro for _ in job.epochs(2) for micro in loader):
@@ -101,8 +95,8 @@ def by_hand(own: bool, apart: bool = True) -> tuple[int, float, float]:
         else:
             (mse_loss(job.model(x), y) / 4).backward()
         if job.sync_gradients and n % 4 == 3:
-            optimizer.step()
-            optimizer.zero_grad()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
     (found,) = job.training.models[0].averages.groups() or [NoiseScale(math.nan, math.nan)]
     job.close()
     return job.training.models[0].averages.samples, found.var * size, found.sqr
@@ -192,9 +186,7 @@ def unlike(kind: Any, make: Any, per_gpu: tuple[int, int]) -> int:
         for x, y, ids in loader:
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x, ids), y))
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            update(job)
     job.close()
     assert job.progress.samples == 3 * EXAMPLES
     return job.training.models[0].averages.samples
@@ -319,18 +311,14 @@ def test_two_optimizers_of_one_model_are_measured_as_two_groups_of_one(ranks: An
 
 @pytest.mark.parametrize(("weighed", "per_gpu"), [(True, 8), (False, 8), (False, 32)])
 def test_a_loss_without_its_weight_is_told_of(weighed: bool, per_gpu: int) -> None:
-    model = network()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(0.01)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         for x, y, _ in job.loader(data(192), 32, per_gpu=(per_gpu, per_gpu)):
             with job.micro_batch():
                 loss = mse_loss(job.model(x), y)
                 job.backward(loss) if weighed else loss.backward()
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            update(job)
     job.close()
     wrong = [str(one.message) for one in told if "expected job.backward(loss)" in str(one.message)]
     assert len(wrong) == (not weighed and per_gpu == 8), "once, and where it matters"

@@ -17,7 +17,7 @@ from pollux import attach
 from pollux.errors import CheckpointError
 from pollux.goodput import BatchChoice
 from pollux.ranks.node_memory import NodeMemory, hand_on
-from tests.unit.agent.regression import EXAMPLES, data, network, train_step
+from tests.unit.agent.regression import EXAMPLES, attached, data, network, train_step
 
 
 def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Tensor, int]:
@@ -41,7 +41,7 @@ def stop(directory: str, drain_at: int | None) -> tuple[int, int, list[int], Ten
             if 7 in job.coordinator.drains.followed:
                 break
             used, ids = used + ids, batch_ids.tolist() if loader.data.local_samples else []
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             if job.sync_gradients:
                 scheduler.step()
             if job.is_main and job.progress.optimizer_steps == drain_at:
@@ -90,16 +90,14 @@ def adapt_and_finish(directory: str, epochs: int) -> tuple[int | None, int, bool
 
     Return (batch size in the checkpoint, batch size at the end, whether a throughput model was known at the start).
     """
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, measuring={"every": 1}, checkpoint_dir=directory)
+    job = attached(0.01, adaptive=True, measuring={"every": 1}, checkpoint_dir=directory)
     loader = job.loader(data(), 12, max_batch_size=96, per_gpu=(1, 48))
     known = job.training.advisor is None or job.params is not None
     last = job.coordinator.checkpointer.last_attempt
     carried = last.batch_size if last is not None else None
     for epoch in job.epochs(epochs, statistical=True):
         for x, y, _ids in loader:
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
         if job.training.advisor is not None and epoch == 1:
             job.training.advisor.close()
             job.training.advisor.advise()  # a fit for the checkpoint to carry
@@ -118,14 +116,12 @@ def test_periodic_checkpoints_are_written_beside_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.02")
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    job = attached(0.01, checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     steps, deadline = [], time.monotonic() + 60
     for _ in job.epochs(10**6, statistical=True):
         for x, y, _ids in loader:
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             time.sleep(0.001)
             if job.coordinator.checkpointer.saved is not None:
                 steps.append(job.coordinator.checkpointer.saved)
@@ -148,13 +144,11 @@ def test_a_disk_that_is_full_does_not_end_the_training(
         raise CheckpointError("no space left for a checkpoint")
 
     monkeypatch.setattr("pollux.checkpoint.checkpoint_store.CheckpointStore.save", full)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+    job = attached(0.01, checkpoint_dir=tmp_path)
     loader = job.loader(data(), 16)
     for _ in job.epochs(3, statistical=True):
         for x, y, _ids in loader:
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             time.sleep(0.002)
     job.close()
     assert job.progress.samples == 3 * EXAMPLES

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from pollux import attach
 from pollux.errors import BatchError, PolluxAgentError
 from pollux.goodput import BatchChoice
-from tests.unit.agent.regression import EXAMPLES, data, network, train_step
+from tests.unit.agent.regression import EXAMPLES, attached, data, network, train_step
 
 
 def test_a_run_at_its_own_batch_size_is_plain_training() -> None:
@@ -38,7 +38,7 @@ def test_a_run_at_its_own_batch_size_is_plain_training() -> None:
         else:
             for _ in job.epochs(2, statistical=True):
                 for x, y, _ids in loader:
-                    train_step(job, optimizer, x, y)
+                    train_step(job, x, y)
                     if job.sync_gradients:
                         scheduler.step()
             assert job.progress.samples == 2 * EXAMPLES
@@ -51,31 +51,27 @@ def test_a_run_at_its_own_batch_size_is_plain_training() -> None:
 
 
 def test_a_loop_without_micro_batch_works() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached()
     loader = job.loader(data(), 16)
     seen: list[int] = []
     for _ in job.epochs(1, statistical=True):
         for x, y, ids in loader:
             mse_loss(job.model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+            job.optimizer.step()
+            job.optimizer.zero_grad()
             seen += ids.tolist()
     assert sorted(seen) == list(range(EXAMPLES))
     job.close()
 
 
 def test_leaving_an_epoch_early_keeps_the_place() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=True)
+    job = attached(adaptive=True)
     loader = job.loader(data(), 16, max_batch_size=16)
     seen: list[int] = []
     for _ in job.epochs(3, statistical=True):
         for n, (x, y, ids) in enumerate(loader):
             # Measured steps are cut in two: some breaks come half-way through one.
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             seen += ids.tolist()
             if n == 4:
                 break
@@ -85,8 +81,7 @@ def test_leaving_an_epoch_early_keeps_the_place() -> None:
 
 
 def test_bad_batch_sizes_are_named() -> None:
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    job = attached(0.1, adaptive=None)
     with pytest.raises(BatchError, match="below the initial one"):
         job.loader(data(), 64, max_batch_size=32)
     with pytest.raises(BatchError, match="from 1, got 0"):
@@ -97,10 +92,8 @@ def test_bad_batch_sizes_are_named() -> None:
 
 
 def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
-    job = attach(model, optimizer, scaler=scaler, adaptive=False, measuring={"every": 1})
+    job = attached(scaler=scaler, measuring={"every": 1})
     loader = job.loader(data(), 28)
     seen: list[int] = []
     steps = 0
@@ -108,9 +101,9 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
         with job.micro_batch():
             job.backward(mse_loss(job.model(x), y) * (float("inf") if n == 2 else 1.0))
         if job.sync_gradients:
-            scaler.step(optimizer)
+            scaler.step(job.optimizer)
             scaler.update()
-            optimizer.zero_grad()
+            job.optimizer.zero_grad()
             steps += 1
         seen += ids.tolist()
         if steps == 7:
@@ -119,7 +112,7 @@ def test_a_step_that_amp_skips_earns_nothing_and_uses_its_batch() -> None:
     assert job.progress.optimizer_steps == 6
     assert job.progress.samples == 6 * 28
     assert job.training.models[0].averages.skipped <= 1
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert all(bool(p.isfinite().all()) for p in job.module.parameters())
     job.close()
 
 
@@ -128,10 +121,8 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
 
     Return what this rank did at each step.
     """
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"
-    job = attach(model, optimizer, adaptive=True, measuring={"every": 1})
+    job = attached(0.01, adaptive=True, measuring={"every": 1})
     loader = job.loader(data(), 12, max_batch_size=60, per_gpu=(1, 12))
     if job.training.advisor is not None:
         job.training.advisor.close()  # the proposals below are all that there are
@@ -153,8 +144,8 @@ def follow(changes: dict[int, tuple[int, int]]) -> list[tuple[int, int, int, flo
                     )
                 )
                 ids = []
-                optimizer.step()
-                optimizer.zero_grad()
+                job.optimizer.step()
+                job.optimizer.zero_grad()
             change = changes.get(job.progress.optimizer_steps)
             if job.training.advisor is not None and change is not None:
                 job.training.advisor.proposal = BatchChoice(*change)

@@ -24,7 +24,7 @@ from pollux import attach
 from pollux.data.stream import checksum
 from pollux.errors import BatchError, DataError
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import network, train_step
+from tests.unit.agent.regression import attached, network, train_step, update
 
 EXAMPLES = 50
 """With 3 ranks of 8 a pass ends with 2 samples, and a rank that has none."""
@@ -68,9 +68,7 @@ def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[
 
     Stand-ins are left out. The parameters are those after training.
     """
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(0.1)
     loader = job.loader(dataset, m0, **options)
     evaluation = DataLoader(Indexed(), batch_size=25)
     seen: list[list[int]] = []
@@ -79,13 +77,11 @@ def train(dataset: Any, m0: int, passes: int = 1, **options: Any) -> tuple[list[
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
             seen.append(ids.tolist() if loader.data.local_samples else [])
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            update(job)
         with torch.no_grad():  # a second loader, of each rank's own, during training
             assert sum(len(job.module(x)) for x, _, _ in evaluation) == EXAMPLES
     job.close()
-    return seen, [p.detach().clone() for p in model.parameters()]
+    return seen, [p.detach().clone() for p in job.module.parameters()]
 
 
 def train_plainly(m0: int, passes: int) -> list[Tensor]:
@@ -169,9 +165,7 @@ def interrupted(
             with job.micro_batch():
                 job.backward(mse_loss(job.model(x), y))
             seen += ids.tolist() if loader.data.local_samples else []
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            update(job)
             if job.sync_gradients and job.progress.optimizer_steps == steps:
                 loader.data.commit()  # this step is over: what comes is saved, and the attempt ends
                 job.coordinator.save(durable=True)
@@ -219,8 +213,7 @@ def test_samplers_collation_workers_and_drop_last(ranks: Any, workers: int, drop
 
 
 def small(loader_options: dict[str, Any], dataset: Any) -> str:
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), adaptive=False)
+    job = attached(0.1)
     with pytest.raises(BatchError) as caught:
         job.loader(dataset, 64, **loader_options)
     job.close()
@@ -246,13 +239,11 @@ def told_of(kind: type[Stream], **options: Any) -> list[str]:
     told: list[str] = []
     log = logging.getLogger("pollux")
     log.addFilter(lambda record: told.append(record.getMessage()) or True)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = attach(model, optimizer, adaptive=False)
+    job = attached(0.1)
     loader = job.loader(kind(), 24, length=EXAMPLES, **options)
     for _ in job.epochs(1):
         for x, y, _ in loader:
-            train_step(job, optimizer, x, y)
+            train_step(job, x, y)
             if job.progress.optimizer_steps == 3:
                 break
     job.close()
@@ -280,8 +271,7 @@ def test_checksums_of_samples() -> None:
 
 
 def test_what_a_stream_cannot_do_is_said() -> None:
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), adaptive=False)
+    job = attached(0.1)
     with pytest.raises(DataError, match="batch_size=None"):
         job.loader(Stream(), 8, length=EXAMPLES, num_workers=2)
     with pytest.raises(DataError, match="give the approximate number of samples of a pass"):

@@ -17,6 +17,7 @@ from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.ranks.control import Decision
 from pollux.tuning.measurements import Configuration
 from tests.unit.agent.answering import connected, heard
+from tests.unit.agent.regression import train
 from tests.unit.agent.regression import train_step as step
 
 
@@ -26,32 +27,31 @@ def data(length: int) -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(length, 1, generator=generator))
 
 
-def start(**options: Any) -> tuple[Job, torch.optim.Optimizer]:
+def start(**options: Any) -> Job:
     torch.manual_seed(0)
     model = nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    return attach(model, optimizer, **options), optimizer
+    return attach(model, torch.optim.SGD(model.parameters(), lr=0.01), **options)
 
 
 # -- of a pass ------------------------------------------------------------------------------------------------
 
 
 def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
-    job, optimizer = start(adaptive=True, scaling="linear")
+    job = start(adaptive=True, scaling="linear")
     loader = job.loader(data(34), 8, max_batch_size=32, per_gpu=(1, 32))
     job.training.choice = BatchChoice(32, 0)
     factors = []
     for _ in job.epochs(1):
         for x, y in loader:
             factors.append((len(x), *job.lr_factors))
-            step(job, optimizer, x, y)
+            step(job, x, y)
     job.close()
     # Two examples at four times the rate that the user chose for eight would be a leap in a random direction.
     assert factors == [(32, 4.0), (2,)]
 
 
 def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
-    job, optimizer = start(adaptive=True, measuring={"every": 1000})
+    job = start(adaptive=True, measuring={"every": 1000})
     loader = job.loader(data(106), 8, max_batch_size=32, per_gpu=(1, 32))
     job.training.choice = BatchChoice(32, 0)
     job.training.models[0].meter.agreed = (NoiseScale(sqr=1.0, var=3.0),)
@@ -64,7 +64,7 @@ def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
         assert group is not None
         if job.sync_gradients:  # a measured step may be cut in two
             said.append(group.samples * job.training.efficiency(group.samples) / 8)
-        step(job, optimizer, x, y)
+        step(job, x, y)
     job.close()
     # AdaScale's gain at 4 times M0, and at the short step's own size.
     assert said[:4] == pytest.approx([4 / 1.75] * 3 + [4 / 3.4])
@@ -72,11 +72,9 @@ def test_a_step_is_worth_what_was_said_before_it_was_taken() -> None:
 
 
 def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
-    job, optimizer = start(adaptive=False)
+    job = start(adaptive=False)
     loader = job.loader(data(34), 32, per_gpu=(1, 32))
-    for _ in job.epochs(1):
-        for x, y in loader:
-            step(job, optimizer, x, y)
+    train(job, loader, 1)
     job.profile.add(Configuration(1, 1, 32), final=[0.5])
     report = job.report()
     job.close()
@@ -85,10 +83,10 @@ def test_the_report_after_a_short_step_speaks_of_whole_ones() -> None:
 
 
 def test_one_gpu_that_measures_every_step_in_two_halves_reports_its_goodput() -> None:
-    job, optimizer = start(adaptive=True, measuring={"every": 1})
+    job = start(adaptive=True, measuring={"every": 1})
     loader = job.loader(data(320), 32, max_batch_size=32, per_gpu=(1, 32))
     for x, y in loader:
-        step(job, optimizer, x, y)
+        step(job, x, y)
     job.training.timer.pause()
     whole, half = Configuration(1, 1, 32), Configuration(1, 1, 16)
     assert job.profile.final_time(whole) is job.profile.local_time(whole) is None, "it was never timed"
@@ -99,7 +97,7 @@ def test_one_gpu_that_measures_every_step_in_two_halves_reports_its_goodput() ->
 
 
 def test_no_batch_is_larger_than_a_pass() -> None:
-    job, _ = start(adaptive=True)
+    job = start(adaptive=True)
     job.loader(data(100), 16, max_batch_size=512, per_gpu=(1, 512))
     job.close()
     assert job.limits.maximum == 100
@@ -109,12 +107,12 @@ def test_no_batch_is_larger_than_a_pass() -> None:
 
 
 def test_an_order_to_drain_under_way_at_the_end_is_answered_by_the_last_checkpoint(tmp_path: Path) -> None:
-    job, optimizer = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(32), 16)
     line = connected(job)
     for _ in job.epochs(1, statistical=True):
         for x, y in loader:
-            step(job, optimizer, x, y)
+            step(job, x, y)
         job.coordinator.exchange.send(Decision(move=5))
         job.coordinator.drains.order(6)
     job.close()
@@ -125,7 +123,7 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    job, optimizer = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(32), 16)
     line = connected(job)
     with contextlib.suppress(KeyboardInterrupt):
@@ -135,16 +133,16 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
                     job.coordinator.drains.order(5)  # reaches the ranks at the epoch's last step
                 if epoch == 1:
                     raise KeyboardInterrupt
-                step(job, optimizer, x, y)
+                step(job, x, y)
             assert not line.heard
     assert heard(line, 1) == [(5, 2)]
 
-    again, optimizer = start(checkpoint_dir=tmp_path)
+    again = start(checkpoint_dir=tmp_path)
     loader = again.loader(data(32), 16)
     assert (again.progress.epoch, again.progress.optimizer_steps) == (1, 2)
     for _ in again.epochs(3, statistical=True):
         for x, y in loader:
-            step(again, optimizer, x, y)
+            step(again, x, y)
             last = x
         del last  # a NameError, had the loop been empty
     assert again.progress.optimizer_steps == 6
@@ -152,13 +150,13 @@ def test_a_restart_never_begins_with_the_code_after_an_epochs_loop(
 
 
 def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: Path) -> None:
-    job, optimizer = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(32), 16)
     line = connected(job)
     for epochs in (1, 2):
         for _ in job.epochs(epochs, statistical=True):
             for x, y in loader:
-                step(job, optimizer, x, y)
+                step(job, x, y)
                 if job.progress.optimizer_steps == 3 and epochs == 2:
                     job.coordinator.drains.order(9)
                     assert not line.heard
@@ -170,13 +168,13 @@ def test_a_second_loop_is_not_drained_by_the_checkpoint_of_the_first(tmp_path: P
 
 def test_an_attempt_with_nothing_left_to_train_answers_too(tmp_path: Path) -> None:
     for attempt in (1, 2):
-        job, optimizer = start(checkpoint_dir=tmp_path)
+        job = start(checkpoint_dir=tmp_path)
         loader = job.loader(data(32), 16)
         line = connected(job)
         for _ in job.epochs(1, statistical=True):
             assert attempt == 1
             for x, y in loader:
-                step(job, optimizer, x, y)
+                step(job, x, y)
         job.coordinator.drains.order(4)
         job.close()
         assert heard(line, 1) == [(4, 2)]
@@ -186,12 +184,12 @@ def test_an_acknowledgement_that_nobody_took_does_not_bar_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    job, optimizer = start(checkpoint_dir=tmp_path)
+    job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(640), 16)
     line = connected(job, accepts=False)
     for _ in job.epochs(1, statistical=True):
         for x, y in loader:
-            step(job, optimizer, x, y)
+            step(job, x, y)
             if job.progress.optimizer_steps in (5, 20):
                 job.coordinator.drains.order(3)
     job.close()
@@ -211,7 +209,7 @@ def test_a_parameter_group_added_in_mid_training_is_trained_on() -> None:
     for n, (x, y) in enumerate(loader):
         if n == 4:
             optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.01})
-        step(job, optimizer, x, y)
+        step(job, x, y)
         if n > 10:
             assert job.lr_factors == (2.0, 2.0)
             break

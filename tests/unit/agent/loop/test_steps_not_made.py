@@ -16,7 +16,7 @@ from pollux import Job, attach
 from pollux.errors import LoopMistake
 from pollux.loop import slips
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import attached, data, network, train_step
 
 NAN = float("nan")
 
@@ -93,10 +93,8 @@ def test_skip_leaves_a_batch_out_whatever_its_loss_is(ranks: Any, size: int) -> 
 
 def skipped_on_one(how: str, unused: bool) -> Tensor:
     """Rank 1 has no loss in three passes: in a step's last, and in others."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
     options = {"find_unused_parameters": True} if unused else None
-    job = attach(model, optimizer, adaptive=False, measuring={"every": 1}, ddp_kwargs=options)
+    job = attached(measuring={"every": 1}, ddp_kwargs=options)
     for k, (x, y, _) in enumerate(job.loader(data(192), 24, per_gpu=(1, 6), shuffle=False)):
         out = job.rank == 1 and k in (2, 5, 7)
 
@@ -109,7 +107,7 @@ def skipped_on_one(how: str, unused: bool) -> Tensor:
             return None if out else loss
 
         job.step(loss_of)
-    found = torch.cat([p.detach().flatten() for p in model.parameters()])
+    found = torch.cat([p.detach().flatten() for p in job.module.parameters()])
     job.close()
     return found
 
@@ -211,18 +209,14 @@ def test_own_accumulation_over_a_whole_pass_is_no_such_mistake(said: list[str]) 
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_scheduler_that_steps_in_every_pass_is_refused(own: bool) -> None:
-    job, optimizer, loader = started(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5))
+    job, _, loader = started(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 5))
 
     def train() -> None:
         for x, y, _ in loader:
             if own:
                 job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
             else:
-                with job.micro_batch():
-                    job.backward(mse_loss(job.model(x), y))
-                if job.sync_gradients:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                train_step(job, x, y)
             job.scheduler.step()
 
     with pytest.raises(LoopMistake, match=f"called {5 if own else 4} times in one optimizer step") as error:

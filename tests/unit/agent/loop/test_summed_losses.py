@@ -20,7 +20,7 @@ from pollux.noise.noise_scale import SampleKind, unbiased
 from pollux.noise.samples import added, summed
 from pollux.noise.uneven import as_equal, step_weights
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import EXAMPLES, data, network
+from tests.unit.agent.regression import EXAMPLES, attached, data, network
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 
@@ -187,20 +187,17 @@ def test_estimates_are_unbiased_for_unequal_weights() -> None:
 
 
 def test_a_step_without_any_token_changes_nothing() -> None:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    job = attach(model, optimizer, adaptive=False)
-    before = [p.detach().clone() for p in model.parameters()]
+    job = attached(1.0)
+    before = [p.detach().clone() for p in job.module.parameters()]
     for x, y, _ in job.loader(data(32), 32, per_gpu=(1, 16)):
         assert job.step(lambda x=x, y=y: summed_loss(job.model, x, y, torch.zeros(16)), weight=0) is not None
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, job.module.parameters(), strict=True))
     job.close()
 
 
 def refused(*weights: Any, outside: bool = False) -> str:
     """Make a pass with each of the weights; return what the last one is told."""
-    model = network()
-    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), adaptive=False)
+    job = attached(0.1)
     told = ""
     for (x, y, _), weight in zip(job.loader(data(), 32, per_gpu=(1, 8)), weights, strict=False):
         try:

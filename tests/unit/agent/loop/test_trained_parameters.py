@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pollux import attach
 from pollux.errors import RanksDiffer
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import attached, data, logged, network, update
 
 
 def parameters(model: nn.Module) -> Tensor:
@@ -40,9 +39,7 @@ def thawed(first: bool, passes: int, bare: bool) -> Tensor:
             else:
                 with job.micro_batch():
                     job.backward(mse_loss(job.model(x), y))
-            if job.sync_gradients:
-                optimizer.step()
-                optimizer.zero_grad()
+            update(job)
     assert len(optimizer.state) == 4
     found = parameters(model)
     job.close()
@@ -82,16 +79,13 @@ def test_layers_thawed_or_frozen_on_two_ranks_train_as_under_plain_ddp(
 
 def replaced() -> list[str]:
     """Give the model a new layer, which no optimizer trains."""
-    said: list[str] = []
-    logging.getLogger("pollux").addFilter(lambda record: said.append(record.getMessage()) is None)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    job = attach(model, optimizer, adaptive=False)
+    said = logged()
+    job = attached()
     loader = job.loader(data(), 24)
     for epoch in job.epochs(2):
         if epoch:
             torch.manual_seed(1)  # the ranks draw other numbers in their loops
-            model[2] = nn.Linear(16, 1)  # type: ignore[operator]
+            job.module[2] = nn.Linear(16, 1)  # type: ignore[operator]
         for x, y, _ in loader:
             job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
     job.close()
@@ -108,9 +102,7 @@ def test_a_layer_that_the_script_replaces_is_named(ranks: Any) -> None:
 
 def changed_a_little(folder: str) -> str:
     """Move one parameter of rank 1 by a last bit, long after the first steps."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=False, checkpoint_dir=folder)
+    job = attached(0.01, checkpoint_dir=folder)
     loader = job.loader(data(), 8)
     try:
         for _ in job.epochs(2, statistical=True):
@@ -118,7 +110,7 @@ def changed_a_little(folder: str) -> str:
                 job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
                 if job.progress.optimizer_steps == 12 and job.rank == 1:
                     with torch.no_grad():
-                        model[0].weight[0, 0] *= 1 + 2e-7  # type: ignore[index, union-attr]
+                        job.module[0].weight[0, 0] *= 1 + 2e-7  # type: ignore[index, union-attr]
     except RanksDiffer as error:
         return str(error)
     return "silence"
