@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.errors import CheckpointError
@@ -25,9 +24,9 @@ from pollux.resize import companion_job
 from pollux.resize.companion_job import RecruitmentFailed
 from pollux.slurm_job.environment import LENT_RANKS
 from tests.unit.agent.answering import Line
+from tests.unit.agent.regression import data
 
 PATIENCE = 100.0
-EXAMPLES = 203  # prime to every batch size here: passes end in uneven tails
 
 
 class Stage:
@@ -130,13 +129,6 @@ def _rank(body: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], 
 
 def order(number: int, nodes: str, kind: str, path: str = "resize", **more: str) -> dict[str, Any]:
     return {"id": number, "path": path, "kind": kind, "nodes": nodes.split(), "gpus_per_node": 1, **more}
-
-
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(EXAMPLES, 6, generator=generator)
-    y = x @ torch.randn(6, 1, generator=generator) + 0.3 * torch.randn(EXAMPLES, 1, generator=generator)
-    return TensorDataset(x, y, torch.arange(EXAMPLES))
 
 
 class Training:

@@ -242,13 +242,6 @@ def test_transform_runs_on_own_samples_alone() -> None:
     assert sorted(chain(*got)) == list(range(10))
 
 
-def test_without_a_device_nothing_is_pinned() -> None:
-    stream = ElasticStream(Stream(8), RankShare(0, 1, 4), pin_memory=True)
-    batches = list(stream)
-    assert torch.cat(batches).tolist() == list(range(8))
-    assert {batch.is_pinned() for batch in batches} == {torch.cuda.is_available()}
-
-
 def test_a_stateful_stream_remembers_no_more_than_it_needs() -> None:
     (loader,) = loaders(500, 1, 10, kind="stateful")
     saved = []

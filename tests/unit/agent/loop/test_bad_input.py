@@ -51,23 +51,6 @@ def start(width: int = 4, **options: Any) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        (64, {"max_batch_size": 32}),
-        (64, {"per_gpu": (32, 16)}),
-        (64, {"per_gpu": (0, 16)}),
-        (0, {}),
-        (-3, {}),
-    ],
-)
-def test_bounds_that_contradict_each_other(size: int, options: dict[str, Any]) -> None:
-    job = start()
-    with pytest.raises(BatchError, match=r"\d"):
-        job.loader(data(), size, **options)
-    job.close()
-
-
-@pytest.mark.parametrize(
     ("size", "options", "words"),
     [
         ("32", {}, "expected batch_size as a whole number of examples, got '32'"),
@@ -128,13 +111,6 @@ def test_a_loop_with_passes_of_its_own_is_warned_of_once(
     job.close()
     assert caplog.text.count(OWN_PASSES) == (own and largest is not None)
     assert on_the_page(OWN_PASSES)
-
-
-def test_a_dataset_smaller_than_the_batch() -> None:
-    job = start()
-    with pytest.raises(BatchError, match="the dataset has 10 samples"):
-        job.loader(data(10), 32, per_gpu=(32, 32))
-    job.close()
 
 
 # -- the launch -----------------------------------------------------------------------------------------------
@@ -305,6 +281,8 @@ def test_a_full_disk_is_told_and_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_one(tmp_path)
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0")
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -26,6 +26,7 @@ from pollux.errors import STOPPED_STATUS, CheckpointError
 from pollux.loop import coordinator, endings
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.slurm_job.environment import time_limit_at
+from tests.unit.agent.answering import connected
 
 EXAMPLES = 203
 
@@ -254,15 +255,6 @@ def test_where_a_step_takes_seconds_the_ranks_act_at_its_end() -> None:
     assert taken == [None, Decision(next_exchange=0), Decision(next_exchange=0, end=1)]
 
 
-class Line:
-    def acknowledge(self, *_: Any) -> bool:
-        raise AssertionError("nothing is to be acknowledged")
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +267,7 @@ def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
             def full(*_: Any, **__: Any) -> None:
                 raise CheckpointError("no space left on device")
 
-            job.coordinator.line.publisher = Line()
+            found["line"] = connected(job)
             job.coordinator.checkpointer.writer.store.save = full
             job.coordinator.drains.order(31)
         found["refused"] = job.report().get("resize_refused")
@@ -283,6 +275,7 @@ def test_a_drain_is_refused_where_no_checkpoint_can_be_written(
     ended = train(tmp_path, "map", 1, ask)
     assert ended["code"] is None, "training goes on"
     assert found["refused"] == {"id": 31, "why": "no space left on device"}
+    assert not found["line"].heard, "nothing is to be acknowledged"
 
 
 def test_loaders_of_a_script_are_data_loaders() -> None:

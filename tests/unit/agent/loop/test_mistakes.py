@@ -154,7 +154,7 @@ def bare_model() -> str:
 
 
 def one_rank_changes_a_parameter(tmp: str | None, how: str = "") -> str:
-    """Change a parameter on one rank long after the first steps.
+    """Double a parameter on one rank, or change its last bits, long after the first steps.
 
     The next checkpoint is refused. After it the loop goes on to its end, to a `break`, or to SIGTERM.
     """
@@ -164,7 +164,8 @@ def one_rank_changes_a_parameter(tmp: str | None, how: str = "") -> str:
     def change() -> None:
         if job.rank == job.world.size - 1:
             with torch.no_grad():
-                job.module[0].weight.mul_(2.0)  # type: ignore[operator, union-attr]
+                factor = 1 + 2e-7 if how == "last bits" else 2.0
+                job.module[0].weight.mul_(factor)  # type: ignore[operator, union-attr]
 
     try:
         for _ in job.epochs(2, statistical=True):
@@ -216,9 +217,9 @@ def test_a_pass_that_one_rank_leaves_out_is_told_of(ranks: Any) -> None:
     assert on_the_page(second[0])
 
 
-def test_the_rank_that_differs_is_named_at_a_checkpoint(ranks: Any, tmp_path: Path) -> None:
+def test_the_rank_that_differs_by_a_bit_is_named_at_a_checkpoint(ranks: Any, tmp_path: Path) -> None:
     interval = {"POLLUX_CHECKPOINT_INTERVAL": "0", "POLLUX_EXCHANGE_INTERVAL": "0"}
-    for told in ranks(3, one_rank_changes_a_parameter, str(tmp_path), env=interval):
+    for told in ranks(3, one_rank_changes_a_parameter, str(tmp_path), "last bits", env=interval):
         assert "the parameters of rank 2 differ from rank 0's" in told
 
 

@@ -52,6 +52,7 @@ def test_the_first_step_of_a_loop_without_micro_batch_weighs_as_much_as_the_othe
 
     with pytest.warns(UserWarning, match="does not accumulate: per GPU 8 examples a step, not 32"):
         train_on()
+    assert (job.batch_size, job.local_batch, job.accumulation) == (8, 8, 0)
     job.close()
 
 

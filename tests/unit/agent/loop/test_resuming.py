@@ -135,26 +135,6 @@ def test_periodic_checkpoints_are_written_beside_the_training(
     resumed.close()
 
 
-def test_a_disk_that_is_full_does_not_end_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.01")
-
-    def full(*_: Any, **__: Any) -> None:
-        raise CheckpointError("no space left for a checkpoint")
-
-    monkeypatch.setattr("pollux.checkpoint.checkpoint_store.CheckpointStore.save", full)
-    job = attached(0.01, checkpoint_dir=tmp_path)
-    loader = job.loader(data(), 16)
-    for _ in job.epochs(3, statistical=True):
-        for x, y, _ids in loader:
-            train_step(job, x, y)
-            time.sleep(0.002)
-    job.close()
-    assert job.progress.samples == 3 * EXAMPLES
-    assert "no space left" in caplog.text
-
-
 def shared_or_not(directory: str) -> str:
     """Attach with a checkpoint that only rank 0 can see."""
     model = network()

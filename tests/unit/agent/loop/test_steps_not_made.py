@@ -275,18 +275,3 @@ def test_a_training_that_has_failed_is_named_once(said: list[str]) -> None:
     (line,) = [line for line in said if "not finite" in line]
     assert on_the_page(line.split("step")[0])
     assert "optimizer step 7" in line
-
-
-def test_the_batch_size_is_that_of_a_loop_without_contexts() -> None:
-    job, optimizer, loader = started()
-
-    def train() -> None:
-        for x, y, _ in loader:
-            mse_loss(job.model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    with pytest.warns(UserWarning, match="does not accumulate: per GPU 8 examples a step, not 32"):
-        train()
-    assert (job.batch_size, job.local_batch, job.accumulation) == (8, 8, 0)
-    job.close()

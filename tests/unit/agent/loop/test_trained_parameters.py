@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux import attach
-from pollux.errors import RanksDiffer
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import attached, data, logged, network, update
 
@@ -98,30 +96,6 @@ def test_a_layer_that_the_script_replaces_is_named(ranks: Any) -> None:
         (named,) = [line for line in first if "(2.weight first) are in no optimizer" in line]
         assert on_the_page(named)
         assert not any("no optimizer" in line for other in others for line in other)
-
-
-def changed_a_little(folder: str) -> str:
-    """Move one parameter of rank 1 by a last bit, long after the first steps."""
-    job = attached(0.01, checkpoint_dir=folder)
-    loader = job.loader(data(), 8)
-    try:
-        for _ in job.epochs(2, statistical=True):
-            for x, y, _ in loader:
-                job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
-                if job.progress.optimizer_steps == 12 and job.rank == 1:
-                    with torch.no_grad():
-                        job.module[0].weight[0, 0] *= 1 + 2e-7  # type: ignore[index, union-attr]
-    except RanksDiffer as error:
-        return str(error)
-    return "silence"
-
-
-def test_ranks_on_equal_devices_are_compared_to_the_last_bit_at_a_checkpoint(
-    ranks: Any, tmp_path: Path
-) -> None:
-    settings = {"POLLUX_CHECKPOINT_INTERVAL": "0", "POLLUX_EXCHANGE_INTERVAL": "0"}
-    for found in ranks(2, changed_a_little, str(tmp_path), env=settings):
-        assert "the parameters of rank 1 differ from rank 0's" in found
 
 
 def evaluates_alone() -> tuple[list[str], list[bool]]:

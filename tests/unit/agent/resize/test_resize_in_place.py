@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,9 @@ from torch.nn.functional import mse_loss
 
 from pollux.errors import LEFT_STATUS, RankLost
 from pollux.loop import job
-from pollux.resize import companion_job, resizer
 from pollux.slurm_job.environment import LENT_RANKS
-from tests.unit.agent.resizing import EXAMPLES, PATIENCE, Stage, Training, follow, order, retrace
-
-
-@pytest.fixture
-def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
-    # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resizer, "resizes_in_place", lambda *_: True)
-    monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
-    monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
-    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    return Stage(tmp_path, free_port)
+from tests.unit.agent.regression import EXAMPLES
+from tests.unit.agent.resizing import PATIENCE, Stage, Training, follow, order, retrace
 
 
 def assert_same(found: Any, expected: Any, what: str, **tolerance: float) -> None:
@@ -61,9 +50,18 @@ def assert_each_sample_once(found: dict[str, Any]) -> None:
     assert sum(counts.values()) == found["n1"]["state"]["samples"]
 
 
-def test_a_training_goes_through_resizes_as_through_restarts(
-    stage: Stage, tmp_path: Path, free_port: Any
-) -> None:
+def restarted(stage: Stage, first: dict[str, Any]) -> dict[str, Any]:
+    """The results of a training that restarts from a checkpoint wherever `first` was resized."""
+    again = stage.directory / "again"
+    steps = [step for step, _ in first["worlds"][1:]] + [first["state"]["steps"]]
+    for (_, size), until in zip(first["worlds"], steps, strict=True):
+        stage = Stage(again, stage.free_port)
+        stage.start([f"n{k}" for k in range(1, size + 1)], retrace, again, until)
+        expected = stage.results([])
+    return expected
+
+
+def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_path: Path) -> None:
     """Resize 4 -> 2 -> 3 -> 1 -> 2 ranks in living processes.
 
     The reference is a training that writes a checkpoint and restarts at the same steps.
@@ -100,11 +98,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 
     # The same steps by checkpoints and restarts. All ranks hold the same, except for random numbers and statistics,
     # which are each rank's own until the next pass.
-    again = tmp_path / "again"
-    for size, until in zip(sizes, [*steps, first["state"]["steps"]], strict=True):
-        stage = Stage(again, free_port)
-        stage.start([f"n{k}" for k in range(1, size + 1)], retrace, again, until)
-        expected = stage.results([])
+    expected = restarted(stage, first)
     for mine, theirs in (("n1", "n1"), ("n6", "n2")):
         assert_same(found[mine]["state"], expected[theirs]["state"], mine, rtol=1e-4, atol=1e-5)
     for part in ("weights", "moments"):
@@ -112,7 +106,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(
 
 
 def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_restarts(
-    stage: Stage, tmp_path: Path, free_port: Any, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Resize 1 -> 2 -> 1 -> 3 ranks in place, with a compiled model.
 
@@ -138,12 +132,7 @@ def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_resta
     for part in ("weights", "moments"):
         assert all(torch.equal(first["state"][part], found[node]["state"][part]) for node in ("n3", "n4"))
 
-    steps = [step for step, _ in first["worlds"][1:]]
-    again = tmp_path / "again"
-    for size, until in zip(sizes, [*steps, first["state"]["steps"]], strict=True):
-        stage = Stage(again, free_port)
-        stage.start([f"n{k}" for k in range(1, size + 1)], retrace, again, until)
-        expected = stage.results([])
+    expected = restarted(stage, first)
     assert_same(first["state"], expected["n1"]["state"], "n1", rtol=1e-4, atol=1e-5)
 
 
@@ -284,7 +273,7 @@ def lose(directory: Path, orders: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
-    stage: Stage, tmp_path: Path, free_port: Any
+    stage: Stage, tmp_path: Path
 ) -> None:
     orders = [order(41, "n1", "shrink"), order(42, "n1 n3", "grow")]
     stage.start(["n1", "n2"], lose, tmp_path, orders)
@@ -294,6 +283,6 @@ def test_a_rank_that_dies_instead_of_leaving_and_a_companion_that_is_lost(
     assert [size for _, size in found["n1"]["worlds"]] == [2, 1, 2]
     # Nothing is lost but what came after a resize: the last, or the one before where its checkpoint was being written.
     _, first, last = (step for step, _ in found["n1"]["worlds"])
-    again = Stage(tmp_path, free_port)
+    again = Stage(tmp_path, stage.free_port)
     again.start(["n1"], retrace, tmp_path, last + 2)
     assert again.results([])["n1"]["from"] in (first, last)

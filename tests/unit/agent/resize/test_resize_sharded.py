@@ -20,26 +20,13 @@ from torch.optim import Adam
 from pollux.errors import LEFT_STATUS, RankLost
 from pollux.ranks.resharding import MovingShards, obstacle_to_resharding
 from pollux.ranks.sharding import ShardedOptimizer
-from pollux.resize import capability, companion_job, resizer
 from pollux.resize.capability import obstacle_in_place
-from tests.unit.agent.resizing import EXAMPLES, Stage, Training, follow, order, retrace
+from tests.unit.agent.regression import EXAMPLES
+from tests.unit.agent.resizing import Stage, Training, follow, order, retrace
 
 pytestmark = pytest.mark.skipif(
     torch.__version__ < "2.13", reason="fully_shard is supported from torch 2.13 on"
 )
-
-
-@pytest.fixture
-def stage(tmp_path: Path, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Stage:
-    # The ranks are forked: what is set here holds in them.
-    monkeypatch.setattr(resizer, "resizes_in_place", lambda *_: True)
-    monkeypatch.setattr(companion_job, "submit", lambda *_: "1")
-    # What other tests of this process have left does not count.
-    monkeypatch.setattr(capability, "DistributedSampler", type("Unused", (), {}))
-    monkeypatch.setattr(capability.shutil, "which", lambda _: "/bin/true")
-    monkeypatch.setenv("POLLUX_GONE_WAIT", "1")
-    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
-    return Stage(tmp_path, free_port)
 
 
 class Plain(Training):

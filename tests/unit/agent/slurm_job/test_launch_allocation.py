@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,25 +125,29 @@ def test_slurm_lists() -> None:
     assert fewest_cpus("") == 0
 
 
-def test_the_node_address_comes_from_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\necho "NodeName=$5 Arch=x NodeAddr=10.1.2.3 NodeHostName=x"\n')
-    scontrol.chmod(0o755)
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have a shell script answer in scontrol's place."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    def answers(script: str) -> None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+
+    return answers
+
+
+def test_the_node_address_comes_from_slurm(scontrol: Callable[[str], None]) -> None:
+    scontrol('echo "NodeName=$5 Arch=x NodeAddr=10.1.2.3 NodeHostName=x"')
     assert node_address("n1") == "10.1.2.3"
-    scontrol.write_text("#!/bin/sh\nexit 1\n")
+    scontrol("exit 1")
     assert node_address("n1") == "n1"
 
 
 def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scontrol: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text(
-        '#!/bin/sh\necho "$*" >> "$0.asked"\necho "JobId=7 NodeList=n[1-2] NumNodes=2 NumCPUs=8"\n'
-    )
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    scontrol('echo "$*" >> "$0.asked"\necho "JobId=7 NodeList=n[1-2] NumNodes=2 NumCPUs=8"')
     job = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NUM_NODES": "4",
@@ -155,25 +160,21 @@ def test_after_a_shrink_slurm_is_asked_for_the_number_of_nodes(
     assert nodes_now(job | {"SLURM_JOB_NUM_NODES": "1"}) == 1
     assert nodes_now(job | {"POLLUX_GATEWAY": ""}) == 4
     assert len((tmp_path / "scontrol.asked").read_text().splitlines()) == 1
-    scontrol.write_text("#!/bin/sh\nprintf 'JobId=7 JobName=caf\\351 NumNodes=2\\n'\n")
+    scontrol("printf 'JobId=7 JobName=caf\\351 NumNodes=2\\n'")
     assert nodes_now(job) == 2
     for answer in ("exit 1", "echo garbled", "echo JobId=7 NumNodes=0", "echo JobId=7 NumNodes=9"):
-        scontrol.write_text(f"#!/bin/sh\n{answer}\n")
+        scontrol(answer)
         assert nodes_now(job) == 4
-    scontrol.unlink()
+    (tmp_path / "scontrol").unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert nodes_now(job) == 4
 
 
 def test_slurm_names_the_socket_of_munge_and_the_type_of_a_nodes_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scontrol: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scontrol = tmp_path / "scontrol"
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-
     def answers(text: str) -> None:
-        scontrol.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-        scontrol.chmod(0o755)
+        scontrol(f"cat <<'END'\n{text}\nEND")
 
     answers(
         "AccountingStorageTRES   = cpu\nAuthInfo                = socket=/run/m/socket,ttl=60\nAuthType = auth/munge"
@@ -190,20 +191,15 @@ def test_slurm_names_the_socket_of_munge_and_the_type_of_a_nodes_gpus(
     }.items():
         answers(f"NodeName=n1 CPUTot=8 Gres={gres} GresUsed=gpu:h100:1 State=IDLE")
         assert gpu_type_of("n1") == kind
-    scontrol.unlink()
+    (tmp_path / "scontrol").unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (munge_socket(), gpu_type_of("n1")) == (None, "")
 
 
-def test_the_last_task_of_an_array_is_not_taken_for_its_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_task_of_an_array_is_not_taken_for_its_first(scontrol: Callable[[str], None]) -> None:
     """Slurm shows all tasks under the array's id, which the last task has, too."""
-    scontrol = tmp_path / "scontrol"
     first = "JobId=8 ArrayJobId=7 ArrayTaskId=0 EndTime=2001-01-01T00:00:00"
-    scontrol.write_text(f"#!/bin/sh\necho '{first}'\necho 'JobId=7 ArrayJobId=7 EndTime=Unknown '\n")
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    scontrol(f"echo '{first}'\necho 'JobId=7 ArrayJobId=7 EndTime=Unknown '")
     assert show_job("7") == "JobId=7 ArrayJobId=7 EndTime=Unknown"
     assert show_job("9") is None
 

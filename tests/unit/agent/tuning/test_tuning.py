@@ -214,6 +214,7 @@ def test_a_straggler_does_not_move_the_profile_and_old_times_fade() -> None:
         (32, 64, (0, 4), "from 1"),
         (32, 64, (65, 128), "at least 65 examples, more than the largest batch size \\(64\\)"),
         (0, None, None, "from 1"),
+        (-3, None, None, "from 1"),
     ],
 )
 def test_bounds_that_contradict_each_other_are_refused(
