@@ -192,10 +192,6 @@ class ElasticLoader(ElasticData):
             **options,
         )
 
-    @property
-    def length(self) -> int:
-        return self._length
-
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         micro = self._plan(self._cursor, self._length)
         if micro is None:

@@ -74,10 +74,8 @@ class ElasticData(ABC):
 
     # -- supplied by each kind of loader ------------------------------
 
-    @property
-    @abstractmethod
-    def length(self) -> int:
-        """Samples in a whole pass."""
+    _length: int
+    """Samples in a whole pass."""
 
     @abstractmethod
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
@@ -88,6 +86,11 @@ class ElasticData(ABC):
         """Discard read-ahead batches: the place or the sizes have changed."""
 
     # -- read by the training loop ------------------------------------
+
+    @property
+    def length(self) -> int:
+        """Samples in a whole pass."""
+        return self._length
 
     @property
     def rank(self) -> int:

@@ -78,10 +78,6 @@ class ElasticStream(ElasticData):
         self.first_read: tuple[int, int, int] | None = None
         """Pass and number of the first sample that this rank has read, and its checksum."""
 
-    @property
-    def length(self) -> int:
-        return self._length
-
     def commit(self) -> None:
         super().commit()
         self._drop_committed()

@@ -21,7 +21,7 @@ from pollux.loop.divergence import as_left, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.left_alone import Places
 from pollux.loop.notices import in_words, notice, summary
-from pollux.loop.regroup import join, regroup
+from pollux.loop.regroup import Regrouping
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
 from pollux.noise.measuring import sampling_interval
@@ -54,6 +54,7 @@ class Coordinator:
         self.drains = Drains(self.line, attempt.settings.drain_wait)
         self.groups = Groups()
         self.resizer = Resizer(training, attempt, self.line, self.groups)
+        self._regrouping = Regrouping(training, self.exchange, self.checkpointer, self.groups)
         self.endings = Endings(main=lambda: self._main, margin=self._margin)
         self.joiner = joiner
         self._loops = 0
@@ -124,9 +125,7 @@ class Coordinator:
         if self._loops == 1:
             self.resizer.watch_calls()
         if self.joiner is not None and self.training.world.waiting:
-            join(
-                self.joiner, self.training, self.exchange, self.checkpointer, self.groups, self.resizer.same()
-            )
+            self._regrouping.join(self.joiner, self.resizer.same())
             self.places = Places(self.training, self.attempt.settings.patience)
             return
         if self._main:
@@ -322,7 +321,7 @@ class Coordinator:
     def _resize(self, move: int) -> None:
         check_equal(self.training, self.exchange)
         self._keep_drain(self.exchange.take())
-        regroup(move, self.training, self.exchange, self.checkpointer, self.groups, self.resizer)
+        self._regrouping.move(move, self.resizer)
         if self.training.world.control is not self.places.group:
             self.places.close()
             # From 0, as on joiners: all ranks compare their parameters after the same steps.

@@ -31,7 +31,7 @@ from pollux.slurm_job.attempt import Attempt
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning import knowledge
-from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice, within_pass
+from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice
 from pollux.tuning.knowledge import introduction
 from pollux.tuning.mode import Mode
 from pollux.tuning.profile import StepProfile
@@ -149,7 +149,9 @@ class Job(JobModel):
             seed=self._attempt.seed,
             **options,
         )
-        training.limit(within_pass(limits, data.length), most_per_gpu, grow_after)
+        # A step larger than a pass would never be whole, and so never be measured.
+        limited = replace(limits, maximum=min(limits.maximum, data.length))
+        training.limit(limited, most_per_gpu, grow_after)
         choice = coordinator.exchange.agree(
             Decision().with_choice(self._first_choice(training.limits))
         ).choice

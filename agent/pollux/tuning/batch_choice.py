@@ -83,14 +83,6 @@ def batch_limits(
     return limits
 
 
-def within_pass(limits: BatchLimits, length: int) -> BatchLimits:
-    """Limit a step to a pass of `length` examples (M0 or more).
-
-    A larger step would never be whole, and so never be measured.
-    """
-    return replace(limits, maximum=min(limits.maximum, length))
-
-
 def initial_choice(limits: BatchLimits, nodes: int, gpus: int, *, adaptive: bool) -> BatchChoice:
     """Return M0, rounded up to a multiple of the GPUs and passes, or the least that so many GPUs can run."""
     best = Goodput(_UNMEASURED, None, limits, adaptive).optimize(nodes, gpus)

@@ -17,7 +17,6 @@ from pollux.tuning.batch_choice import (
     choose,
     initial_choice,
     nearest_choice,
-    within_pass,
 )
 from pollux.tuning.measurements import Configuration
 from pollux.tuning.profile import StepProfile
@@ -231,11 +230,6 @@ def test_bounds_that_contradict_each_other_are_refused(
 def test_a_batch_that_cannot_stay_at_first_is_refused(grow_after: float, message: str) -> None:
     with pytest.raises(BatchError, match=message):
         batch_limits(32, 128, (48, 64), grow_after, adaptive=True)  # type: ignore[arg-type]
-
-
-def test_no_step_holds_more_than_a_pass() -> None:
-    assert within_pass(LIMITS, 32).maximum == 32
-    assert within_pass(LIMITS, 5000) == LIMITS
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
