@@ -95,7 +95,7 @@ def _step_time(training: Training, local_batch: int, accumulation: int) -> float
     """Seconds of a step of so many passes; None before they were measured."""
     world, profile = training.world, training.profile
     key = Configuration(world.nodes, world.size, local_batch, world.racks)
-    final, local = profile.final_time(key), profile.local_time(key)
+    local, final = profile.medians(key)
     if final is None and world.size == 1:
         final = local
     if final is None or (accumulation and local is None):

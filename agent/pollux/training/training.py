@@ -144,9 +144,7 @@ class Training:
     @property
     def explored(self) -> tuple[int, int]:
         """Most GPUs and most nodes that `params` was fitted to, or an earlier fit."""
-        if self.advisor is None:
-            return self.profile.explored_gpus, self.profile.explored_nodes
-        return self.advisor.explored
+        return self.profile.explored if self.advisor is None else self.advisor.explored
 
     def efficiency(self, samples: int) -> float:
         """Progress per example of a step over `samples` examples: 1 up to M0."""

@@ -225,7 +225,7 @@ class Advisor:
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = params
-        self.explored = profile.explored_gpus, profile.explored_nodes
+        self.explored = profile.explored
         """Most GPUs and nodes measured before `params` was fitted; set after it."""
         self.proposal: BatchChoice | None = None
         self.advice: Advice | None = None
@@ -286,7 +286,7 @@ class Advisor:
         """Refit after new measurements, and look for a better batch size. Returns True if a fit exists."""
         version = self._profile.version
         if version != self._seen:
-            explored = self._profile.explored_gpus, self._profile.explored_nodes
+            explored = self._profile.explored
             params = self._profile.fit()
             if params is None:
                 return False

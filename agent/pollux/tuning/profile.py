@@ -63,8 +63,8 @@ class StepProfile:
         self._times: dict[Configuration, _Times] = {}
         self._elsewhere: dict[str, list[Any]] = {}
         """Saved rows of other GPU types."""
-        self._most = (0, 0)
-        """Most GPUs and most nodes of any measurement, of any GPU type."""
+        self.explored = (0, 0)
+        """Most GPUs and most nodes of any measured step, of any GPU type."""
         self._prior: Prior | None = None
         self._prior_at = 0.0
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class StepProfile:
             times.local.extend(x for x in local if 0 < x < math.inf)
             times.final.extend(x for x in final if 0 < x < math.inf)
             if times.final:
-                self._most = (max(self._most[0], key.gpus), max(self._most[1], key.nodes))
+                self.explored = max(self.explored[0], key.gpus), max(self.explored[1], key.nodes)
             times.at = self._clock()
             self.version += 1
 
@@ -114,28 +114,12 @@ class StepProfile:
         columns = np.array(rows, dtype=np.float64).reshape(len(rows), 7).T
         return ProfileRows(*columns)
 
-    def final_time(self, key: Configuration) -> float | None:
-        """Return the median synchronising pass [s]; None if never measured."""
+    def medians(self, key: Configuration) -> tuple[float | None, float | None]:
+        """Return the median local part and the median synchronising pass [s]; None if never measured."""
         with self._lock:
-            times = self._times.get(key)
-            values = list(times.final) if times is not None else []
-        return float(np.median(values)) if values else None
-
-    def local_time(self, key: Configuration) -> float | None:
-        """Return the median local part [s]; None if never measured."""
-        with self._lock:
-            times = self._times.get(key)
-            values = list(times.local) if times is not None else []
-        return float(np.median(values)) if values else None
-
-    @property
-    def explored_gpus(self) -> int:
-        """Most GPUs of any measured step, of any GPU type."""
-        return self._most[0]
-
-    @property
-    def explored_nodes(self) -> int:
-        return self._most[1]
+            times = self._times.get(key, _Times())
+            local, final = list(times.local), list(times.final)
+        return float(np.median(local)) if local else None, float(np.median(final)) if final else None
 
     def measured(self) -> tuple[int, int]:
         """Return (most GPUs, most nodes) of the measurements behind the fit."""
@@ -192,7 +176,7 @@ class StepProfile:
                 "gpu_type": self.gpu_type,
                 "rows": rows,
                 "elsewhere": dict(self._elsewhere),
-                "most": list(self._most),
+                "most": list(self.explored),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,7 +192,7 @@ class StepProfile:
             self._elsewhere = types
             seen = [Configuration(*key) for key, _, final, *_ in state["rows"] if final]
             gpus, nodes = state.get("most", (0, 0))
-            self._most = (max([gpus, *(k.gpus for k in seen)]), max([nodes, *(k.nodes for k in seen)]))
+            self.explored = max([gpus, *(k.gpus for k in seen)]), max([nodes, *(k.nodes for k in seen)])
             self._forget_old()
             self.version += 1
 

@@ -155,9 +155,7 @@ def test_enforce_does_it() -> None:
 def test_advice_is_logged_once_and_ends_where_it_is_followed(caplog: pytest.LogCaptureFixture) -> None:
     profile = StepProfile()
     for m in (8, 16):
-        for _ in range(4):
-            profile.add(Configuration(1, 4, m), local=[0.05 + 0.001 * m])
-            profile.add(Configuration(1, 4, m), final=[0.09 + 0.001 * m])
+        profile.add(Configuration(1, 4, m), local=[0.05 + 0.001 * m] * 4, final=[0.09 + 0.001 * m] * 4)
     now = BatchChoice(8, 0)
     limits = BatchLimits(32, 1024, 4, 128)
     advisor = Advisor(profile, limits, 1, 4, lambda: (NOISY, now), adaptive=False, advises=True)

@@ -61,9 +61,8 @@ class Same:
 def measured(*places: tuple[int, int, int], of: ThroughputParams = THETA) -> StepProfile:
     profile = StepProfile()
     for nodes, gpus, m in places:
-        for _ in range(4):
-            profile.add(Configuration(nodes, gpus, m), local=[float(accumulation_time(of, m))])
-            profile.add(Configuration(nodes, gpus, m), final=[float(step_time(of, nodes, gpus, m))])
+        local, final = float(accumulation_time(of, m)), float(step_time(of, nodes, gpus, m))
+        profile.add(Configuration(nodes, gpus, m), local=[local] * 4, final=[final] * 4)
     return profile
 
 
