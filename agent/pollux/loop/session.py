@@ -25,7 +25,7 @@ from pollux.learning_rate.scaling import Rule, rule_for
 from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
-from pollux.loop.trial import judge_by
+from pollux.loop.trial import Trial
 from pollux.noise.noise_scale import DECAY
 from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
@@ -134,6 +134,7 @@ def attach(
     )
     job = Job(training, attempt, joiner)
     _jobs[id(optimizer)] = job
-    judge_by(job)
+    if Trial.current is not None:
+        Trial.current.judge_by(job)
     attempt.times.attached_at = time.time()
     return job

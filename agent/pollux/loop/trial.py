@@ -281,12 +281,6 @@ def trial(*, maximize: bool = False, environ: MutableMapping[str, str] = os.envi
     return Trial.current
 
 
-def judge_by(job: Job) -> None:
-    """Count the progress of the trial, if there is one, by this training's."""
-    if Trial.current is not None:
-        Trial.current.judge_by(job)
-
-
 def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
     name, task, companion = environ.get(NAME_VARIABLE), task_of(environ), environ.get("POLLUX_COMPANION")
     if not name:

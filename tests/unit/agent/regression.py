@@ -24,6 +24,12 @@ def data(length: int = EXAMPLES) -> TensorDataset:
     return TensorDataset(x, y, torch.arange(length))
 
 
+def sums(length: int = 64) -> TensorDataset:
+    """Examples whose target is the sum of their inputs."""
+    x = torch.randn(length, 6, generator=torch.Generator().manual_seed(3))
+    return TensorDataset(x, x.sum(1, keepdim=True))
+
+
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))

@@ -21,11 +21,8 @@ from tests.unit.agent.regression import attached, logged
     ("length", "ranks", "local"), [(97, 3, 8), (25, 3, 8), (26, 4, 8), (7, 4, 1), (96, 3, 8)]
 )
 def test_parts_are_equal_and_every_sample_is_there(kind: str, length: int, ranks: int, local: int) -> None:
-    each = (
-        loaders(length, ranks, local, kind=kind, shuffle=False, equal_parts=True)
-        if kind == "map"
-        else (loaders(length, ranks, local, kind=kind, equal_parts=True))
-    )
+    options = {"shuffle": False} if kind == "map" else {}
+    each = loaders(length, ranks, local, kind=kind, equal_parts=True, **options)
     seen: Counter[int] = Counter()
     total = 0
     for parts in zip(*each, strict=True):

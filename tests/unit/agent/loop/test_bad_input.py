@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.checkpoint.checkpoint_store import CheckpointStore
@@ -30,14 +29,9 @@ from pollux.loop.slips import OWN_PASSES
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.world import join
 from tests.unit.agent.loop.mistakes_page import on_the_page
+from tests.unit.agent.regression import sums as data
 from tests.unit.agent.regression import train
 from tests.unit.agent.regression import train_step as step
-
-
-def data(length: int = 64) -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(length, 6, generator=generator)
-    return TensorDataset(x, x.sum(1, keepdim=True))
 
 
 def start(width: int = 4, **options: Any) -> Job:

@@ -33,18 +33,18 @@ def train(job: Job, steps: int | None = None, thaw: Any = lambda epoch: None) ->
     job.close()
 
 
-def attempt(
-    folder: Path,
-    steps: int | None = None,
-    *,
-    lr: float = 0.05,
-    length: int = 12,
-    module: nn.Module | None = None,
+def begun(
+    folder: Path, *, lr: float = 0.05, length: int = 12, module: nn.Module | None = None, **settings: Any
 ) -> Job:
+    """An attempt before its loop; `settings` are AdamW's."""
     model = network() if module is None else module
-    optimizer = torch.optim.AdamW(model.parameters(), lr)
+    optimizer = torch.optim.AdamW(model.parameters(), lr, **settings)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length)
-    job = attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=folder)
+    return attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=folder)
+
+
+def attempt(folder: Path, steps: int | None = None, **options: Any) -> Job:
+    job = begun(folder, **options)
     train(job, steps)
     return job
 
@@ -73,11 +73,8 @@ def test_new_values_of_a_search_replace_those_of_the_checkpoint(
 ) -> None:
     before = attempt(tmp_path, 5).optimizer.param_groups[0]
     monkeypatch.setattr(ScriptRecord, "script_counts", True)
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1, betas=(0.8, 0.99), weight_decay=0.5)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    job = attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=tmp_path)
-    group = optimizer.param_groups[0]
+    job = begun(tmp_path, lr=0.1, betas=(0.8, 0.99), weight_decay=0.5)
+    group = job.optimizer.param_groups[0]
     assert group["lr"] == pytest.approx(2 * before["lr"]), "of a schedule that goes on"
     assert (group["betas"], group["weight_decay"]) == ((0.8, 0.99), 0.5)
     train(job)
@@ -132,10 +129,7 @@ def test_torch_compile_may_come_and_go_between_attempts(tmp_path: Path) -> None:
     job = attempt(tmp_path, 5)
     before = {name: p.clone() for name, p in job.module.named_parameters()}
     model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    compiled: Any = torch.compile(model, backend="eager")
-    job = attach(compiled, optimizer, scheduler, adaptive=False, checkpoint_dir=tmp_path)
+    job = begun(tmp_path, module=torch.compile(model, backend="eager"))  # type: ignore[arg-type]
     assert job.progress.optimizer_steps == 5
     for name, p in model.named_parameters():
         assert torch.equal(p, before[name])
@@ -199,11 +193,8 @@ def test_weights_loaded_over_restored_ones_are_refused(tmp_path: Path, equal: bo
     weights = {name: p.clone() for name, p in first.module.state_dict().items()}
     if not equal:
         weights["2.bias"] += 1.0
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-    job = attach(model, optimizer, scheduler, adaptive=False, checkpoint_dir=tmp_path)
-    model.load_state_dict(weights)
+    job = begun(tmp_path)
+    job.module.load_state_dict(weights)
     if equal:
         train(job)
         return

@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import mse_loss
-from torch.utils.data import TensorDataset
 
 from pollux import Job, attach
 from pollux.ranks.control import Decision
 from tests.unit.agent.answering import connected, heard
-
-
-def data(length: int = 64) -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(length, 6, generator=generator)
-    return TensorDataset(x, x.sum(1, keepdim=True))
+from tests.unit.agent.regression import sums as data
 
 
 def start(directory: Path | str, **options: Any) -> tuple[Job, Any]:

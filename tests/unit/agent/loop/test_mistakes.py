@@ -278,13 +278,10 @@ def test_models_and_optimizers_that_cannot_be_resized_are_refused_with_the_reaso
 
 
 def test_closing_in_the_body_keeps_the_step_and_its_place_together(tmp_path: Path) -> None:
-    job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
+    job, _, loader = started(m=32, checkpoint_dir=tmp_path)
     for _ in job.epochs(1, statistical=True):
         for x, y, _ in loader:
-            with job.micro_batch():
-                job.backward(mse_loss(job.model(x), y))
-            optimizer.step()
-            optimizer.zero_grad()
+            train_step(job, x, y)
             job.close()
             break
         break
@@ -367,13 +364,8 @@ def test_compiling_job_model_changes_neither_the_noise_scale_nor_the_weights(ran
 
 def test_a_restore_and_a_finished_training_take_a_line_each(tmp_path: Path, capfd: Any) -> None:
     for _ in range(2):
-        job, optimizer, loader = started(m=32, checkpoint_dir=tmp_path)
-        for _ in job.epochs(1, statistical=True):
-            for x, y, _ in loader:
-                with job.micro_batch():
-                    job.backward(mse_loss(job.model(x), y))
-                optimizer.step()
-                optimizer.zero_grad()
+        job, _, loader = started(m=32, checkpoint_dir=tmp_path)
+        train(job, loader, 1, statistical=True)
         job.close()
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("pollux: ")]
     start = "pollux: batch size 32 on 1 GPU: 32 per GPU; M0 = 32, fixed; learning rate 0.05 by rule auto"

@@ -6,7 +6,6 @@ Data are iterable, sampled, collated or fetched by workers.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from pollux import attach
 from pollux.data.stream import checksum
 from pollux.errors import BatchError, DataError
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import attached, network, train_step, update
+from tests.unit.agent.regression import attached, logged, network, train_step, update
 
 EXAMPLES = 50
 """With 3 ranks of 8 a pass ends with 2 samples, and a rank that has none."""
@@ -236,9 +235,7 @@ class DividesItself(Stream):
 
 
 def told_of(kind: type[Stream], **options: Any) -> list[str]:
-    told: list[str] = []
-    log = logging.getLogger("pollux")
-    log.addFilter(lambda record: told.append(record.getMessage()) or True)
+    told = logged()
     job = attached(0.1)
     loader = job.loader(kind(), 24, length=EXAMPLES, **options)
     for _ in job.epochs(1):

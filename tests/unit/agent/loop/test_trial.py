@@ -127,7 +127,7 @@ def test_a_trial_s_rank_reaches_the_scheduler_in_each_attempt(tmp_path: Path) ->
     assert job is not None
     assert job.coordinator.report()["search_rank"] == 0.5
     job.coordinator.search_rank = None
-    trials.judge_by(job)
+    trials.trial().judge_by(job)
     assert job.coordinator.report()["search_rank"] == 0.5
 
 

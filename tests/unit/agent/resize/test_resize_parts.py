@@ -68,7 +68,8 @@ def test_the_directive_bounds_what_a_job_is_able_to(asked: str, able: bool) -> N
     assert resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_RESIZE": asked}) is able
 
 
-def test_without_a_launcher_a_scheduler_or_checkpoints_a_job_can_only_be_requeued() -> None:
+def test_without_a_launcher_a_scheduler_checkpoints_or_a_node_a_job_can_only_be_requeued() -> None:
+    assert not resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"})
     assert not resizes_in_place(training(), started(), {})
     assert not resizes_in_place(training(), started(access=None), LAUNCHED)
     assert not resizes_in_place(training(), started(directory=None), LAUNCHED)
@@ -107,10 +108,6 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> 
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
     assert resizes_in_place(grown, started(), LAUNCHED)
-
-
-def test_a_job_that_has_lost_a_node_is_requeued() -> None:
-    assert not resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_LOST": "1"})
 
 
 # -- orders ---------------------------------------------------------------------------------------------------
@@ -210,12 +207,8 @@ def commands(folder: Path, **scripts: str) -> None:
 
 def test_the_companion_is_submitted_like_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = "JobId=9 JobName=a StdErr=/o/e StdIn=/dev/null StdOut=/o/my 100% run.out Power= TresPerNode=gres/gpu:2"
-    commands(
-        tmp_path, scontrol=f"echo '{shown}'", sbatch=f'cat > {tmp_path}/script; for a; do echo "$a"; done >&2'
-    )
-    commands(
-        tmp_path, sbatch=f'cat > {tmp_path}/script; for a; do echo "$a"; done > {tmp_path}/args; echo "12;c1"'
-    )
+    sbatch = f'cat > {tmp_path}/script; for a; do echo "$a"; done > {tmp_path}/args; echo "12;c1"'
+    commands(tmp_path, scontrol=f"echo '{shown}'", sbatch=sbatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": "2"}
     environment |= {"SLURM_JOB_ACCOUNT": "a", "SLURM_JOB_QOS": "q", "SLURM_JOB_CPUS_PER_NODE": "8(x2),6"}

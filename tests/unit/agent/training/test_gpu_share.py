@@ -26,31 +26,26 @@ def begun(per_gpu: tuple[int, int] | None = None, *, adaptive: bool = True) -> A
     return job.training
 
 
-def test_a_share_doubles_with_each_batch_that_has_been_trained() -> None:
-    training = begun()
-    assert training.limits.local_max == 16, "M0 has not been trained yet: twice as much is the next size"
+@pytest.mark.parametrize(
+    ("per_gpu", "at_first", "shares", "allowed"),
+    [
+        # M0 has not been trained yet: twice as much is the next size. It never exceeds the largest batch size.
+        (None, 16, (16, 32, 64), [32, 64, 64]),
+        (None, 16, (32, 4), [64, 64]),  # a smaller batch takes no room away
+        ((2, 12), 12, (12,), [12]),  # the user's bound stays
+    ],
+)
+def test_a_share_doubles_with_each_batch_that_has_been_trained(
+    per_gpu: tuple[int, int] | None, at_first: int, shares: tuple[int, ...], allowed: list[int]
+) -> None:
+    training = begun(per_gpu)
+    assert training.limits.local_max == at_first
     seen = []
-    for share in (16, 32, 64):
+    for share in shares:
         training.choice = BatchChoice(share, 0)
         training.widen()
         seen.append(training.limits.local_max)
-    assert seen == [32, 64, 64], "never above the largest batch size"
-
-
-def test_a_smaller_batch_takes_no_room_away() -> None:
-    training = begun()
-    training.choice = BatchChoice(32, 0)
-    training.widen()
-    training.choice = BatchChoice(4, 0)
-    training.widen()
-    assert training.limits.local_max == 64
-
-
-def test_the_users_bound_stays() -> None:
-    training = begun((2, 12))
-    training.choice = BatchChoice(12, 0)
-    training.widen()
-    assert training.limits.local_max == 12
+    assert seen == allowed
 
 
 @pytest.mark.parametrize("by_epochs", [True, False])
