@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,8 @@ BLOCK = 100
 """Lives that share the fits of earlier ones. The first of a block knows none, so blocks can run in any order."""
 OFF = 0.1
 """Largest log-error of the step times that an agent measures: 10 %."""
+NOISE_OFF, NOISE_OFF_MIN = 0.3, (3.0, 30.0)
+"""Log-error of the noise scale beyond that of its statistics, and the minutes for which it stays: averages are slow."""
 SHARES = 1.5
 """Shares of the error that `Agent` adds up for one step time: half for the run, one for the configuration."""
 MOST_HOURS = 6.0
@@ -105,10 +108,17 @@ class GrowingNoise:
 
 
 class RoughAgent(Agent):
-    """An agent whose step times are off by at most `OFF`.
+    """An agent whose step times are off by at most `OFF`, and its gradient statistics by more."""
 
-    Its gradient statistics are off by a little more.
-    """
+    _noise_off, _noise_off_until = 1.0, 0.0
+
+    def measure(
+        self, nodes: int, gpus: int, m: int, step: float, sync: float, noise: NoiseScale, *where: Any
+    ) -> None:
+        if self.now >= self._noise_off_until:
+            self._noise_off = float(np.exp(self._random.normal(0.0, NOISE_OFF)))
+            self._noise_off_until = self.now + 60.0 * float(self._random.uniform(*NOISE_OFF_MIN))
+        super().measure(nodes, gpus, m, step, sync, noise._replace(var=noise.var * self._noise_off), *where)
 
     def _error(self, share: float = 1.0) -> float:
         return float(np.exp(self._random.uniform(-OFF, OFF) * share / SHARES))

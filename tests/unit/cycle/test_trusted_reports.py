@@ -177,22 +177,32 @@ def test_doubted_reports_are_counted_once_each():
     assert (doubts, job.trusted.doubted(7)) == ((), 3)
 
 
-def test_a_job_whose_noise_scale_grows_is_believed():
-    """Early on many GPUs at a small noise scale, late on few at a large one."""
+@pytest.mark.parametrize(
+    "stages",
+    [
+        # Early on many GPUs at a small noise scale, late on few at a large one.
+        [(16, 4, 0.3, 0.3), (4, 1, 30.0, 30.0), (16, 4, 30.0, 30.0), (1, 1, 30.0, 30.0)],
+        # Measured too large on many GPUs, and too small on few.
+        [(16, 4, 10.0, 40.0), (4, 1, 10.0, 5.0), (16, 4, 10.0, 40.0), (4, 1, 10.0, 5.0)],
+    ],
+)
+def test_a_job_whose_noise_scale_grows_or_is_measured_wrong_is_believed(stages):
     trusted, limits, now, progress, most = TrustedReports(), BatchLimits(128, 4096, 8, 128), 0.0, 0.0, (0, 0)
     truth = ThroughputParams(0.02, 0.005, 0.02, 0.002, 0.04, 0.003, 1.0)
-    stages = [(16, 4, 0.3), (4, 1, 30.0), (16, 4, 30.0), (1, 1, 30.0)]
-    for attempt, (gpus, nodes, growth) in enumerate(stages):
+    for attempt, (gpus, nodes, true, measured) in enumerate(stages):
         most = (max(most[0], gpus), max(most[1], nodes))
-        noise = NoiseScale(1.0, growth)
-        best = Goodput(truth, noise, limits, True).optimize(nodes, gpus)
+        noise = NoiseScale(1.0, measured)
+        local, passes, _ = Goodput(truth, noise, limits, True).best(nodes, gpus)
+        speed = float(
+            Goodput(truth, NoiseScale(1.0, true), limits, True).evaluate(nodes, gpus, local, passes)
+        )
         for _ in range(20):
             now += 30
-            progress += 30 * float(best.goodput) / limits.initial
+            progress += 30 * speed / limits.initial
             report = Report(
                 **{"attempt": attempt, "at": now, "limits": limits, "params": truth, "noise": noise},
                 **{"explored_gpus": most[0], "explored_nodes": most[1], "progress": progress},
-                **{"batch_size": int(best.batch_size), "target": 1e6, "first_step_at": 1.0},
+                **{"batch_size": gpus * local * (passes + 1), "target": 1e6, "first_step_at": 1.0},
             )
             kept, doubts = trusted.trust({7: report}, {7: Held(gpus, nodes, *most)}, now)
             assert doubts == {}
