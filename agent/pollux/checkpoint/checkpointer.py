@@ -108,9 +108,9 @@ class Checkpointer:
         self.interrupted_at = state["last_step_at"] or None
         memory = node_memory()
         if memory is not None and not self.from_memory:
-            memory.note(saved=steps)
+            memory.shared.saved = steps
         if self.writer is not None:
-            self.writer.saved = (memory.saved or None) if self.from_memory and memory else steps
+            self.writer.saved = (memory.shared.saved or None) if self.from_memory and memory else steps
         self._state = state
         attempt.times.restored_at = time.time()
 
@@ -341,7 +341,7 @@ class Checkpointer:
         if self._restarts is not None and self.writer is not None and self.writer.written:
             self._restarts.checkpointed()
             if (memory := node_memory()) is not None and self.writer.saved is not None:
-                memory.note(saved=self.writer.saved)
+                memory.shared.saved = self.writer.saved
 
     # -- what stands ------------------------------------------------------------------------------------------
 

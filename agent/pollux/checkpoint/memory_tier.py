@@ -54,7 +54,7 @@ class MemoryTier:
         if memory is not None:
             self._number = memory.trainings = memory.trainings + 1
             if self._number > 1:
-                memory.note(restores=False, copied=0, saved=0)
+                memory.shared.restores, memory.shared.copied, memory.shared.saved = False, 0, 0
         self.on = memory is not None and share > 0
         """This rank copies, or would if it were its node's first one."""
         self.copies = 0
@@ -106,7 +106,7 @@ class MemoryTier:
         if self._memory is not None:
             for slot in self._memory.slots[self._memory.local_rank]:
                 slot.free()
-            self._memory.note(restores=False, copied=0)
+            self._memory.shared.restores, self._memory.shared.copied = False, 0
 
     @property
     def _sharded(self) -> bool:
@@ -200,7 +200,7 @@ class MemoryTier:
     def _complete(self, slot: Slot, step: int, start: int, text: bytes) -> None:
         assert self._memory is not None
         slot.complete(step, start, text)
-        self._memory.note(copied=step)
+        self._memory.shared.copied = step
 
     def wait(self) -> None:
         """Wait for the copy under way. Any rank may call this alone."""
@@ -216,7 +216,7 @@ class MemoryTier:
     def newest(self, exchange: ControlExchange) -> int | None:
         """The newest step that the ranks can restore from memory; None where there is none."""
         mine = [copy.step for copy, _ in self._own()]
-        answers = exchange.gather((mine, 0 if self._memory is None else self._memory.saved))
+        answers = exchange.gather((mine, 0 if self._memory is None else self._memory.shared.saved))
         found = [set(steps) for steps, _ in answers]
         whole = set.intersection(*found) if self._sharded else set.union(*found)
         step = max(whole, default=None)

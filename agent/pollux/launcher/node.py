@@ -218,7 +218,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
         )
         workers = forker.start(Start(0, 0, env))
         supervisor = Supervisor(
-            terms, workers, channels, forker.rank_0, parent, restores=lambda: memory.restores
+            terms, workers, channels, forker.rank_0, parent, restores=lambda: memory.shared.restores
         )
         outcome, machine = supervisor.wait(), supervisor.machine
         if machine.odd is not None and not outcome.ended_by:
@@ -230,7 +230,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
                 for channel in channels.values():
                     channel.send(Over(outcome.status))
             return outcome.status
-        progress = max(memory.copied, memory.saved)
+        progress = max(memory.shared.copied, memory.shared.saved)
         retries = 0 if machine.move_id or progress != reached else retries
         reached, lost = progress, lost or outcome.lost
         launched, resized = time.time(), machine.resized

@@ -137,7 +137,7 @@ class Coordinator:
         """On rank 0: tell the launcher whether new ranks would go on with the training after a loss."""
         memory = node_memory()
         if memory is not None:
-            memory.note(restores=restores)
+            memory.shared.restores = restores
 
     def begin_epoch(self) -> None:
         """Begin an epoch. A training that counted as finished (fewer epochs, a first of several loops) goes on."""

@@ -10,6 +10,7 @@ A slot begins with a header, which is written last. The content is `pollux.check
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
@@ -25,7 +26,6 @@ HEADER = 4096
 """Bytes before the content, so that tensors begin at a page."""
 MAX_TEXT = 1 << 28
 _HEAD = struct.Struct("<8sQQQI")
-_SHARED = struct.Struct("<?QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,18 @@ class Slot:
         os.ftruncate(self.descriptor, 0)
 
 
+class Shared(ctypes.Structure):
+    """What new ranks would find: the workers tell the launcher, and the next ranks."""
+
+    _fields_ = (("restores", ctypes.c_bool), ("copied", ctypes.c_uint64), ("saved", ctypes.c_uint64))
+    restores: bool
+    """Whether new ranks would restore the training's state."""
+    copied: int
+    """The optimizer step of this node's newest copy; 0 without one."""
+    saved: int
+    """The optimizer step of the newest checkpoint's file that these starts have written; 0 without one."""
+
+
 class NodeMemory:
     """The slots of a node's workers. The launcher's object, which the workers inherit."""
 
@@ -121,31 +133,7 @@ class NodeMemory:
         """By local rank."""
         self.local_rank = self.trainings = 0
         """Of the worker that this process is: its rank on this node, and the trainings that it has begun."""
-        self._shared = mmap.mmap(-1, _SHARED.size)
-
-    @property
-    def restores(self) -> bool:
-        """Whether new ranks would restore the training's state."""
-        return bool(_SHARED.unpack_from(self._shared)[0])
-
-    @property
-    def copied(self) -> int:
-        """The optimizer step of this node's newest copy; 0 without one."""
-        return int(_SHARED.unpack_from(self._shared)[1])
-
-    @property
-    def saved(self) -> int:
-        """The optimizer step of the newest checkpoint's file that these starts have written; 0 without one."""
-        return int(_SHARED.unpack_from(self._shared)[2])
-
-    def note(
-        self, *, restores: bool | None = None, copied: int | None = None, saved: int | None = None
-    ) -> None:
-        """Tell the launcher, and the next ranks, what new ranks would find."""
-        before = _SHARED.unpack_from(self._shared)
-        given = (restores, copied, saved)
-        now = (old if new is None else new for old, new in zip(before, given, strict=True))
-        _SHARED.pack_into(self._shared, 0, *now)
+        self.shared = Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(Shared)))
 
     def copies(self, local_rank: int) -> list[Copy]:
         """The whole copies of a local rank, newest first."""

@@ -45,7 +45,7 @@ for epoch in job.epochs(3):
         if job.progress.optimizer_steps == STOP:
             break
         time.sleep(0.02)
-        if not lives and (memory.copied or memory.saved):
+        if not lives and (memory.shared.copied or memory.shared.saved):
             threading.Timer(AFTER, kill, [os.getppid() if NODE else os.getpid()]).start()
             lives = True
         at, mine = job.progress.optimizer_steps, []

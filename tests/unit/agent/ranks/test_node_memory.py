@@ -44,12 +44,13 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_copy(seed: int) -> None:
     if not child:
         for step in range(2, 1 << 30):
             write(memory, step)
-            memory.note(copied=step)
+            memory.shared.copied = step
     time.sleep(random.Random(seed).uniform(0.01, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     newest = memory.copies(0)[0]
-    assert newest.step in (memory.copied, memory.copied + 1) or memory.copied == 0
+    copied = memory.shared.copied
+    assert newest.step in (copied, copied + 1) or copied == 0
     assert newest.text == str(newest.step).encode() * 10
     content = newest.slot.mapped()
     assert set(content[HEADER : HEADER + (1 << 16)]) == {newest.step % 251}
@@ -69,15 +70,14 @@ def test_what_is_damaged_counts_as_no_copy() -> None:
 
 
 def test_workers_tell_the_launcher_what_new_ranks_would_find() -> None:
-    memory = NodeMemory(1)
-    assert (memory.restores, memory.copied, memory.saved) == (False, 0, 0)
+    shared = NodeMemory(1).shared
+    assert (shared.restores, shared.copied, shared.saved) == (False, 0, 0)
     child = os.fork()
     if not child:
-        memory.note(restores=True, copied=12)
-        memory.note(saved=9)
+        shared.restores, shared.copied, shared.saved = True, 12, 9
         os._exit(0)
     os.waitpid(child, 0)
-    assert (memory.restores, memory.copied, memory.saved) == (True, 12, 9)
+    assert (shared.restores, shared.copied, shared.saved) == (True, 12, 9)
 
 
 def test_no_other_process_finds_the_memory() -> None:
