@@ -17,13 +17,14 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 
 from pollux.errors import LaunchError, PolluxAgentError, RankLost
 from pollux.launcher.messages import Channel, Hello, pack, parse
+from pollux.launcher.workers import WATCHED
 from pollux.ranks.links import LAUNCHERS, Door, Link, NoAnswer, reach
 from pollux.slurm_job.allocation import FIRST_PORT, PORTS, StepAllocation, node_address
 
@@ -46,12 +47,10 @@ class JobNode:
 class Meeting:
     """Meets the other nodes' launchers, in a thread while torch is imported. The thread ends before any fork."""
 
-    def __init__(
-        self, allocation: StepAllocation, key: bytes, name: str, blocked: Set[signal.Signals]
-    ) -> None:
-        """`name` is this node's. The launcher blocks the signals `blocked`."""
+    def __init__(self, allocation: StepAllocation, key: bytes, name: str) -> None:
+        """`name` is this node's."""
         self._found: Future[list[JobNode]] = Future()
-        self._thread = Thread(target=self._meet, args=(allocation, key, name, blocked), daemon=True)
+        self._thread = Thread(target=self._meet, args=(allocation, key, name), daemon=True)
         self._thread.start()
 
     def nodes(self) -> list[JobNode]:
@@ -59,10 +58,10 @@ class Meeting:
         self._thread.join()
         return self._found.result()
 
-    def _meet(self, allocation: StepAllocation, key: bytes, name: str, blocked: Set[signal.Signals]) -> None:
+    def _meet(self, allocation: StepAllocation, key: bytes, name: str) -> None:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
         # which the main thread has blocked by then: SIGIO of the channels would end the process.
-        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
         own, ports = JobNode(allocation.workers, name), candidate_ports(key)
         try:
             if allocation.num_nodes == 1:

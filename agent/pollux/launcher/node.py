@@ -27,8 +27,8 @@ from pollux.launcher.machine import Graces, Resized, StartTerms
 from pollux.launcher.meeting import JobNode, Meeting, free_port
 from pollux.launcher.messages import Channel, Over, Start
 from pollux.launcher.rank_channel import VARIABLE
-from pollux.launcher.supervisor import WATCHED, Follower, Supervisor
-from pollux.launcher.workers import NodeWorkers, Notes, adopt_orphans, start_worker
+from pollux.launcher.supervisor import Follower, Supervisor
+from pollux.launcher.workers import WATCHED, NodeWorkers, adopt_orphans
 from pollux.ranks.links import Link
 from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
@@ -53,9 +53,6 @@ KEY_VARIABLE = "POLLUX_LAUNCH_KEY"
 MAX_RETRIES = 3
 """Starts beside --max-restarts after a rank was lost, or has asked for one (out of memory: once per type of GPU). The
 count begins at 0 with each move that rank 0 announces, and where the ranks have made steps since the start before."""
-
-WORKERS_OWN = WATCHED | {signal.SIGUSR1}
-"""Signals that the launcher blocks, and its workers receive."""
 
 OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_LOST", "POLLUX_COMPANION", VARIABLE)
 """Variables that only this launcher sets for its workers. An outer launcher may have set them for this one."""
@@ -108,7 +105,7 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             stream.reconfigure(line_buffering=True, write_through=False)
     hub = allocation.node_rank == 0
     parent = Parent(task.companion_file) if hub and task.companion_file is not None else None
-    meeting = Meeting(allocation, launch_key(allocation, task.companion_file), host(), WATCHED)
+    meeting = Meeting(allocation, launch_key(allocation, task.companion_file), host())
     _import_once(task.preload)
     nodes = meeting.nodes()
     channels = [node.channel for node in nodes if node.channel is not None]
@@ -174,19 +171,19 @@ class Forker:
                 lightning.rank_zero_only.rank = int(os.environ["RANK"])
             return self.task.run()
 
-        notes, running = Notes(allocation.workers), {}
+        workers = NodeWorkers(allocation.workers, host(), self.task.graces.term)
         for local_rank in range(allocation.workers):
             own = env | {"RANK": str(order.first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
             if allocation.gpu_ids:
                 own["CUDA_VISIBLE_DEVICES"] = allocation.gpu_ids[local_rank % len(allocation.gpu_ids)]
-            running[start_worker(local_rank, own, body, notes, unblock=WORKERS_OWN)] = local_rank
+            workers.start(local_rank, own, body)
         if self.rank_0 is not None:
             self.rank_0.close()
         if ours is not None and theirs is not None:
             theirs.close()
             self.rank_0 = Channel(Link(ours))
             signal_arrivals(self.rank_0.link)
-        return NodeWorkers(running, notes, host(), self.task.graces.term)
+        return workers
 
 
 def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:

@@ -29,10 +29,8 @@ from pollux.launcher.messages import (
     Stop,
     WorkerEnded,
 )
-from pollux.launcher.workers import NodeWorkers, Notes, kill_descendants
+from pollux.launcher.workers import ENDING, WATCHED, NodeWorkers, kill_descendants
 
-ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO}
 LONGEST_WAIT_S = 60.0
 
 
@@ -147,7 +145,7 @@ class Follower:
     ) -> None:
         """`start` forks the workers of a start. `say` writes a line into the job's output."""
         self._hub, self._start, self._graces, self._say = hub, start, graces, say
-        self._workers = NodeWorkers({}, Notes(1), "", graces.term)
+        self._workers = NodeWorkers(1, "", graces.term)
         self._leaves = self._alone = False
 
     def run(self) -> int:

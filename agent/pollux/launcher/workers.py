@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import signal
-import struct
 import sys
 import threading
 import time
@@ -27,50 +26,39 @@ from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS, RankLost
 from pollux.launcher.messages import WorkerEnded
 from pollux.slurm_job.environment import LENT_RANKS
 
-NOTE_BYTES = 512
+NOTE_BYTES = 496
+ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+WATCHED = ENDING | {signal.SIGCHLD, signal.SIGIO}
+"""Signals that the launcher blocks, and waits for."""
 SUDDEN = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL}
 """Signals whose deaths are never a reaction to another rank's failure, as an exception or an abort may be."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-_NOTE_HEAD = struct.Struct("<dII")
+class Note(ctypes.Structure):
+    """When and why a worker fails, in memory that it shares with its launcher, which finds the first failure by it."""
 
-
-class Notes:
-    """Shared memory in which a worker notes when and why it fails.
-
-    By these notes the launcher finds the first failure.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._memory = mmap.mmap(-1, workers * NOTE_BYTES)
-
-    def write(self, local_rank: int, status: int, why: str) -> None:
-        raw = why.encode(errors="replace")[: NOTE_BYTES - _NOTE_HEAD.size]
-        note = _NOTE_HEAD.pack(time.time(), status & 0xFF, len(raw)) + raw
-        start = local_rank * NOTE_BYTES
-        self._memory[start : start + len(note)] = note
-
-    def read(self, local_rank: int) -> tuple[float, int, str] | None:
-        """POSIX time of a failure, the exit status that the worker wanted, and why; None where it noted nothing."""
-        start = local_rank * NOTE_BYTES
-        at, status, length = _NOTE_HEAD.unpack_from(self._memory, start)
-        if not at:
-            return None
-        start += _NOTE_HEAD.size
-        return at, status, self._memory[start : start + length].decode(errors="replace")
+    _fields_ = (("why", ctypes.c_char * NOTE_BYTES), ("status", ctypes.c_uint8), ("at", ctypes.c_double))
+    why: bytes
+    status: int
+    """The exit status that the worker wanted."""
+    at: float
+    """POSIX time; 0 where the worker noted nothing."""
 
 
 class NodeWorkers:
     """This node's workers of one start."""
 
-    def __init__(self, running: dict[int, int], notes: Notes, where: str, term: float) -> None:
-        """`running` maps pids to local ranks. `where` names the node. `term`: seconds from TERM to KILL, and again."""
-        self.running = running
+    def __init__(self, count: int, where: str, term: float) -> None:
+        """`where` names the node. `term`: seconds from TERM to KILL, and again."""
+        self.running: dict[int, int] = {}
+        """Local ranks, by pid."""
         self.stopped_by = 0
         """The signal that asked to end, if any."""
-        self._notes, self._where, self._term = notes, where, term
+        self._notes = (Note * count).from_buffer(mmap.mmap(-1, count * ctypes.sizeof(Note)))
+        """By local rank."""
+        self._where, self._term = where, term
         self._term_at = self._kill_at = math.inf
         self._killed_from = math.inf
         """When this launcher began to kill workers; POSIX time."""
@@ -131,65 +119,64 @@ class NodeWorkers:
 
     def _end_of(self, local_rank: int, pid: int, status: int) -> WorkerEnded:
         at, where = time.time(), f"pid {pid}, {self._where}"
-        note = self._notes.read(local_rank)
-        if note is None or not status:
+        note = self._notes[local_rank]
+        if not note.at or not status:
             lost = status - 128 in SUDDEN and at < self._killed_from
             return WorkerEnded(local_rank, status, at, where, lost=lost, asked=self._asked)
         # The status that the worker wanted counts: another rank's end may have killed it while it exited.
-        failed_at, wanted, why = note
-        return WorkerEnded(local_rank, wanted or status, failed_at, where, why, asked=self._asked)
+        why = note.why.decode(errors="replace")
+        return WorkerEnded(local_rank, note.status or status, note.at, where, why, asked=self._asked)
 
+    def _fails(self, local_rank: int, status: int, why: str) -> None:
+        """In a worker: note that it fails."""
+        note = self._notes[local_rank]
+        note.why, note.status = why.encode(errors="replace")[:NOTE_BYTES], status
+        note.at = time.time()
 
-def start_worker(
-    local_rank: int,
-    env: Mapping[str, str],
-    body: Callable[[], int],
-    notes: Notes,
-    *,
-    unblock: Collection[signal.Signals],
-) -> int:
-    """Fork a worker that runs `body` under `env`, and exits with its result.
+    def start(self, local_rank: int, env: Mapping[str, str], body: Callable[[], int]) -> None:
+        """Fork a worker that runs `body` under `env`, and exits with its result.
 
-    Signals in `unblock`, which the launcher blocks, are unblocked in the worker and have their default action. Returns
-    the worker's pid.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    die_with_parent(parent)
-    os.environ.update(env)
-    for number in unblock:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
-    if local_rank:
-        _without_stdin()
-    try:
-        code = body()
-    except SystemExit as exit_:
-        if exit_.code is None or isinstance(exit_.code, int):
-            code = exit_.code or 0
-        else:
-            print(exit_.code, file=sys.stderr)
-            code = 1
-        if code:
-            notes.write(local_rank, code, f"sys.exit({exit_.code!r})")
-            sys.last_value = SystemExit(code)  # functions at exit may ask whether this rank failed
-        if code in (LEFT_STATUS, STOPPED_STATUS):
-            # The other ranks, or Slurm, wait for this one's end.
-            end_at_once(code)
-        raise SystemExit(code) from None
-    except BaseException as error:
-        code = _status_of(error)
-        notes.write(local_rank, code, f"{type(error).__name__}: {error}")
-        # Printed here, so that the trace begins in the user's script and not in the launcher.
-        error.__traceback__ = _in_script(error.__traceback__)
-        sys.last_value = error  # as the interpreter does: functions at exit may ask for it
-        sys.excepthook(type(error), error, error.__traceback__)
-    # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
-    raise SystemExit(code)
+        Signals that the launcher blocks are unblocked in the worker, and have their default action.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self.running[pid] = local_rank
+            return
+        die_with_parent(parent)
+        os.environ.update(env)
+        own = WATCHED | {signal.SIGUSR1}
+        for number in own:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, own)
+        if local_rank:
+            _without_stdin()
+        try:
+            code = body()
+        except SystemExit as exit_:
+            if exit_.code is None or isinstance(exit_.code, int):
+                code = exit_.code or 0
+            else:
+                print(exit_.code, file=sys.stderr)
+                code = 1
+            if code:
+                self._fails(local_rank, code, f"sys.exit({exit_.code!r})")
+                sys.last_value = SystemExit(code)  # functions at exit may ask whether this rank failed
+            if code in (LEFT_STATUS, STOPPED_STATUS):
+                # The other ranks, or Slurm, wait for this one's end.
+                end_at_once(code)
+            raise SystemExit(code) from None
+        except BaseException as error:
+            code = _status_of(error)
+            self._fails(local_rank, code, f"{type(error).__name__}: {error}")
+            # Printed here, so that the trace begins in the user's script and not in the launcher.
+            error.__traceback__ = _in_script(error.__traceback__)
+            sys.last_value = error  # as the interpreter does: functions at exit may ask for it
+            sys.excepthook(type(error), error, error.__traceback__)
+        # Ends the worker through the interpreter's ordinary exit, so that atexit functions run.
+        raise SystemExit(code)
 
 
 def _status_of(error: BaseException) -> int:

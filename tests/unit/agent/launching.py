@@ -12,9 +12,8 @@ import pytest
 
 from pollux.launcher import meeting
 from pollux.launcher.machine import Graces, Outcome, StartTerms
-from pollux.launcher.node import WORKERS_OWN
-from pollux.launcher.supervisor import WATCHED, Supervisor
-from pollux.launcher.workers import NodeWorkers, Notes, start_worker
+from pollux.launcher.supervisor import Supervisor
+from pollux.launcher.workers import WATCHED, NodeWorkers
 
 SHORT = Graces(sibling=0.1, term=0.3)
 
@@ -59,12 +58,9 @@ def in_child(body: Callable[[], int]) -> tuple[int, str]:
 
 def run_workers(*bodies: Callable[[], int], graces: Graces = SHORT) -> Outcome:
     """Fork one worker per body and see them through, as the launcher of a job of one node does."""
-    notes = Notes(len(bodies))
-    running = {
-        start_worker(number, {"RANK": str(number)}, body, notes, unblock=WORKERS_OWN): number
-        for number, body in enumerate(bodies)
-    }
-    workers = NodeWorkers(running, notes, "here", graces.term)
+    workers = NodeWorkers(len(bodies), "here", graces.term)
+    for number, body in enumerate(bodies):
+        workers.start(number, {"RANK": str(number)}, body)
     terms = StartTerms((len(bodies),), ("here",), graces=graces)
     return Supervisor(terms, workers, {}).wait()
 

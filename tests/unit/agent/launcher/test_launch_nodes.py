@@ -18,7 +18,7 @@ from pollux.launcher.companion_file import CompanionFile
 from pollux.launcher.machine import Graces
 from pollux.launcher.messages import Channel, Hello, Leave, Over, pack
 from pollux.launcher.supervisor import Follower
-from pollux.launcher.workers import NodeWorkers, Notes
+from pollux.launcher.workers import NodeWorkers
 from pollux.ranks.links import Link
 from pollux.slurm_job.allocation import StepAllocation
 from tests.unit.agent.killing import exit_codes, forked
@@ -158,7 +158,7 @@ def followed() -> Iterator[tuple[Channel, Follower]]:
     """Node 0's end of a connection, and the launcher of another node."""
     ends = socket.socketpair()
     hub, mine = Channel(Link(ends[0])), Channel(Link(ends[1]))
-    yield hub, Follower(mine, lambda _: NodeWorkers({}, Notes(1), "n1", 1.0), Graces(), lambda _: None)
+    yield hub, Follower(mine, lambda _: NodeWorkers(1, "n1", 1.0), Graces(), lambda _: None)
     hub.close()
     mine.close()
 
@@ -188,7 +188,7 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(meeting, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        meeting.Meeting(StepAllocation(num_nodes=2), b"key", "n0", set()).nodes()
+        meeting.Meeting(StepAllocation(num_nodes=2), b"key", "n0").nodes()
 
 
 def test_idle_strangers_do_not_delay_the_meeting() -> None:
