@@ -98,7 +98,7 @@ def ranks_per_replica(model: torch.nn.Module) -> int:
 
     More than 1 under tensor parallelism: they take the same samples.
     """
-    if not (dist.is_available() and dist.is_initialized() and under_fully_shard(model)):
+    if not (dist.is_initialized() and under_fully_shard(model)):
         return 1
     return dist.get_world_size() // max((unit.ranks for unit in units_of(model)), default=1)
 

@@ -68,8 +68,6 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     contradicts itself, RankLost where another rank does not come or leaves.
     """
     here = (node_name(environ),)
-    if not dist.is_available():
-        return World(0, 1, 1, device, None, places=here)
     own = meet(device, environ)
     if not dist.is_initialized():
         return World(0, 1, 1, device, None, places=here)
