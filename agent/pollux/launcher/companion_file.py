@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import LaunchError
+from pollux.launcher.messages import Channel
 from pollux.ranks.links import RANKS, NoAnswer, reach
 from pollux.slurm_job.private_file import Unusable, read_private
 
@@ -69,27 +70,14 @@ def read_companion_file(path: Path) -> CompanionFile:
         raise LaunchError(f"{path} invites nobody: {error}") from None
 
 
-class Parent:
-    """The connection to the other job's rank 0.
+def reach_parent(file: CompanionFile) -> Channel:
+    """Connect to the other job's rank 0. Raises LaunchError where it does not answer.
 
-    No data flow over it. Its end shows that the process of rank 0 has ended.
+    No data flow over the connection. Its end shows that the process of rank 0 has ended, or its node.
     """
-
-    def __init__(self, file: CompanionFile) -> None:
-        """Connect. Raises LaunchError where the other job's rank 0 does not answer."""
-        try:
-            self.link = reach(file.address, [file.port], file.secret.encode(), RANKS, CONNECT_TIMEOUT_S)
-        except NoAnswer as error:
-            raise LaunchError(
-                f"the job that this one is a companion of does not answer at {file.address}: {error}"
-            ) from error
-
-    def gone(self) -> bool:
-        """Whether rank 0's process has ended, or its node."""
-        try:
-            self.link.receive(0.0)
-        except TimeoutError:
-            return False
-        except OSError:
-            return True
-        return False
+    try:
+        return Channel(reach(file.address, [file.port], file.secret.encode(), RANKS, CONNECT_TIMEOUT_S))
+    except NoAnswer as error:
+        raise LaunchError(
+            f"the job that this one is a companion of does not answer at {file.address}: {error}"
+        ) from error

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError
-from pollux.launcher.companion_file import CompanionFile, Parent
+from pollux.launcher.companion_file import CompanionFile, reach_parent
 from pollux.launcher.machine import Graces, Resized, StartTerms
 from pollux.launcher.meeting import JobNode, Meeting, free_port
 from pollux.launcher.messages import Channel, Over, Start
@@ -104,16 +104,17 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             # Write whole lines at once: ranks share the output, and a rank that is killed must not lose any line.
             stream.reconfigure(line_buffering=True, write_through=False)
     hub = allocation.node_rank == 0
-    parent = Parent(task.companion_file) if hub and task.companion_file is not None else None
+    parent = reach_parent(task.companion_file) if hub and task.companion_file is not None else None
     meeting = Meeting(allocation, launch_key(allocation, task.companion_file), host())
     _import_once(task.preload)
     nodes = meeting.nodes()
     channels = [node.channel for node in nodes if node.channel is not None]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     adopt_orphans()
-    for link in [channel.link for channel in channels] + ([parent.link] if parent is not None else []):
-        signal_arrivals(link)
-    forker = Forker(allocation, task, channels, parent)
+    held = channels if parent is None else [*channels, parent]
+    for channel in held:
+        signal_arrivals(channel)
+    forker = Forker(allocation, task, held, channels[0].link.here if channels else "127.0.0.1")
     if hub:
         return _lead(forker, nodes, parent)
     return Follower(channels[0], forker.start, task.graces, say).run()
@@ -122,21 +123,17 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
 class Forker:
     """Starts this node's workers."""
 
-    def __init__(
-        self, allocation: StepAllocation, task: Task, channels: Sequence[Channel], parent: Parent | None
-    ) -> None:
+    def __init__(self, allocation: StepAllocation, task: Task, held: Sequence[Channel], here: str) -> None:
+        """`held`: this launcher's connections, which workers close. `here`: its address."""
         self.allocation, self.task = allocation, task
         self.memory = NodeMemory(allocation.workers)
         hand_on(self.memory)
         self.rank_0: Channel | None = None
         """To the newest start's first worker, on node 0."""
-        self._channels, self._parent = channels, parent
-        link = channels[0].link if channels else None
-        hub = allocation.node_rank == 0
-        here = "127.0.0.1" if link is None else link.here
+        self._held = held
         self._own = {
             "LOCAL_WORLD_SIZE": str(allocation.workers),
-            "MASTER_ADDR": here if hub else node_address(allocation.first_node),
+            "MASTER_ADDR": node_address(allocation.first_node) if allocation.node_rank else here,
             "POLLUX_COMMAND": json.dumps({"cwd": os.getcwd(), "argv": list(task.command)}),
         }
         # gloo would look up the host's name, which may have an address that other nodes cannot reach.
@@ -156,10 +153,8 @@ class Forker:
 
         def body() -> int:
             own = self.memory.local_rank = int(os.environ["LOCAL_RANK"])
-            for channel in self._channels:
+            for channel in self._held:
                 channel.close()
-            if self._parent is not None:
-                self._parent.link.close()
             if ours is not None and theirs is not None:
                 ours.close()
                 if own:
@@ -182,11 +177,11 @@ class Forker:
         if ours is not None and theirs is not None:
             theirs.close()
             self.rank_0 = Channel(Link(ours))
-            signal_arrivals(self.rank_0.link)
+            signal_arrivals(self.rank_0)
         return workers
 
 
-def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
+def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
     """On node 0: start the workers of all nodes until no start follows; return the exit status."""
     task, memory = forker.task, forker.memory
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
@@ -245,11 +240,11 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Parent | None) -> int:
         nodes = [nodes[number] for number in outcome.next_nodes]
 
 
-def signal_arrivals(link: Link) -> None:
+def signal_arrivals(channel: Channel) -> None:
     """Have the kernel send this process SIGIO when something comes. See fcntl(2): F_SETOWN, O_ASYNC."""
-    fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(link, fcntl.F_GETFL)
-    fcntl.fcntl(link, fcntl.F_SETFL, flags | os.O_ASYNC)
+    fcntl.fcntl(channel.link, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(channel.link, fcntl.F_GETFL)
+    fcntl.fcntl(channel.link, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
 def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None) -> bytes:

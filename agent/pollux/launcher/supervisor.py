@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
 
-from pollux.launcher.companion_file import Parent
 from pollux.launcher.machine import Graces, Outcome, StartMachine, StartTerms
 from pollux.launcher.messages import (
     AnnounceMove,
@@ -53,12 +52,12 @@ class Supervisor:
         workers: NodeWorkers,
         channels: Mapping[int, Channel],
         rank_0: Channel | None = None,
-        parent: Parent | None = None,
+        parent: Channel | None = None,
         restores: Callable[[], bool] = lambda: False,
     ) -> None:
         """`channels` lead to the other launchers, by node, and `rank_0` to this node's first worker.
 
-        `parent`: the job whose companion this one is.
+        `parent` leads to rank 0 of the job whose companion this one is.
         """
         self.machine = StartMachine(terms, self._tell, self._answer, restores)
         self._workers, self._channels, self._rank_0, self._parent = workers, channels, rank_0, parent
@@ -111,7 +110,8 @@ class Supervisor:
                 self._lost.add(node)
                 machine.node_gone(node)
                 yield
-        if self._parent is not None and self._parent.gone():
+        # Its messages mean nothing.
+        if self._parent is not None and self._parent.receive(0.0) is None and not self._parent.open:
             machine.parent_gone()
         self._workers.end_what_is_due()
         yield

@@ -15,7 +15,7 @@ import pytest
 
 from pollux.errors import LaunchError
 from pollux.launcher import companion_file
-from pollux.launcher.companion_file import CompanionFile, Parent, read_companion_file
+from pollux.launcher.companion_file import CompanionFile, reach_parent, read_companion_file
 from pollux.launcher.rank_channel import VARIABLE, LauncherLine
 from pollux.ranks.links import RANKS, Door, Link
 from tests.unit.agent.launched_step import PRELUDE, step
@@ -208,21 +208,21 @@ def test_a_companion_file_that_leads_nowhere_starts_nobody(
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
     with rank_0() as other:
-        parent = Parent(CompanionFile("127.0.0.1", other.port, "/", (), SECRET))
+        parent = reach_parent(CompanionFile("127.0.0.1", other.port, "/", (), SECRET))
         connection = other.accept()
-        assert not parent.gone()
         connection.send(b"something")
-        assert not parent.gone()
+        assert not [*parent.pending()]
+        assert parent.open
         connection.close()
-        while not parent.gone():  # what was sent is read first
-            pass
-        parent.link.close()
+        while parent.open:
+            assert not [*parent.pending()]
+        parent.close()
 
 
 def test_whoever_listens_in_the_other_jobs_place_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companion_file, "CONNECT_TIMEOUT_S", 0.2)
     with rank_0() as parent, pytest.raises(LaunchError, match="does not answer"):
-        Parent(CompanionFile("127.0.0.1", parent.port, "/", (), "another secret"))
+        reach_parent(CompanionFile("127.0.0.1", parent.port, "/", (), "another secret"))
 
 
 @pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", "{other}:{nobody}", "{closed}:{me}", "{file}:{me}"])
