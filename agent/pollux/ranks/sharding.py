@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,11 @@ from torch.optim import Optimizer
 from pollux.errors import CheckpointError, PolluxAgentError
 from pollux.ranks.torch_internals import FsdpUnit, fsdp_units
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_shard(tensor: object) -> bool:
+
+def is_shard(tensor: object) -> TypeGuard[DTensor]:
     """Tell whether an object is a DTensor; this rank then holds a part of it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -35,20 +38,19 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Tell whether `fully_shard` was applied to the model or a part of it."""
-    return any(is_shard(p) for p in model.parameters())
+    return any(map(is_shard, model.parameters()))
 
 
 def under_fully_shard(model: torch.nn.Module) -> bool:
     """Tell the same as `is_sharded`, also while parameters are gathered."""
-    module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and any(isinstance(part, module.FSDPModule) for part in model.modules())
+    return any(True for _ in sharded_modules(model))
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[Any]:
-    """Return the modules under `fully_shard`; the model may be one of them."""
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - the script has imported it already
-
-    return (module for module in model.modules() if isinstance(module, FSDPModule))
+    """Yield the modules under `fully_shard`; the model may be one of them."""
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is not None:
+        yield from (part for part in model.modules() if isinstance(part, module.FSDPModule))
 
 
 def units_of(model: torch.nn.Module) -> list[FsdpUnit]:
@@ -62,7 +64,7 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
 
     Every trained parameter must be synchronised over all ranks.
     """
-    if not any(True for _ in sharded_modules(model)):
+    if not under_fully_shard(model):
         raise PolluxAgentError(
             "found parameters that are DTensors, but no module under fully_shard: tensor parallelism alone is not "
             "supported. The agent scales the data-parallel dimension: call fully_shard over that dimension of the mesh"
@@ -73,11 +75,11 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
             f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
             "nothing would average their gradients; call fully_shard on the whole model last"
         )
-    sizes = {unit.ranks for unit in units_of(model)}
+    sizes = {len(unit.members) for unit in units_of(model)}
     if not sizes - {world_size}:
         return
     # Under tensor parallelism too, a parameter's mesh has every rank.
-    whole = any(shard.device_mesh.size() == world_size for shard in _shards(model))
+    whole = any(shard.device_mesh.size() == world_size for shard in filter(is_shard, model.parameters()))
     if len(sizes) > 1 or world_size % max(sizes) or not whole:
         raise PolluxAgentError(
             f"expected fully_shard over all {world_size} ranks, or over the data-parallel dimension of a mesh whose "
@@ -100,7 +102,7 @@ def ranks_per_replica(model: torch.nn.Module) -> int:
     """
     if not (dist.is_initialized() and under_fully_shard(model)):
         return 1
-    return dist.get_world_size() // max((unit.ranks for unit in units_of(model)), default=1)
+    return dist.get_world_size() // max((len(unit.members) for unit in units_of(model)), default=1)
 
 
 def held_elsewhere(model: torch.nn.Module, rank: int, ranks: int) -> list[Tensor]:
@@ -113,7 +115,7 @@ def held_elsewhere(model: torch.nn.Module, rank: int, ranks: int) -> list[Tensor
     world_size = dist.get_world_size()
     return [
         shard
-        for shard in _shards(model)
+        for shard in filter(is_shard, model.parameters())
         # The tensor-parallel dimension is the last one: the ranks of a replica are consecutive.
         if shard.device_mesh.size() < world_size or shard.placements[-1].is_replicate()
     ]
@@ -139,11 +141,6 @@ def clip_norm(params: Sequence[Tensor], limit: float) -> None:
     total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if is_shard(n) else n for n in norms]))
     for alike in by_mesh.values():
         clipping.clip_grads_with_norm_(alike, limit, total)
-
-
-def _shards(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield the parameters that are DTensors."""
-    return (p for p in model.parameters() if is_shard(p))
 
 
 def synchronise(model: torch.nn.Module, reduce: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pollux.errors import UnsupportedTorch
 
+ReduceScatterObserver = Callable[[Tensor, dist.ProcessGroup, Any], None]
+"""Function of the unreduced gradient, process group and operation."""
 CHECKED = ("2.6", "2.13", "2.14")
 """The releases of torch that the uses below were checked with."""
 
@@ -167,6 +169,10 @@ class FsdpUnit:
 
     def __init__(self, module: Any, group: Any) -> None:
         self._module, self._group = module, group
+        self.key = id(group)
+        """A number of the unit: modules that are sharded together share it."""
+        self.members: list[int] = internal(group, "mesh_info.mesh").mesh.flatten().tolist()
+        """The ranks of the unit's mesh."""
         parameters = internal(group, "fsdp_params")
         self.params: list[Tensor] = [internal(p, "sharded_param") for p in parameters]
         """The shards, in the order in which they lie in the buffer of the reduction."""
@@ -174,24 +180,9 @@ class FsdpUnit:
         """Elements that each shard takes in that buffer."""
 
     @property
-    def ranks(self) -> int:
-        """Number of ranks in the unit's mesh."""
-        return int(internal(self._group, "mesh_info.mesh").size())
-
-    @property
-    def members(self) -> list[int]:
-        """The ranks of the unit's mesh."""
-        return [int(rank) for rank in internal(self._group, "mesh_info.mesh").mesh.flatten()]
-
-    @property
     def shards(self) -> int:
-        """Number of parts of each parameter; under HSDP fewer than `ranks`."""
+        """Number of parts of each parameter; under HSDP fewer than `members`."""
         return int(internal(self._group, "mesh_info.shard_mesh_size"))
-
-    @property
-    def key(self) -> int:
-        """A number of the unit: modules that are sharded together share it."""
-        return id(self._group)
 
     @property
     def divisor(self) -> float | None:
@@ -219,7 +210,7 @@ class FsdpUnit:
             return "its shards lie on the CPU"
         if any(type(internal(p, "sharded_param._local_tensor")) is not Tensor for p in parameters):
             return "its shards are tensors of a class of their own"
-        if any(_parameters_of(type(p)) != _FSDP_PARAMETER for p in parameters):
+        if any(tuple(inspect.signature(type(p)).parameters) != _FSDP_PARAMETER for p in parameters):
             return f"torch {torch.__version__} makes shards in a way that the agent does not know"
         gathers, reduces = internal(group, "_all_gather_comm"), internal(group, "_reduce_scatter_comm")
         if isinstance(reduces, _ObservedReduceScatter):
@@ -293,10 +284,6 @@ _FSDP_PARAMETER = (
 """Parameters of the constructor that `FsdpUnit.reshard` calls, in torch 2.13 and 2.14."""
 
 
-def _parameters_of(kind: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(kind).parameters)
-
-
 def mesh_of_all_ranks(device: torch.device, size: int, name: str) -> Any:
     """Return what `FsdpUnit.reshard` takes; every rank calls it alike.
 
@@ -313,12 +300,6 @@ def shard_as(shard: Any, rows: Tensor, param: Any) -> None:
     """Let a DTensor hold `rows`, sharded over the ranks of `param`. The object stays the same."""
     spec = replace(internal(param, "_spec"), tensor_meta=internal(shard, "_spec.tensor_meta"))
     shard._local_tensor, shard._spec = rows, spec
-
-
-class ReduceScatterObserver(Protocol):
-    """Function of the unreduced gradient, process group and operation."""
-
-    def __call__(self, gradient: Tensor, group: dist.ProcessGroup, op: Any, /) -> None: ...
 
 
 class _ObservedReduceScatter:
