@@ -26,7 +26,7 @@ from pollux.errors import LaunchError, PolluxAgentError, RankLost
 from pollux.launcher.messages import Channel, Hello, pack, parse
 from pollux.launcher.workers import WATCHED
 from pollux.ranks.links import LAUNCHERS, Door, Link, NoAnswer, reach
-from pollux.slurm_job.allocation import FIRST_PORT, PORTS, StepAllocation, node_address
+from pollux.slurm_job.allocation import FIRST_PORT, PORTS, StepAllocation, node_address, node_name
 
 CANDIDATES = 16
 """Ports tried, so that fifteen of them may be taken."""
@@ -47,10 +47,9 @@ class JobNode:
 class Meeting:
     """Meets the other nodes' launchers, in a thread while torch is imported. The thread ends before any fork."""
 
-    def __init__(self, allocation: StepAllocation, key: bytes, name: str) -> None:
-        """`name` is this node's."""
+    def __init__(self, allocation: StepAllocation, key: bytes) -> None:
         self._found: Future[list[JobNode]] = Future()
-        self._thread = Thread(target=self._meet, args=(allocation, key, name), daemon=True)
+        self._thread = Thread(target=self._meet, args=(allocation, key), daemon=True)
         self._thread.start()
 
     def nodes(self) -> list[JobNode]:
@@ -58,18 +57,18 @@ class Meeting:
         self._thread.join()
         return self._found.result()
 
-    def _meet(self, allocation: StepAllocation, key: bytes, name: str) -> None:
+    def _meet(self, allocation: StepAllocation, key: bytes) -> None:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
         # which the main thread has blocked by then: SIGIO of the channels would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        own, ports = JobNode(allocation.workers, name), candidate_ports(key)
+        own, ports = JobNode(allocation.workers, node_name()), candidate_ports(key)
         try:
             if allocation.num_nodes == 1:
                 found = [own]
             elif allocation.node_rank == 0:
                 found = [own, *gather(listen(ports), key, allocation.num_nodes)]
             else:
-                hello = Hello(allocation.node_rank, allocation.workers, name)
+                hello = Hello(allocation.node_rank, allocation.workers, own.name)
                 hub = join(node_address(allocation.first_node), ports, key, hello)
                 found = [JobNode(0, "", hub)]
             self._found.set_result(found)

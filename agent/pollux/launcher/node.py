@@ -32,7 +32,7 @@ from pollux.launcher.workers import WATCHED, NodeWorkers, adopt_orphans
 from pollux.ranks.links import Link
 from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
-from pollux.slurm_job.allocation import StepAllocation, node_address
+from pollux.slurm_job.allocation import StepAllocation, node_address, node_name
 from pollux.slurm_job.network import interface_of
 
 PRELOAD = (
@@ -105,7 +105,7 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             stream.reconfigure(line_buffering=True, write_through=False)
     hub = allocation.node_rank == 0
     parent = reach_parent(task.companion_file) if hub and task.companion_file is not None else None
-    meeting = Meeting(allocation, launch_key(allocation, task.companion_file), host())
+    meeting = Meeting(allocation, launch_key(allocation, task.companion_file))
     _import_once(task.preload)
     nodes = meeting.nodes()
     channels = [node.channel for node in nodes if node.channel is not None]
@@ -166,7 +166,7 @@ class Forker:
                 lightning.rank_zero_only.rank = int(os.environ["RANK"])
             return self.task.run()
 
-        workers = NodeWorkers(allocation.workers, host(), self.task.graces.term)
+        workers = NodeWorkers(allocation.workers, node_name(), self.task.graces.term)
         for local_rank in range(allocation.workers):
             own = env | {"RANK": str(order.first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
             if allocation.gpu_ids:
@@ -308,11 +308,6 @@ def _gpu_is_open() -> bool:
     return os.waitpid(child, 0)[1] != 0
 
 
-def host() -> str:
-    """Return Slurm's name of this node; outside of Slurm, the machine's name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
 def say(message: str) -> None:
     """A line in the job's output."""
-    print(f"pollux run [{host()}]: {message}", file=sys.stderr, flush=True)
+    print(f"pollux run [{node_name()}]: {message}", file=sys.stderr, flush=True)

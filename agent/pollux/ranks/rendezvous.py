@@ -24,8 +24,8 @@ from pollux.errors import RankLost
 from pollux.ranks.links import HANDSHAKE_S, NoAnswer
 from pollux.ranks.rank_store import NoValue, RemoteStore, Server
 from pollux.ranks.torch_internals import abort_nccl, gloo_timeout_changes, set_group_timeout
-from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, node_name, own_group, where
-from pollux.slurm_job.allocation import node_address
+from pollux.ranks.world import CONTROL_TIMEOUT, World, backend_for, own_group, where
+from pollux.slurm_job.allocation import node_address, node_name
 from pollux.slurm_job.network import interface_of
 
 FORM_WAIT = timedelta(seconds=60)
@@ -68,7 +68,13 @@ class Rendezvous:
 
     def value(self, key: str) -> Any:
         """The value under the key; None where there is none yet. Raises RankLost."""
-        return _plain(self._store.get(key)) if self._store.check([key]) else None
+        if not self._store.check([key]):
+            return None
+        text = self._store.get(key)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RankLost(f"expected JSON in the store, got {text!r:.100}") from error
 
     def count(self, key: str, more: int = 0) -> int:
         """Count up, and return the count. Raises RankLost."""
@@ -116,7 +122,10 @@ class Rendezvous:
                 )
             control = dist.new_group(backend="gloo", timeout=wait) if size > 1 else None
             racks, places = where(control) if control is not None else (1, (node_name(),))
-            _be_patient(device, control)
+            # In the training, ranks may read data or evaluate for a long time: as long as in a start's groups.
+            set_group_timeout(timedelta(minutes=10 if device.type == "cuda" else 30))
+            if control is not None:
+                set_group_timeout(CONTROL_TIMEOUT, control)
         except (dist.DistError, RuntimeError, ValueError) as error:
             raise RankLost(f"{size} ranks were to form their process groups: {error}") from error
         return replace(
@@ -149,13 +158,6 @@ class Rendezvous:
             environ["GLOO_SOCKET_IFNAME"] = interface
 
 
-def _plain(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RankLost(f"expected JSON in the store, got {text!r:.100}") from error
-
-
 def leave_groups() -> None:
     """Destroy the present process groups; no collective may be under way on any rank."""
     if dist.is_initialized():
@@ -172,16 +174,6 @@ def tell_environment(world: World, environ: MutableMapping[str, str] = os.enviro
     """Set the environment variables that a launcher sets for a rank. Scripts read them."""
     environ["RANK"], environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"] = str(world.rank // world.per_node), str(world.nodes)
-
-
-def _be_patient(device: torch.device, control: dist.ProcessGroup | None) -> None:
-    """Set the timeout of collectives to the one of a start's groups.
-
-    In the training, ranks may read data or evaluate for a long time.
-    """
-    set_group_timeout(timedelta(minutes=10 if device.type == "cuda" else 30))
-    if control is not None:
-        set_group_timeout(CONTROL_TIMEOUT, control)
 
 
 def own_address(environ: MutableMapping[str, str] = os.environ) -> str:

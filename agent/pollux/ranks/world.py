@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import functools
 import os
-import socket
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from pollux.errors import LaunchError, RankLost
 from pollux.ranks.gathering import gather_values
 from pollux.ranks.torch_internals import process_groups
+from pollux.slurm_job.allocation import node_name
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
 _TAG = 0x706F6C78
@@ -188,11 +188,6 @@ def backend_of_default_group() -> str:
     """
     backend: str = dist.get_backend()
     return dist.get_backend_config() if backend == dist.Backend.UNDEFINED else backend
-
-
-def node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """This node's name. Slurm's, which its address and its host's name need not resemble."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def where(control: dist.ProcessGroup, environ: Mapping[str, str] = os.environ) -> tuple[int, tuple[str, ...]]:

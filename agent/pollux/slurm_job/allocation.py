@@ -9,7 +9,9 @@ Sources: srun(1) and sbatch(1), "INPUT ENVIRONMENT VARIABLES" and "OUTPUT ENVIRO
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,7 +73,6 @@ class StepAllocation:
     """Values that CUDA_VISIBLE_DEVICES may name here; empty on CPU."""
     first_node: str = ""
     """Slurm's name of the node with rank 0; empty outside Slurm."""
-    node_name: str = ""
     job_id: int | None = None
     attempt: int = 0
     step_id: str = ""
@@ -120,7 +121,6 @@ def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> St
         workers=workers or len(gpu_ids) or 1,
         gpu_ids=gpu_ids,
         first_node=first_host(nodes),
-        node_name=env.get("SLURMD_NODENAME", ""),
         job_id=job_id,
         attempt=attempt,
         step_id=env.get("SLURM_STEP_ID", ""),
@@ -172,6 +172,14 @@ def first_host(nodelist: str) -> str:
     match = re.match(r"[^,\[]*(?:\[[^\]]*\][^,\[]*)*", nodelist)
     name = match.group(0) if match else nodelist
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name)
+
+
+def node_name(env: Mapping[str, str] = os.environ) -> str:
+    """Return Slurm's name of this node, which its address and its host's name need not resemble.
+
+    Outside of Slurm, return the machine's name.
+    """
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def node_address(node: str) -> str:

@@ -188,7 +188,7 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(meeting, "listen", fail)
     with pytest.raises(LaunchError, match="could not meet: TypeError"):
-        meeting.Meeting(StepAllocation(num_nodes=2), b"key", "n0").nodes()
+        meeting.Meeting(StepAllocation(num_nodes=2), b"key").nodes()
 
 
 def test_idle_strangers_do_not_delay_the_meeting() -> None:
