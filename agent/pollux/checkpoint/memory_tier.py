@@ -243,7 +243,7 @@ class MemoryTier:
         if lacks:
             world = self._training.world
             # `hand_over` sends without waiting for receivers, who copy what they get.
-            got = hand_over(state if world.rank == has[0] else None, world, source=has[0], receivers=lacks)
+            got = hand_over(state if world.rank == has[0] else None, world, lacks, source=has[0])
             state = state if got is None else got
         assert state is not None
         return state

@@ -84,7 +84,7 @@ class Regrouping:
         checkpointer.change_ranks()
         if decision.joiners:
             state = {"state": checkpointer.state(), "agreed": training.agreed()} if rank == 0 else None
-            state = hand_over(state, world, joiners=decision.joiners)
+            state = hand_over(state, world, range(len(decision.stay), decision.size))
             if state is not None:
                 checkpointer.take_over(state["state"])
                 training.agree(state["agreed"])

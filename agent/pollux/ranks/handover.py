@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,17 +34,15 @@ UNDER_WAY = 8
 """Pieces that a rank sends at the same time."""
 
 
-def hand_over(
-    state: Any, world: World, *, joiners: int = 0, receivers: Collection[int] = (), source: int = 0
-) -> Any:
-    """Send the state of rank `source` to `receivers` and the last `joiners`, who return it; the others return None.
+def hand_over(state: Any, world: World, receivers: Iterable[int], *, source: int = 0) -> Any:
+    """Send the state of rank `source` to `receivers`, who return it; the other ranks return None.
 
     `state` is None on all ranks but `source`. Every rank of `world` calls it. Raises StateError on `source` where the
     state is not plain, and RankLost where a rank left.
     """
     assert world.control is not None
     tensors: list[Tensor] = []
-    chain = [source, *sorted({*receivers, *range(world.size - joiners, world.size)} - {source})]
+    chain = [source, *receivers]
     receives = world.rank in chain[1:]
     try:
         text = _header(state, tensors) if world.rank == source else None

@@ -67,13 +67,10 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
     A process group that the user has initialised is used as it is. Raises LaunchError where the environment
     contradicts itself, RankLost where another rank does not come or leaves.
     """
-    here = (node_name(environ),)
     own = meet(device, environ)
-    if not dist.is_initialized():
-        return World(0, 1, 1, device, None, places=here)
-    rank, size = dist.get_rank(), dist.get_world_size()
+    size = dist.get_world_size() if dist.is_initialized() else 1
     if size < 2:
-        return World(rank, size, 1, device, None, places=here, own=own)
+        return World(0, 1, 1, device, None, places=(node_name(environ),), own=own)
     per_node = _number(environ, "LOCAL_WORLD_SIZE", size)
     if size % per_node:
         raise LaunchError(
@@ -84,7 +81,7 @@ def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World
         racks, places = where(control, environ)
     except RuntimeError as error:
         raise RankLost(f"a rank left while {size} ranks told each other their nodes: {error}") from error
-    return World(rank, size, size // per_node, device, control, racks, places, own=own)
+    return World(dist.get_rank(), size, size // per_node, device, control, racks, places, own=own)
 
 
 def meet(device: torch.device, environ: Mapping[str, str] = os.environ) -> bool:

@@ -140,7 +140,7 @@ def form(size: int, *, timeout_changes: bool, late_s: float = 0.0) -> list[Any]:
             world, f"generation/{generation}", world.rank, size, per_node=size, lent=0
         )
         state = {"w": torch.arange(5)} if made.rank == 0 else None
-        got = hand_over(state, made, joiners=1)
+        got = hand_over(state, made, [made.size - 1])
         total = torch.ones(1)
         if generation and made.rank == size - 1:
             time.sleep(late_s)

@@ -325,7 +325,7 @@ def whole() -> dict[str, Any]:
 def give(piece: int) -> Any:
     handover.PIECE = piece
     world = join(torch.device("cpu"))
-    return handover.hand_over(whole() if world.rank == 0 else None, world, joiners=2)
+    return handover.hand_over(whole() if world.rank == 0 else None, world, range(world.size - 2, world.size))
 
 
 @pytest.mark.parametrize("piece", [7, 1000, 1 << 24])
