@@ -30,6 +30,7 @@ class CompanionFileGone(LaunchError):
 class CompanionFile:
     """What is in the file."""
 
+    path: Path
     address: str
     port: int
     """Where rank 0's store listens."""
@@ -60,7 +61,7 @@ def read_companion_file(path: Path) -> CompanionFile:
             }:
                 words = all(isinstance(word, str) for word in argv)
                 if words and not isinstance(port, bool) and 0 < port < 65536 and secret:
-                    return CompanionFile(address, port, cwd, tuple(argv), secret, document)
+                    return CompanionFile(path, address, port, cwd, tuple(argv), secret, document)
         raise Unusable("expected an object with address, port, cwd, argv and secret")
     except FileNotFoundError:
         raise CompanionFileGone(

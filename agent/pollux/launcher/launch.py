@@ -173,7 +173,7 @@ def run(
             "--container is for `pollux run` in a batch script; elsewhere, call `pollux run` inside of the container"
         )
     container = (options.container or os.environ.get(CONTAINER, "")) if batch else ""
-    hosts = task.companion_file is None and not task.module and not container
+    hosts = task.companion is None and not task.module and not container
     if hosts and not Path(task.script).is_file():
         raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
     if batch:
@@ -192,9 +192,7 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
     """Return what to run, and --nproc. For a companion, its file says both, and the working directory."""
     if options.companion is not None:
         # Before the working directory changes.
-        file = options.companion.absolute()
-        companion_file = read_companion_file(file)
-        return _task_of_companion(file, companion_file)
+        return _task_of_companion(read_companion_file(options.companion.absolute()))
     if options.script is None:
         raise LaunchError("expected a SCRIPT to run: pollux run [options] SCRIPT [ARGS...]")
     args = options.args[1:] if options.args[:1] == ["--"] else options.args
@@ -215,18 +213,18 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
     return task, options.nproc
 
 
-def _task_of_companion(file: Path, companion_file: CompanionFile) -> tuple[Task, int | None]:
+def _task_of_companion(file: CompanionFile) -> tuple[Task, int | None]:
     try:
-        options = argument_parser().parse_args(["run", *companion_file.argv])
-        os.chdir(companion_file.cwd)
+        options = argument_parser().parse_args(["run", *file.argv])
+        os.chdir(file.cwd)
     except SystemExit:
-        raise LaunchError(f"{file} invites nobody: its argv is none of `pollux run`") from None
+        raise LaunchError(f"{file.path} invites nobody: its argv is none of `pollux run`") from None
     except OSError as error:
         raise LaunchError(f"expected the directory of the other job's `pollux run` here: {error}") from error
     if options.companion is not None:
-        raise LaunchError(f"{file} invites nobody: it is of a companion itself")
+        raise LaunchError(f"{file.path} invites nobody: it is of a companion itself")
     task, nproc = _task(options)
-    return dataclasses.replace(task, max_restarts=0, companion=file, companion_file=companion_file), nproc
+    return dataclasses.replace(task, max_restarts=0, companion=file), nproc
 
 
 def _start_on_all_nodes(task: Task, container: str) -> None:
@@ -252,7 +250,7 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
         "pollux.launcher.launch",
         "run",
     ]
-    command += ["--companion", str(task.companion)] if task.companion is not None else task.command
+    command += ["--companion", str(task.companion.path)] if task.companion is not None else task.command
     sys.stdout.flush()
     try:
         added = {KEY_VARIABLE: secrets.token_hex(32)}

@@ -70,10 +70,8 @@ class Task:
     module: bool = False
     max_restarts: int = 0
     launched_at: float = 0.0
-    companion: Path | None = None
+    companion: CompanionFile | None = None
     """The file that invites this companion; None in an ordinary job."""
-    companion_file: CompanionFile | None = None
-    """What that file says."""
     graces: Graces = field(default_factory=Graces)
     preload: Sequence[str] = PRELOAD
     """Modules to import before workers are forked."""
@@ -104,8 +102,8 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
             # Write whole lines at once: ranks share the output, and a rank that is killed must not lose any line.
             stream.reconfigure(line_buffering=True, write_through=False)
     hub = allocation.node_rank == 0
-    parent = reach_parent(task.companion_file) if hub and task.companion_file is not None else None
-    meeting = Meeting(allocation, launch_key(allocation, task.companion_file))
+    parent = reach_parent(task.companion) if hub and task.companion is not None else None
+    meeting = Meeting(allocation, launch_key(allocation, task.companion))
     _import_once(task.preload)
     nodes = meeting.nodes()
     channels = [node.channel for node in nodes if node.channel is not None]
@@ -141,7 +139,7 @@ class Forker:
         if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
             self._own["GLOO_SOCKET_IFNAME"] = interface
         if task.companion is not None:
-            self._own["POLLUX_COMPANION"] = str(task.companion)
+            self._own["POLLUX_COMPANION"] = str(task.companion.path)
 
     def start(self, order: Start) -> NodeWorkers:
         allocation = self.allocation
@@ -247,7 +245,7 @@ def signal_arrivals(channel: Channel) -> None:
     fcntl.fcntl(channel.link, fcntl.F_SETFL, flags | os.O_ASYNC)
 
 
-def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None) -> bytes:
+def launch_key(allocation: StepAllocation, companion: CompanionFile | None) -> bytes:
     """The key by which the launchers of this step know each other.
 
     Raises LaunchError where there is none.
@@ -256,8 +254,8 @@ def launch_key(allocation: StepAllocation, companion_file: CompanionFile | None)
     script has put into srun's environment, or from the attempt's token. It differs between attempts and steps.
     """
     secret = os.environ.pop(KEY_VARIABLE, "")
-    if companion_file is not None:
-        secret = companion_file.secret
+    if companion is not None:
+        secret = companion.secret
     elif not secret and allocation.num_nodes > 1:
         access = read_access(os.environ)
         secret = "" if access is None or access.grant is None else access.grant.token

@@ -208,7 +208,7 @@ def test_a_companion_file_that_leads_nowhere_starts_nobody(
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
     with rank_0() as other:
-        parent = reach_parent(CompanionFile("127.0.0.1", other.port, "/", (), SECRET))
+        parent = reach_parent(CompanionFile(Path("file"), "127.0.0.1", other.port, "/", (), SECRET))
         connection = other.accept()
         connection.send(b"something")
         assert not [*parent.pending()]
@@ -222,7 +222,7 @@ def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
 def test_whoever_listens_in_the_other_jobs_place_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companion_file, "CONNECT_TIMEOUT_S", 0.2)
     with rank_0() as parent, pytest.raises(LaunchError, match="does not answer"):
-        reach_parent(CompanionFile("127.0.0.1", parent.port, "/", (), "another secret"))
+        reach_parent(CompanionFile(Path("file"), "127.0.0.1", parent.port, "/", (), "another secret"))
 
 
 @pytest.mark.parametrize("value", ["", "3", "x:1", "3:1", "{other}:{nobody}", "{closed}:{me}", "{file}:{me}"])

@@ -250,7 +250,7 @@ def test_launchers_without_a_secret_do_not_start(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LaunchError, match="need a secret to know each other by"):
         node.launch_key(StepAllocation(num_nodes=2), None)
     assert node.launch_key(StepAllocation(), None), "one node talks to nobody"
-    told = CompanionFile("127.0.0.1", 1, "/", (), "the file's")
+    told = CompanionFile(Path("file"), "127.0.0.1", 1, "/", (), "the file's")
     keys = {node.launch_key(StepAllocation(num_nodes=2, job_id=job), told) for job in (1, 2)}
     monkeypatch.setenv(node.KEY_VARIABLE, "of the batch script")
     keys.add(node.launch_key(StepAllocation(num_nodes=2, job_id=1), None))
