@@ -20,31 +20,34 @@ from pollux.launcher import launch
 from pollux.launcher.node import KEY_VARIABLE
 from pollux.scheduler import credentials
 from pollux.slurm_job.access import TOKEN
-from pollux.slurm_job.allocation import StepAllocation
 
 LAUNCHER = [sys.executable, "-m", "pollux.launcher.launch"]
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
 
 
-def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+def command(*arguments: str, modules: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the command. `modules`: a folder of modules that come before others of the same name."""
+    if modules is not None:
+        # The agent need not be installed: its folder may be in the tests' own PYTHONPATH.
+        places = [str(modules), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env["PYTHONPATH"] = os.pathsep.join(places)
     return subprocess.run(
-        [*LAUNCHER, *arguments],
-        capture_output=True,
-        text=True,
-        env=plain | env,
-        check=False,
-        timeout=100,
+        [*LAUNCHER, *arguments], capture_output=True, text=True, env=PLAIN | env, check=False, timeout=100
     )
+
+
+def script(folder: Path, text: str = "") -> str:
+    path = folder / "train.py"
+    path.write_text(text)
+    return str(path)
 
 
 def test_help_and_bad_input_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    # The agent need not be installed: its folder may be in the tests' own PYTHONPATH.
-    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    shown = command("run", "--help", PYTHONPATH=places)
+    shown = command("run", "--help", modules=tmp_path)
     assert shown.returncode == 0
     assert "MASTER_ADDR" in shown.stdout
-    missing = command("run", "nowhere.py", PYTHONPATH=places)
+    missing = command("run", "nowhere.py", modules=tmp_path)
     assert missing.returncode == 2
     assert "no such script: nowhere.py" in missing.stderr
 
@@ -54,14 +57,13 @@ def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
         "import os\nPID = os.getpid()\nfrom lightning_utilities.core.rank_zero import rank_zero_only\n"
         "rank_zero_only.rank = 0\n"  # as Lightning does at its import, in the launcher here
     )
-    script = tmp_path / "train.py"
-    script.write_text(
+    training = script(
+        tmp_path,
         "import os, sys\nloaded = 'slow_library' in sys.modules\nimport slow_library\n"
         "ranked = slow_library.rank_zero_only.rank == int(os.environ['RANK'])\n"
-        "print(loaded and ranked, slow_library.PID == os.getppid())\n"
+        "print(loaded and ranked, slow_library.PID == os.getppid())\n",
     )
-    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    done = command("run", "--nproc", "2", "--preload", "slow_library", str(script), PYTHONPATH=places)
+    done = command("run", "--nproc", "2", "--preload", "slow_library", training, modules=tmp_path)
     assert (done.returncode, done.stdout.count("True True")) == (0, 2), done.stderr
 
 
@@ -76,8 +78,7 @@ def test_ranks_inherit_the_modules_that_preload_names(tmp_path: Path) -> None:
 def test_a_preload_that_cannot_be_is_refused(tmp_path: Path, names: str, error: str) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    _is_in_bad_fork = staticmethod(lambda: True)\n")
     (tmp_path / "broken.py").write_text("raise OSError('no such file: lib.so')\n")
-    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    refused = command("run", "--preload", names, __file__, PYTHONPATH=places)
+    refused = command("run", "--preload", names, __file__, modules=tmp_path)
     assert refused.returncode == 2
     assert error in refused.stderr
 
@@ -123,14 +124,11 @@ dist.destroy_process_group()
 
 def test_end_to_end_under_a_storm_of_usr1(tmp_path: Path) -> None:
     """`sbatch --signal=USR1@120` reaches the launcher, too."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     process = subprocess.Popen(
-        [*LAUNCHER, "run", "--nproc", "2", str(script), "--lr", "1"],
+        [*LAUNCHER, "run", "--nproc", "2", script(tmp_path, SCRIPT), "--lr", "1"],
         stdout=subprocess.PIPE,
         text=True,
-        env=env | {"OMP_NUM_THREADS": "1"},
+        env=PLAIN | {"OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     while not _blocks(process.pid, signal.SIGUSR1):
@@ -164,9 +162,7 @@ for x, y in job.loader(TensorDataset(torch.randn(256, 4), torch.randn(256, 1)), 
 
 
 def test_the_loader_of_a_killed_rank_prints_no_trace(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(KILLED)
-    done = command("run", "--nproc", "2", str(script), OMP_NUM_THREADS="1")
+    done = command("run", "--nproc", "2", script(tmp_path, KILLED), OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     assert "rank 0 (pid" in done.stderr
     assert "was ended by SIGKILL" in done.stderr
@@ -196,22 +192,11 @@ def test_the_environment_for_an_srun_of_the_script_has_the_sizes_of_now() -> Non
         ["sh", "-c", shell], env=stale, capture_output=True, text=True, check=True, timeout=60
     )
     found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    assert {name: found[name] for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")} == {
-        "SLURM_NTASKS": "2",
-        "SLURM_NNODES": "2",
-        "SLURM_JOB_NUM_NODES": "2",
-    }
-    assert (found["SLURM_NTASKS_PER_NODE"], found["SRUN_CPUS_PER_TASK"], found["MINE"]) == (
-        "1",
-        "6",
-        "it's mine",
-    )
+    assert [found[name] for name in ("SLURM_NTASKS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")] == ["2"] * 3
+    one_task = found["SLURM_NTASKS_PER_NODE"], found["SRUN_CPUS_PER_TASK"]
+    assert (*one_task, found["MINE"]) == ("1", "6", "it's mine")
     assert not found.keys() & {"SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_NODE", TOKEN}
     assert done.stderr == ""
-
-
-def test_an_allocation_outside_of_slurm_is_one_worker() -> None:
-    assert StepAllocation().workers == 1
 
 
 BatchScript = Callable[..., tuple[list[str], dict[str, str]]]
@@ -270,21 +255,20 @@ def test_the_ranks_inherit_the_token_and_a_companions_do_not(
         return {TOKEN: "granted"}, ""
 
     monkeypatch.setattr(credentials, "environment_of_ranks", ask)
-    script = tmp_path / "train.py"
-    script.write_text("")
-    command, env = batch_script("run", str(script))
+    training = script(tmp_path)
+    command, env = batch_script("run", training)
     assert env[TOKEN] == "granted"
     assert not any("granted" in word for word in command)
-    assert batch_script("run", "--container", "apptainer exec i.sif", str(script))[1][TOKEN] == "granted"
+    assert batch_script("run", "--container", "apptainer exec i.sif", training)[1][TOKEN] == "granted"
     assert waits == [0.0, credentials.CONTAINER_PATIENCE_S], "nobody in a container can ask later"
     invitation = tmp_path / "companion-1.json"
-    facts = {"address": "127.0.0.1", "port": 1, "cwd": str(tmp_path), "argv": [str(script)], "secret": "s"}
+    facts = {"address": "127.0.0.1", "port": 1, "cwd": str(tmp_path), "argv": [training], "secret": "s"}
     invitation.write_text(json.dumps(facts))
     invitation.chmod(0o600)
     monkeypatch.chdir(tmp_path)
     assert TOKEN not in batch_script("run", "--companion", str(invitation))[1]
     monkeypatch.setattr(credentials, "environment_of_ranks", lambda *_, **__: ({}, "connection refused"))
-    assert TOKEN not in batch_script("run", str(script))[1]
+    assert TOKEN not in batch_script("run", training)[1]
     assert "connection refused" in capsys.readouterr().err
 
 
@@ -307,13 +291,12 @@ def test_a_container_that_is_no_command_is_refused(
 
 
 def test_from_a_batch_script_srun_gets_the_sizes_of_now(batch_script: BatchScript, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("")
-    command, env = batch_script("run", str(script), "--epochs", "3")
+    training = script(tmp_path)
+    command, env = batch_script("run", training, "--epochs", "3")
     assert {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(command)
-    assert command[-3:] == [str(script), "--epochs", "3"]
-    preloading, _ = batch_script("run", "--preload", "json, csv", str(script))
-    assert preloading[-3:] == ["--preload", "json,csv", str(script)]
+    assert command[-3:] == [training, "--epochs", "3"]
+    preloading, _ = batch_script("run", "--preload", "json, csv", training)
+    assert preloading[-3:] == ["--preload", "json,csv", training]
     assert len(env[KEY_VARIABLE]) == 64, "the launchers know each other by it"
     assert not any(env[KEY_VARIABLE] in word for word in command), "nobody else reads it"
     assert TOKEN not in env, "a plain job has none"
