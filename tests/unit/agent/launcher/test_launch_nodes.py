@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,26 +36,27 @@ def hello(node: int = 1, workers: int = 1) -> Hello:
     return Hello(node, workers, f"n{node}")
 
 
+def idle_strangers(listener: socket.socket) -> list[socket.socket]:
+    return [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
+
+
 def test_nodes_meet_whoever_comes_first_and_whatever_port_is_taken() -> None:
+    """Idle strangers do not delay the meeting: each of them had its own ten seconds, one after the other."""
     candidates = ports()
     taken = socket.create_server(("", candidates[0]))
-    stranger = threading.Thread(target=_talk_nonsense, args=(taken,), daemon=True)
-    stranger.start()
-    made: list[Channel] = []
-
-    def come(node: int, workers: int) -> None:
-        made.append(meeting.join("127.0.0.1", candidates, b"key", hello(node, workers), timeout=80))
-
-    threads = [threading.Thread(target=come, args=each) for each in ((2, 3), (1, 1))]
-    for thread in threads:
-        thread.start()
-    nodes = meeting.gather(meeting.listen(candidates), b"key", 3, timeout=80)
-    for thread in threads:
-        thread.join()
+    threading.Thread(target=_talk_nonsense, args=(taken,), daemon=True).start()
+    listener = meeting.listen(candidates)
+    strangers = idle_strangers(listener)
+    with ThreadPoolExecutor() as pool:
+        coming = [
+            pool.submit(meeting.join, "127.0.0.1", candidates, b"key", hello(*each), timeout=60)
+            for each in ((2, 3), (1, 1))
+        ]
+        nodes = meeting.gather(listener, b"key", 3, timeout=60)
     assert [(each.workers, each.name) for each in nodes] == [(1, "n1"), (3, "n2")]
-    for channel in (*made, *(each.channel for each in nodes if each.channel is not None)):
-        channel.close()
-    taken.close()
+    ends = [each.channel for each in nodes if each.channel is not None]
+    for each in (taken, *strangers, *ends, *(one.result() for one in coming)):
+        each.close()
 
 
 def _talk_nonsense(listener: socket.socket) -> None:
@@ -70,16 +72,12 @@ def _talk_nonsense(listener: socket.socket) -> None:
 def test_strangers_do_not_join() -> None:
     candidates = ports()
     listener = meeting.listen(candidates)
-
-    def intrude() -> None:
+    with ThreadPoolExecutor() as pool:
+        intruder = pool.submit(meeting.join, "127.0.0.1", candidates, b"other key", hello(), timeout=1)
+        with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
+            meeting.gather(listener, b"key", 2, timeout=2)
         with pytest.raises(RankLost, match="is not this job's"):
-            meeting.join("127.0.0.1", [listener.getsockname()[1]], b"other key", hello(), timeout=1)
-
-    intruder = threading.Thread(target=intrude)
-    intruder.start()
-    with pytest.raises(RankLost, match=r"1 of 2 nodes did not join.*number\(s\) 1"):
-        meeting.gather(listener, b"key", 2, timeout=2)
-    intruder.join()
+            intruder.result()
 
 
 def test_a_hub_that_never_comes_is_told() -> None:
@@ -130,11 +128,6 @@ def test_a_failure_on_one_node_ends_all_nodes_with_its_status(tmp_path: Path, fa
     assert f"rank {failing} (pid" in launched.output()
 
 
-def test_success_of_all_nodes_is_success_of_each(tmp_path: Path) -> None:
-    with step(tmp_path, 2, "", workers=1) as launched:
-        assert launched.statuses() == [0, 0], launched.output()
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_launcher_that_is_killed_is_missed_by_the_others(tmp_path: Path, lost: int) -> None:
     body = f"if rank == {lost}: kill(os.getppid())\ntime.sleep(90)"
@@ -169,17 +162,12 @@ def test_an_order_holds_that_is_read_together_with_the_end_of_the_connection(
     """Node 0 decides and ends before this launcher reads, as on a busy node."""
     # Descendants of this process belong to other tests, such as the workers of their loaders.
     monkeypatch.setattr(supervisor, "kill_descendants", lambda: None)
-    with followed() as (hub, follower):
-        hub.send(Over(7))
-        hub.close()
-        assert follower.run() == 7
-    with followed() as (hub, follower):
-        hub.send(Leave())
-        hub.close()
-        assert follower.run() == 0
-    with followed() as (hub, follower):
-        hub.close()
-        assert follower.run() == 1
+    for orders, status in (([Over(7)], 7), ([Leave()], 0), ([], 1)):
+        with followed() as (hub, follower):
+            for order in orders:
+                hub.send(order)
+            hub.close()
+            assert follower.run() == status
 
 
 def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,30 +179,9 @@ def test_a_meeting_that_fails_in_any_way_starts_nobody(monkeypatch: pytest.Monke
         meeting.Meeting(StepAllocation(num_nodes=2), b"key").nodes()
 
 
-def test_idle_strangers_do_not_delay_the_meeting() -> None:
-    """Each of them had its own ten seconds, one after the other."""
-    candidates = ports()
-    listener = meeting.listen(candidates)
-    strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
-    joined: list[Channel] = []
-
-    def join() -> None:
-        joined.append(meeting.join("127.0.0.1", candidates, b"key", hello(), timeout=60))
-
-    other = threading.Thread(target=join)
-    other.start()
-    made = meeting.gather(listener, b"key", 2, timeout=60)
-    other.join()
-    assert [each.name for each in made] == ["n1"]
-    for channel in (*joined, *(each.channel for each in made if each.channel is not None)):
-        channel.close()
-    for stranger in strangers:
-        stranger.close()
-
-
 def test_idle_strangers_do_not_extend_the_wait() -> None:
     listener = meeting.listen(ports())
-    strangers = [socket.create_connection(("127.0.0.1", listener.getsockname()[1])) for _ in range(8)]
+    strangers = idle_strangers(listener)
     ended = threading.Event()
 
     def keep_coming() -> None:
