@@ -185,8 +185,6 @@ class StartMachine:
         self._hurried = False
         """The workers that the newest move removes have been given their time to end."""
         self.failures: list[Failure] = []
-        self._failed: set[int] = set()
-        """Nodes with a failure."""
         self.odd: Failure | None = None
         """The first worker that a move was to end, and that failed otherwise."""
         self.recovers = False
@@ -224,7 +222,7 @@ class StartMachine:
         elif not (terms.companion and end.status == LEFT_STATUS):
             # A companion's rank is lost, or memory ran out and the next start takes smaller batches.
             asks = bool(end.why) and end.status == RETRY_STATUS and terms.may_retry
-            self._fail(node, failure, lost=end.lost or asks)
+            self._fail(failure, lost=end.lost or asks)
 
     def node_gone(self, node: int) -> None:
         """The connection to a node's launcher has ended."""
@@ -236,7 +234,7 @@ class StartMachine:
         elif running and self.phase is not Phase.STOPPING:
             why = f"lost the connection to the launcher of node {name} (node failed or launcher killed)"
             at = self._posix() - HEAD_START_S
-            self._fail(node, Failure(at, self._first_rank(node), 1, why, f"node {name}"), lost=True)
+            self._fail(Failure(at, self._first_rank(node), 1, why, f"node {name}"), lost=True)
 
     def parent_gone(self) -> None:
         """The job that this companion lends to has ended."""
@@ -249,18 +247,17 @@ class StartMachine:
         """The rank of a node's first worker as the agent counts now."""
         return sum(self.terms.workers[other] for other in self.staying if other < node)
 
-    def _fail(self, node: int, failure: Failure, *, lost: bool) -> None:
+    def _fail(self, failure: Failure, *, lost: bool) -> None:
         """End all workers: a rank has failed.
 
         `lost`: somebody else has ended it. If new ranks can restore the state, all others are killed at once, even
         where ranks that lost their peer failed before anybody knew of the loss.
         """
         self.failures.append(failure)
-        self._failed.add(node)
         if self.recovers:
             return
         # Where rank 0 has ended well, nothing is restored.
-        over = not self.running[0] and 0 not in self._failed
+        over = not self.running[0] and all(each.rank >= self.terms.workers[0] for each in self.failures)
         if lost and self.terms.may_retry and not over and self._restores():
             self.recovers = True
             self._tell(self.connected, EndWorkers(0.0, 0.0))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from pollux.errors import LaunchError
-from pollux.launcher.messages import AnnounceMove, AwaitLeavers, Channel, MoveAnswer, NodesLeft
+from pollux.launcher.messages import AnnounceMove, AwaitLeavers, Channel, Message, MoveAnswer, NodesLeft
 from pollux.ranks.links import Link
 
 VARIABLE = "POLLUX_LAUNCHER_FD"
@@ -25,8 +25,6 @@ class LauncherLine:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._gone: set[str] = set()
-        self._answers: dict[int, str] = {}
-        """The launcher's answers to announcements: "" where it took them, else why not."""
         self._announced = 0
 
     @classmethod
@@ -50,29 +48,26 @@ class LauncherLine:
         a few seconds to end. Raises LaunchError if the launcher refuses the move, which must then not go on.
         """
         self._channel.send(AnnounceMove(move, tuple(sorted(leaving)), lent))
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        while move not in self._answers:
-            if not self._take(deadline):
+        answer, deadline = None, time.monotonic() + ANSWER_TIMEOUT_S
+        while not (isinstance(answer, MoveAnswer) and answer.move_id == move):
+            answer = self._receive(deadline)
+            if answer is None:
                 raise LaunchError(f"the launcher gave no answer to move {move}")
-        if why := self._answers.pop(move):
-            raise LaunchError(f"the launcher does not take move {move}: {why}")
+        if answer.why:
+            raise LaunchError(f"the launcher does not take move {move}: {answer.why}")
         self._announced = move
 
     def gone(self, names: Collection[str], timeout_s: float) -> set[str]:
         """The nodes among `names` whose launchers have ended. Waits for all of them, or `timeout_s`."""
         self._channel.send(AwaitLeavers(self._announced))
         deadline, wanted = time.monotonic() + timeout_s, set(names)
-        while not wanted <= self._gone and self._take(deadline):
+        while not wanted <= self._gone and self._receive(deadline) is not None:
             pass
         return wanted & self._gone
 
-    def _take(self, deadline: float) -> bool:
-        """Take in one message. False where none came in time."""
-        match self._channel.receive(max(deadline - time.monotonic(), 0.0)):
-            case None:
-                return False
-            case NodesLeft(names):
-                self._gone.update(names)
-            case MoveAnswer(move, why):
-                self._answers[move] = why
-        return True
+    def _receive(self, deadline: float) -> Message | None:
+        """The next message; None where none came in time."""
+        message = self._channel.receive(max(deadline - time.monotonic(), 0.0))
+        if isinstance(message, NodesLeft):
+            self._gone.update(message.names)
+        return message

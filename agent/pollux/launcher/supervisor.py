@@ -61,7 +61,6 @@ class Supervisor:
         """
         self.machine = StartMachine(terms, self._tell, self._answer, restores)
         self._workers, self._channels, self._rank_0, self._parent = workers, channels, rank_0, parent
-        self._lost: set[int] = set()
 
     def wait(self) -> Outcome:
         """Wait until all workers have ended, and return how."""
@@ -105,9 +104,8 @@ class Supervisor:
             self._workers.stop(number, machine.terms.graces.after(number))
             machine.signalled(0, Signalled(number))
             yield
-        for node, channel in self._channels.items():
-            if not channel.open and node not in self._lost:
-                self._lost.add(node)
+        for node in sorted(machine.connected & self._channels.keys()):
+            if not self._channels[node].open:
                 machine.node_gone(node)
                 yield
         # Its messages mean nothing.
