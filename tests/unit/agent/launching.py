@@ -65,10 +65,6 @@ def run_workers(*bodies: Callable[[], int], graces: Graces = SHORT) -> Outcome:
     return Supervisor(terms, workers, {}).wait()
 
 
-def succeed() -> int:
-    return 0
-
-
 def linger() -> int:
     time.sleep(60)
     return 0

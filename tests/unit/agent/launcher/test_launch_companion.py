@@ -6,8 +6,7 @@ import json
 import os
 import queue
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ QUICK = "sibling=0.1"
 class Rank0:
     """Something that listens, as the other job's rank 0 does."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         self._admitted: queue.SimpleQueue[Link] = queue.SimpleQueue()
         self._door = Door(listener, SECRET.encode(), RANKS, lambda link, _: self._admitted.put(link))
@@ -40,15 +40,6 @@ class Rank0:
         self._door.close()
         while not self._admitted.empty():
             self._admitted.get().close()
-
-
-@contextmanager
-def rank_0() -> Iterator[Rank0]:
-    made = Rank0(socket.create_server(("127.0.0.1", 0)))
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def invite(folder: Path, listening: int, body: str, *options: str, **changes: Any) -> Path:
@@ -76,7 +67,7 @@ names = ("POLLUX_COMPANION", "POLLUX_COMMAND", "POLLUX_LAUNCHER_FD", "POLLUX_RES
 note("ran", cwd=os.getcwd(), argv=sys.argv, **{name: os.environ.get(name) for name in names})
 sys.exit(76)
 """
-    with rank_0() as parent:
+    with closing(Rank0()) as parent:
         file = invite(tmp_path, parent.port, body)
         # As if submitted from within a rank of a job that was resized.
         around = {"POLLUX_RESIZED": "4", "POLLUX_LAUNCHER_FD": "3:1", "POLLUX_LEFT": "n9"}
@@ -109,7 +100,7 @@ def test_what_a_companion_needs_is_in_the_environment_of_every_rank(tmp_path: Pa
 
 @pytest.mark.parametrize("status", [75, 77, 3])
 def test_its_workers_are_never_started_again(tmp_path: Path, status: int) -> None:
-    with rank_0() as parent:
+    with closing(Rank0()) as parent:
         file = invite(tmp_path, parent.port, f"sys.exit({status})")
         with step(tmp_path, 1, "", "--companion", str(file), settings=QUICK) as launched:
             assert launched.statuses() == [status], launched.output()
@@ -118,7 +109,7 @@ def test_its_workers_are_never_started_again(tmp_path: Path, status: int) -> Non
 
 @pytest.mark.parametrize(("body", "nodes"), [("time.sleep(90)", 1), ("time.sleep(90)", 2), ("stuck()", 1)])
 def test_it_ends_with_the_other_job(tmp_path: Path, body: str, nodes: int) -> None:
-    with rank_0() as parent:
+    with closing(Rank0()) as parent:
         file = invite(tmp_path, parent.port, f'mark(f"up-{{rank}}"); {body}')
         with step(tmp_path, nodes, "", "--companion", str(file), settings=f"{QUICK} term=0.5") as launched:
             held = parent.accept()
@@ -128,7 +119,7 @@ def test_it_ends_with_the_other_job(tmp_path: Path, body: str, nodes: int) -> No
 
 
 def test_ranks_that_end_well_with_the_other_job_have_not_failed(tmp_path: Path) -> None:
-    with rank_0() as parent:
+    with closing(Rank0()) as parent:
         file = invite(tmp_path, parent.port, 'mark(f"up-{rank}"); wait_for("over")')
         with step(tmp_path, 1, "", "--companion", str(file), settings="sibling=60") as launched:
             held = parent.accept()
@@ -197,7 +188,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
 def test_a_companion_file_that_leads_nowhere_starts_nobody(
     tmp_path: Path, changes: dict[str, Any], why: str
 ) -> None:
-    with rank_0() as parent:
+    with closing(Rank0()) as parent:
         pass  # nobody listens there any more
     file = invite(tmp_path, parent.port, "", **changes)
     with step(tmp_path, 1, "", "--companion", str(file)) as launched:
@@ -207,7 +198,7 @@ def test_a_companion_file_that_leads_nowhere_starts_nobody(
 
 
 def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
-    with rank_0() as other:
+    with closing(Rank0()) as other:
         parent = reach_parent(CompanionFile(Path("file"), "127.0.0.1", other.port, "/", (), SECRET))
         connection = other.accept()
         connection.send(b"something")
@@ -221,7 +212,7 @@ def test_the_end_of_the_other_rank_0_is_noticed_and_its_words_are_not() -> None:
 
 def test_whoever_listens_in_the_other_jobs_place_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(companion_file, "CONNECT_TIMEOUT_S", 0.2)
-    with rank_0() as parent, pytest.raises(LaunchError, match="does not answer"):
+    with closing(Rank0()) as parent, pytest.raises(LaunchError, match="does not answer"):
         reach_parent(CompanionFile(Path("file"), "127.0.0.1", parent.port, "/", (), "another secret"))
 
 

@@ -28,17 +28,12 @@ from tests.unit.agent.launching import (  # noqa: F401 - fixtures among them
     launcher_signals,
     linger,
     run_workers,
-    succeed,
 )
 
 pytestmark = [
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
     pytest.mark.usefixtures("launcher_signals"),
 ]
-
-
-def test_all_succeed() -> None:
-    assert in_child(lambda: run_workers(succeed, succeed).status)[0] == 0
 
 
 @pytest.mark.parametrize(
