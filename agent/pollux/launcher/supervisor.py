@@ -108,7 +108,7 @@ class Supervisor:
             if not self._channels[node].open:
                 machine.node_gone(node)
                 yield
-        # Its messages mean nothing.
+        # Only the end of this connection means something.
         if self._parent is not None and self._parent.receive(0.0) is None and not self._parent.open:
             machine.parent_gone()
         self._workers.end_what_is_due()
