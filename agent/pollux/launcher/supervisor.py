@@ -19,8 +19,6 @@ from pollux.launcher.messages import (
     EndWorkers,
     Leave,
     Message,
-    MoveAnswer,
-    NodesLeft,
     Order,
     Over,
     Signalled,
@@ -59,7 +57,8 @@ class Supervisor:
 
         `parent` leads to rank 0 of the job whose companion this one is.
         """
-        self.machine = StartMachine(terms, self._tell, self._answer, restores)
+        answer = (lambda _: None) if rank_0 is None else rank_0.send
+        self.machine = StartMachine(terms, self._tell, answer, restores)
         self._workers, self._channels, self._rank_0, self._parent = workers, channels, rank_0, parent
 
     def wait(self) -> Outcome:
@@ -120,10 +119,6 @@ class Supervisor:
                 self._channels[node].send(order)
             else:
                 obey(self._workers, order, self.machine.terms.graces)
-
-    def _answer(self, message: MoveAnswer | NodesLeft) -> None:
-        if self._rank_0 is not None:
-            self._rank_0.send(message)
 
 
 def obey(workers: NodeWorkers, order: Message, graces: Graces) -> None:
