@@ -225,6 +225,7 @@ def test_ranks_are_named_as_the_agent_counts_now() -> None:
 
 WELL: list[Event] = [*node_ended(1, 0, 0), *node_ended(2, 0, 0)]
 ABORTED: list[Event] = [*node_ended(0, 134, 0), *WELL]
+LOST: list[Event] = [*node_ended(0, 137, 137), *WELL]
 
 
 def test_a_start_ends_when_all_workers_have_ended() -> None:
@@ -281,29 +282,16 @@ RESTARTS = replace(TERMS, may_restart=True)
         (RESTARTS, [gone(2), *node_ended(0, 1, 1), *node_ended(1, 0, 0)], None),
         (TERMS, [announce(7, (), 2), *ABORTED], ((0, 1, 2), True, False)),
         (RETRIES, ABORTED, None),
+        (RETRIES, LOST, ((0, 1, 2), True, False)),
+        (RETRIES, [gone(2), *node_ended(0, 137, 137), *node_ended(1, 137, 137)], ((0, 1), True, True)),
     ],
 )
 def test_who_starts_again(terms: StartTerms, events: list[Event], again: tuple[Any, ...] | None) -> None:
-    end = outcome(*events, terms=terms)
+    end = outcome(*events, terms=terms, restores=True)
     assert end is not None
+    assert not end.ended_by
     found = end.next_nodes, end.asked, end.lost
     assert found == again if again else not end.next_nodes
-
-
-@pytest.mark.parametrize(
-    ("events", "again"),
-    [
-        ([*node_ended(0, 137, 137), *WELL], Outcome(next_nodes=(0, 1, 2), asked=True)),
-        (
-            [gone(2), *node_ended(0, 137, 137), *node_ended(1, 137, 137)],
-            Outcome(next_nodes=(0, 1), asked=True, lost=True),
-        ),
-    ],
-)
-def test_who_starts_again_after_a_loss(events: list[Event], again: Outcome) -> None:
-    end = outcome(*events, terms=RETRIES, restores=True)
-    assert end is not None
-    assert replace(end, failure=None) == again
 
 
 def test_the_next_start_waits_for_nodes_that_leave() -> None:
