@@ -80,6 +80,7 @@ class Endings:
         self.wanted = Reason.NONE
         self._main, self._margin, self._environ, self._look = main, margin, environ, look
         self._lent = bool(environ.get("POLLUX_COMPANION"))
+        self._continues = yes(environ, "POLLUX_CONTINUE", False)
         self._numbers = {signal.SIGTERM: Reason.TERM, signal.SIGUSR1: Reason.USR1}
         self._installed: set[signal.Signals] = set()
         self._closed = threading.Event()
@@ -192,7 +193,7 @@ class Endings:
                 else "no checkpoint could be written, so the steps since the last one are lost"
             )
             notice(f"{reason.text}: {kept}; the training ends here")
-            if wait and reason is not Reason.TERM and yes(self._environ.get("POLLUX_CONTINUE"), False):
+            if wait and reason is not Reason.TERM and self._continues:
                 self._requeue()
         until = time.monotonic() + (SLURM_WAIT if wait else 0.0)
         while time.monotonic() < until:
@@ -204,7 +205,7 @@ class Endings:
         job_id = task_of(self._environ)  # the last task of an array has the id of all
         try:
             done = slurm_commands.run("scontrol", "requeue", job_id)
-            trouble = done.stderr.strip() if done.returncode else ""
+            trouble = (done.stderr.strip() or f"status {done.returncode}") if done.returncode else ""
         except (OSError, subprocess.SubprocessError) as error:
             trouble = str(error)
         if trouble:

@@ -82,7 +82,7 @@ class Attempt:
             checkpoint_directory(checkpoint_dir, environ),
             seed,
             alone,
-            yes(environ.get("POLLUX_ADAPTIVE"), access is not None or alone),
+            yes(environ, "POLLUX_ADAPTIVE", access is not None or alone),
             int(number(environ, "POLLUX_RESIZED", 0)),
             Times.from_environment(environ),
             AgentSettings.from_environment(environ),

@@ -96,9 +96,9 @@ def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | N
         return None
 
 
-def yes(text: str | None, default: bool) -> bool:
-    """Parse POLLUX_ADAPTIVE; empty: `default`. Raises PolluxAgentError."""
-    match (text or "").strip().lower():
+def yes(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    """Parse a variable that is yes or no; empty: `default`. Raises PolluxAgentError."""
+    match environ.get(name, "").strip().lower():
         case "":
             return default
         case "yes" | "true" | "1" | "on":
@@ -106,7 +106,7 @@ def yes(text: str | None, default: bool) -> bool:
         case "no" | "false" | "0" | "off":
             return False
         case other:
-            raise PolluxAgentError(f"expected POLLUX_ADAPTIVE to be yes or no, got {other!r}")
+            raise PolluxAgentError(f"expected {name} to be yes or no, got {other!r}")
 
 
 def number(environ: Mapping[str, str], name: str, default: float) -> float:

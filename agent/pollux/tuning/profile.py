@@ -72,9 +72,8 @@ class StepProfile:
     def add(self, key: Configuration, local: Sequence[float] = (), final: Sequence[float] = ()) -> None:
         """Add times of one configuration [s].
 
-        `accumulation` holds whole accumulation passes and the own work of synchronising passes; `synchronising` holds
-        whole synchronising passes, from one end of step to the next. Times that are not positive and finite are left
-        out.
+        `local` holds whole accumulation passes and the own work of synchronising passes; `final` holds whole
+        synchronising passes, from one end of step to the next. Times that are not positive and finite are left out.
         """
         with self._lock:
             times = self._times.get(key)

@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pollux import attach
-from pollux.errors import STOPPED_STATUS, CheckpointError
+from pollux.errors import STOPPED_STATUS, CheckpointError, PolluxAgentError
 from pollux.loop import coordinator, endings
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.slurm_job.environment import time_limit_at
@@ -150,6 +150,11 @@ def test_a_job_that_slurm_preempts_waits_for_slurm_to_requeue_it(
         assert asked.left_to_slurm(endings.Reason.TIME_LIMIT)
     other = endings.Endings(main=lambda: False, margin=lambda: 0.0, environ={"SLURM_JOB_ID": "7"})
     assert not other.left_to_slurm(endings.Reason.TIME_LIMIT), "rank 0 asks Slurm"
+
+
+def test_a_garbled_continue_is_refused_at_the_start_and_by_its_name() -> None:
+    with pytest.raises(PolluxAgentError, match="POLLUX_CONTINUE to be yes or no, got 'maybe'"):
+        endings.Endings(main=lambda: True, margin=lambda: 0.0, environ={"POLLUX_CONTINUE": "maybe"})
 
 
 def test_the_time_limit_is_slurm_s(monkeypatch: pytest.MonkeyPatch) -> None:
