@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster, DevPostgres
+from tests.integration.slurm_jobs import SlurmJobs
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +44,13 @@ def dev_postgres(scratch: Path) -> Iterator[DevPostgres]:
     """Postgres alone, with the roles and an empty database."""
     with DevPostgres(scratch / "postgres") as postgres:
         yield postgres
+
+
+@pytest.fixture
+def jobs(dev_cluster: DevCluster, scratch: Path) -> Iterator[SlurmJobs]:
+    """Jobs of any user on the shared cluster; they end with the test."""
+    folder = Path(tempfile.mkdtemp(prefix="jobs-", dir=scratch))
+    folder.chmod(0o1777)
+    made = SlurmJobs(dev_cluster, folder)
+    yield made
+    made.end()

@@ -8,16 +8,11 @@ The script runs again at each attempt, and srun takes its environment to all nod
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from contrib.devcluster import DevCluster
-from polluxd.model import JobState
-from polluxd.slurm.protocol import Geometry
-from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -31,19 +26,9 @@ time.sleep(600)
 """
 
 
-def until(true: Callable[[], bool], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + 90
-    while not true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.2)
-
-
 @pytest.mark.parametrize("kind", ["venv", "modules"])
-def test_each_attempt_has_the_environment_on_all_nodes(
-    kind: str, dev_cluster: DevCluster, scratch: Path
-) -> None:
-    folder = scratch / f"environment-{kind}"
-    folder.mkdir()
+def test_each_attempt_has_the_environment_on_all_nodes(kind: str, jobs: SlurmJobs) -> None:
+    folder = jobs.folder
     (folder / "train.py").write_text(TRAIN)
     if kind == "venv":
         lines = [f"source {VENV}/bin/activate"]
@@ -54,29 +39,15 @@ def test_each_attempt_has_the_environment_on_all_nodes(
             f"#%Module1.0\nprepend-path PATH {VENV}/bin\nsetenv FROM_MODULE yes\n"
         )
         lines = [f"source {MODULES}", f"module use {folder}", "module load training"]
-    script = folder / "job.sh"
     # The cluster's commands have the venv in their PATH, and sbatch passes it on.
     head = ["#!/bin/bash", "#POLLUX max-gpus=2 resize=requeue", "export PATH=/usr/bin:/bin"]
-    script.write_text("\n".join([*head, *lines, f"cd {folder}", "pollux run train.py"]) + "\n")
-    words = ("--gres=gpu:1", "--open-mode=append", f"--output={folder}/out")
-    slurm = ScontrolClient(conf=dev_cluster.slurm_conf)
-    job_id = int(dev_cluster.command("sbatch", "--parsable", *words, str(script)))
-
-    def told() -> str:
-        return (folder / "out").read_text() if (folder / "out").exists() else "nothing"
-
-    try:
-        for nodes in (("n1",), ("n2", "n3")):
-            if slurm.jobs([job_id])[job_id].state is JobState.RUNNING:
-                slurm.requeue(job_id)
-                until(lambda: slurm.jobs([job_id])[job_id].state is JobState.PENDING, told)
-                time.sleep(1.1)  # a start in the second of the requeue fails
-            slurm.configure(job_id, Geometry(nodes, 1, 1), start=True)
-            mark = "yes" if kind == "modules" else "None"
-            lines = [
-                f"rank {rank} of {len(nodes)} uses {VENV} {VENV}/bin/pollux {mark}"
-                for rank in range(len(nodes))
-            ]
-            until(lambda lines=lines: all(line in told() for line in lines), told)
-    finally:
-        dev_cluster.command("scancel", str(job_id))
+    script = "\n".join([*head, *lines, f"cd {folder}", "pollux run train.py"]) + "\n"
+    job_id = jobs.submit(script, "--gres=gpu:1", "--open-mode=append")
+    mark = "yes" if kind == "modules" else "None"
+    for attempt, nodes in enumerate((("n1",), ("n2", "n3"))):
+        if attempt:
+            jobs.requeue(job_id)
+        jobs.start(job_id, nodes, 1)
+        uses = f"of {len(nodes)} uses {VENV} {VENV}/bin/pollux {mark}"
+        told = [f"rank {rank} {uses}" for rank in range(len(nodes))]
+        jobs.until_output(job_id, lambda text, told=told: all(line in text for line in told))

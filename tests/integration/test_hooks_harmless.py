@@ -6,13 +6,15 @@ No job is refused, slurmctld starts, and no node is drained.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from contrib.devcluster import DevCluster
+from polluxd.model import JobState
+from polluxd.slurm.protocol import SlurmJob
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -34,16 +36,11 @@ def hooks(cluster: DevCluster) -> Iterator[Path]:
     copy.rename(folder)
 
 
-def run_job(cluster: DevCluster, directive: str) -> str:
-    """Run a job of one GPU with a line in its script; return its record."""
-    path = cluster.directory / "job.sh"
-    path.write_text(f"#!/bin/sh\n#SBATCH --gres=gpu:1\n{directive}\ntrue\n")
-    job = cluster.command("sbatch", "--parsable", "--output=/dev/null", str(path)).strip()
-    deadline = time.monotonic() + 60
-    while "COMPLETED" not in (shown := cluster.command("scontrol", "-o", "show", "job", job)):
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.1)
-    return shown
+def run_job(cluster: DevCluster, directive: str) -> SlurmJob:
+    """Run a job of one GPU with a line in its script to its end."""
+    jobs = SlurmJobs(cluster, cluster.directory)
+    job_id = jobs.submit(f"#!/bin/sh\n#SBATCH --gres=gpu:1\n{directive}\ntrue\n")
+    return jobs.wait(job_id, JobState.COMPLETED)
 
 
 @pytest.mark.parametrize("fault", ["missing", "a folder", "broken", "raises"])
@@ -60,7 +57,7 @@ def test_slurmctld_starts_and_every_job_passes(cluster: DevCluster, hooks: Path,
     log = cluster.logs / "slurmctld.log"
     before = len(log.read_text())
     cluster.restart_slurmctld()
-    assert "AdminComment=pollux" not in run_job(cluster, "#POLLUX min-gpus=1")
+    assert "pollux" not in run_job(cluster, "#POLLUX min-gpus=1").admin_comment
     said = [line for line in log.read_text()[before:].splitlines() if "pollux: " in line]
     assert len(said) == 1, said
     assert ("passes unchecked" if fault == "raises" else "every job passes as a plain Slurm job") in said[0]

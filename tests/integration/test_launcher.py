@@ -5,17 +5,18 @@ After a resize, the ranks have the present sizes. USR1 is the script's own. A fa
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from contrib.devcluster import DevCluster
+from polluxd.model import JobState
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
+
+Submit = Callable[[str, str], int]
 
 # Ranks talk over plain sockets of torch's store and print what they are.
 SCRIPT = """
@@ -43,39 +44,19 @@ while os.environ["RANK"] == "0" and store.add("done", 0) < size:
 
 
 @pytest.fixture
-def folder(scratch: Path, request: pytest.FixtureRequest) -> Path:
-    made = scratch / f"launcher-{abs(hash(request.node.name)) % 10**6}"
-    made.mkdir()
-    (made / "train.py").write_text(SCRIPT)
+def submit(jobs: SlurmJobs) -> Submit:
+    """Submit a job that runs a command beside train.py."""
+    (jobs.folder / "train.py").write_text(SCRIPT)
+
+    def made(options: str, command: str) -> int:
+        lines = ("#!/bin/bash", f"#SBATCH {options}", f"cd {jobs.folder}", command, "echo script status $?\n")
+        return jobs.submit("\n".join(lines), "--open-mode=append")
+
     return made
 
 
-@pytest.fixture(autouse=True)
-def _no_jobs_left(dev_cluster: DevCluster) -> Iterator[None]:
-    yield
-    for job in dev_cluster.command("squeue", "-h", "-o", "%i").split():
-        # It may have ended by now.
-        with contextlib.suppress(Exception):
-            dev_cluster.command("scancel", job)
-
-
-def submit(cluster: DevCluster, folder: Path, options: str, command: str) -> str:
-    script = folder / "job.sh"
-    script.write_text(f"#!/bin/bash\n#SBATCH {options}\ncd {folder}\n{command}\necho script status $?\n")
-    return cluster.command(
-        "sbatch", "--parsable", "--open-mode=append", f"--output={folder}/out", str(script)
-    ).strip()
-
-
-def until(folder: Path, done: Callable[[str], bool], timeout_s: float = 100) -> str:
-    deadline = time.monotonic() + timeout_s
-    text = ""
-    while time.monotonic() < deadline:
-        text = (folder / "out").read_text() if (folder / "out").exists() else ""
-        if done(text):
-            return text
-        time.sleep(0.1)
-    raise AssertionError(f"not in {timeout_s} s; output so far:\n{text}")
+def over(text: str) -> bool:
+    return "script status" in text
 
 
 def ranks(text: str) -> list[tuple[int, int, str, str]]:
@@ -83,65 +64,42 @@ def ranks(text: str) -> list[tuple[int, int, str, str]]:
     return sorted((int(world), int(rank), node, gpu) for world, rank, node, gpu in found)
 
 
-def test_after_a_resize_by_requeue_the_sizes_are_those_of_now(dev_cluster: DevCluster, folder: Path) -> None:
-    job = submit(
-        dev_cluster, folder, "--nodes=1 --gpus-per-node=1 --ntasks-per-node=1", "pollux run train.py ok 90"
-    )
-    until(folder, lambda text: len(ranks(text)) == 1)
-    dev_cluster.command("scontrol", "requeue", "incomplete", job)
-    deadline = time.monotonic() + 60
-    while "JobState=PENDING" not in dev_cluster.command("scontrol", "show", "job", job):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def test_after_a_resize_by_requeue_the_sizes_are_those_of_now(jobs: SlurmJobs, submit: Submit) -> None:
+    job = submit("--nodes=1 --gpus-per-node=1 --ntasks-per-node=1", "pollux run train.py ok 90")
+    jobs.until_output(job, lambda text: len(ranks(text)) == 1)
+    jobs.cluster.command("scontrol", "requeue", "incomplete", str(job))
+    jobs.wait(job, JobState.PENDING)
     time.sleep(1.1)  # a start in the same second as the end reuses a revoked credential
     sizes = "NumNodes=2-2 NumTasks=2 NumCPUs=2 CPUsPerTask=1 TasksPerNode=1 TresPerJob= TresPerTask="
     place = "TresPerNode=gres:gpu:2 ReqNodeList=n2,n3 StartTime=now"
-    dev_cluster.command("scontrol", "update", f"jobid={job}", *sizes.split(), *place.split())
-    text = until(folder, lambda text: len(ranks(text)) == 5)
-    assert ranks(text)[1:] == [
-        (4, 0, "n2", "0"),
-        (4, 1, "n2", "1"),
-        (4, 2, "n3", "0"),
-        (4, 3, "n3", "1"),
-    ]
+    jobs.cluster.command("scontrol", "update", f"jobid={job}", *sizes.split(), *place.split())
+    text = jobs.until_output(job, lambda text: len(ranks(text)) == 5)
+    assert ranks(text)[1:] == [(4, 0, "n2", "0"), (4, 1, "n2", "1"), (4, 2, "n3", "0"), (4, 3, "n3", "1")]
 
 
-def test_usr1_reaches_the_script_s_own_handlers_and_ends_no_launcher(
-    dev_cluster: DevCluster, folder: Path
-) -> None:
-    job = submit(
-        dev_cluster, folder, "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", "pollux run train.py usr1 90"
-    )
-    until(folder, lambda text: len(ranks(text)) == 4)
-    dev_cluster.command("scancel", "-s", "USR1", job)
-    text = until(folder, lambda text: "script status" in text)
+def test_usr1_reaches_the_script_s_own_handlers_and_ends_no_launcher(jobs: SlurmJobs, submit: Submit) -> None:
+    job = submit("--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", "pollux run train.py usr1 90")
+    jobs.until_output(job, lambda text: len(ranks(text)) == 4)
+    jobs.cluster.command("scancel", "-s", "USR1", str(job))
+    text = jobs.until_output(job, over)
     assert "script status 0" in text
     assert sorted(re.findall(r"^usr1 (\d)$", text, re.MULTILINE)) == ["0", "1", "2", "3"]
 
 
-def test_the_first_failure_ends_the_step_with_its_status(dev_cluster: DevCluster, folder: Path) -> None:
+def test_the_first_failure_ends_the_step_with_its_status(jobs: SlurmJobs, submit: Submit) -> None:
     # Launchers that srun starts share no secret by themselves: this is no Pollux job.
     key = "POLLUX_LAUNCH_KEY=$(head -c 32 /dev/urandom | sha256sum)"
-    submit(
-        dev_cluster,
-        folder,
-        "--nodes=2 --gpus-per-node=2 --ntasks-per-node=1",
-        f"{key} srun --ntasks-per-node=1 pollux run train.py fail 3 80",
-    )
-    text = until(folder, lambda text: "script status" in text, timeout_s=100)
+    srun = f"{key} srun --ntasks-per-node=1 pollux run train.py fail 3 80"
+    job = submit("--nodes=2 --gpus-per-node=2 --ntasks-per-node=1", srun)
+    text = jobs.until_output(job, over)
     assert "script status 7" in text
     # Which two nodes Slurm gives is its own affair: another test's job may still be completing on n1.
     node = next(node for _, rank, node, _ in ranks(text) if rank == 3)
     assert re.search(rf"rank 3 \(pid \d+, {node}\) failed first: sys\.exit\(7\)", text)
 
 
-def test_several_tasks_per_node_are_refused_with_advice(dev_cluster: DevCluster, folder: Path) -> None:
-    submit(
-        dev_cluster,
-        folder,
-        "--nodes=1 --gpus-per-node=2 --ntasks-per-node=2",
-        "srun pollux run train.py ok 1",
-    )
-    text = until(folder, lambda text: "script status" in text)
+def test_several_tasks_per_node_are_refused_with_advice(jobs: SlurmJobs, submit: Submit) -> None:
+    job = submit("--nodes=1 --gpus-per-node=2 --ntasks-per-node=2", "srun pollux run train.py ok 1")
+    text = jobs.until_output(job, over)
     assert "script status 2" in text
     assert "expected one `pollux run` per node, but srun started 2 tasks on 1 node(s)" in text

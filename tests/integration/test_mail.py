@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 
 from contrib.devcluster import DevCluster, SiteLines
 from contrib.devcluster.processes import wait_until
-from polluxd.model import JobState
-from polluxd.slurm.protocol import Geometry
-from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -31,24 +28,15 @@ def mailing(scratch: Path) -> Iterator[tuple[DevCluster, Path]]:
 
 def test_moves_send_no_mail(mailing: tuple[DevCluster, Path], tmp_path: Path) -> None:
     cluster, sent = mailing
-    slurm = ScontrolClient(conf=cluster.slurm_conf)
-    script = tmp_path / "job"
-    script.write_text("#!/bin/sh\n#POLLUX max-gpus=4\nsleep 600\n")
-    words = ("--gres=gpu:1", "--output=/dev/null", "--mail-type=ALL", "--mail-user=ada")
-    job_id = int(cluster.command("sbatch", "--parsable", *words, str(script)))
-
-    def runs_on(node: str) -> None:
-        slurm.configure(job_id, Geometry((node,), 1, 1), start=True)
-        wait_until(lambda: slurm.jobs([job_id])[job_id].state is JobState.RUNNING, 60, "a start")
-
-    runs_on("n1")
+    jobs = SlurmJobs(cluster, tmp_path)
+    mail = ("--mail-type=ALL", "--mail-user=ada")
+    job_id = jobs.submit("#!/bin/sh\n#POLLUX max-gpus=4\nsleep 600\n", "--gres=gpu:1", *mail)
+    jobs.start(job_id, ("n1",), 1)
     wait_until(lambda: "Began" in sent.read_text(), 60, "the mail of its begin")
     for node in ("n2", "n1"):
-        slurm.requeue(job_id)
-        wait_until(lambda: slurm.jobs([job_id])[job_id].state is JobState.PENDING, 60, "a requeue")
-        time.sleep(1.1)  # a start in the second of the requeue fails
-        runs_on(node)
-    cluster.command("scancel", str(job_id))
+        jobs.requeue(job_id)
+        jobs.start(job_id, (node,), 1)
+    jobs.end()
     wait_until(lambda: "Ended" in sent.read_text(), 60, "the mail of its end")
     told = [line for line in sent.read_text().splitlines() if f"Job_id={job_id} " in line]
     assert [word for line in told for word in ("Began", "Requeued", "Ended") if word in line] == [

@@ -7,10 +7,7 @@ A fault of slurmctld stays in pyslurm's worker. The tests run where pyslurm is i
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -19,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster
+from contrib.devcluster.processes import wait_until
 from polluxd.errors import SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm.protocol import Geometry, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
 from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = [
     pytest.mark.slurm,
@@ -31,8 +30,6 @@ pytestmark = [
         find_spec("pyslurm") is None, reason="pyslurm is not installed: see SUITE=forky make test-newer-slurm"
     ),
 ]
-
-LOOP = "while [ ! -e {folder}/stop ]; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
@@ -51,46 +48,22 @@ def slurm(cluster: DevCluster, caplog: pytest.LogCaptureFixture) -> PyslurmClien
     return PyslurmClient(conf=cluster.slurm_conf, timeout=60, choice="pyslurm")
 
 
-class Jobs:
-    """Submits jobs that end when the test does."""
+class Jobs(SlurmJobs):
+    """Their script sleeps unless said otherwise."""
 
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
-        self._cluster = cluster
-        self.folder = folder
-        self.ids: list[int] = []
-
-    def submit(self, *options: str, ours: bool = False, body: str = LOOP) -> int:
-        script = self.folder / "job.sh"
-        script.write_text(
-            "#!/bin/sh\n" + ("#POLLUX max-gpus=16\n" if ours else "") + body.format(folder=self.folder)
-        )
-        job_id = int(
-            self._cluster.command("sbatch", "--parsable", "--output=/dev/null", *options, str(script))
-        )
-        self.ids.append(job_id)
-        return job_id
-
-    def command(self, *argv: str) -> str:
-        return self._cluster.command(*argv)
+    def add(self, *options: str | bytes, ours: bool = False, body: str = "sleep 1000") -> int:
+        return self.submit("#!/bin/sh\n" + ("#POLLUX max-gpus=16\n" if ours else "") + body, *options)
 
 
 @pytest.fixture
 def jobs(cluster: DevCluster, tmp_path: Path) -> Iterator[Jobs]:
-    tmp_path.chmod(0o755)
     made = Jobs(cluster, tmp_path)
     yield made
-    (tmp_path / "stop").touch()
-    if made.ids:
-        cluster.command("scancel", *map(str, made.ids))
-    plain = ScontrolClient(conf=cluster.slurm_conf)
-    wait_for(lambda: all(job.state.finished for job in plain.jobs(made.ids).values()))
+    made.end()
 
 
-def wait_for(true: Callable[[], bool], timeout_s: float = 90.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.1)
+def wait_for(true: Callable[[], object]) -> None:
+    wait_until(true, 90, "pyslurm or the jobs to be ready")
 
 
 def differences(found: SlurmJob, expected: SlurmJob) -> dict[str, tuple[object, object]]:
@@ -104,42 +77,27 @@ def test_it_reads_what_scontrol_reads(
     cluster: DevCluster, slurm: PyslurmClient, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = ScontrolClient(conf=cluster.slurm_conf, timeout=60)
-    ended = jobs.submit("--gres=gpu:1", body="exit 0")
-    failed = jobs.submit("--gres=gpu:1", body="exit 3")
-    spread = jobs.submit(
+    ended = jobs.add("--gres=gpu:1", body="exit 0")
+    failed = jobs.add("--gres=gpu:1", body="exit 3")
+    spread = jobs.add(
         "--gres=gpu:a100:2", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2", "--time=1-2:03:00"
     )
-    uneven = jobs.submit("--gpus=3", "--job-name= x=y é", "--mem=300")
-    bare = jobs.submit("--no-requeue", "--partition=pollux")
-    array = jobs.submit("--array=1-3%1", "--gres=gpu:1")
-    waiting = jobs.submit("--gres=gpu:4", ours=True)
-    held = jobs.submit("--hold", "--comment=x", "--gres=gpu:1", ours=True)
-    dependent = jobs.submit(f"--dependency=afterany:{spread}", "--mem-per-cpu=100", "--gres=gpu:2", ours=True)
-    later = jobs.submit("--begin=now+500", "--nodes=2", "--gres=gpu:1", ours=True)
-    pinned = jobs.submit("--begin=now+500", "--nodelist=n[2-3]", "--nodes=2")
-    moved = jobs.submit("--gres=gpu:1", ours=True)
+    uneven = jobs.add("--gpus=3", "--job-name= x=y é", "--mem=300")
+    bare = jobs.add("--no-requeue", "--partition=pollux")
+    array = jobs.add("--array=1-3%1", "--gres=gpu:1")
+    jobs.add("--gres=gpu:4", ours=True)
+    jobs.add("--hold", "--comment=x", "--gres=gpu:1", ours=True)
+    jobs.add(f"--dependency=afterany:{spread}", "--mem-per-cpu=100", "--gres=gpu:2", ours=True)
+    jobs.add("--begin=now+500", "--nodes=2", "--gres=gpu:1", ours=True)
+    jobs.add("--begin=now+500", "--nodelist=n[2-3]", "--nodes=2")
+    moved = jobs.add("--gres=gpu:1", ours=True)
     plain.configure(moved, Geometry(("n4",), 2, 2, 500), start=True, time_limit_s=3600)
-    cancelled = jobs.submit("--begin=now+500")
-    jobs.command("scancel", str(cancelled))
-    jobs.command("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=a b")
-    ids = [
-        ended,
-        failed,
-        spread,
-        uneven,
-        bare,
-        array,
-        waiting,
-        held,
-        dependent,
-        later,
-        pinned,
-        moved,
-        cancelled,
-    ]
+    cancelled = jobs.add("--begin=now+500")
+    cluster.command("scancel", str(cancelled))
+    cluster.command("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=a b")
 
     def settled() -> bool:
-        states = {i: job.state for i, job in plain.jobs(ids).items()}
+        states = {i: job.state for i, job in plain.jobs(jobs.ids).items()}
         running = {i for i in states if states[i] is JobState.RUNNING}
         return {spread, uneven, bare, moved} <= running and {ended, failed, cancelled} <= {
             i for i in states if states[i].finished
@@ -150,7 +108,7 @@ def test_it_reads_what_scontrol_reads(
         one, other, again = plain.observe(), slurm.observe(), plain.observe()
         if one.jobs == again.jobs and one.nodes == again.nodes:
             break
-    jobs.command("scontrol", "update", "NodeName=n3", "State=RESUME")
+    cluster.command("scontrol", "update", "NodeName=n3", "State=RESUME")
     assert one.jobs == again.jobs
     assert {node.name: node for node in other.nodes} == {node.name: node for node in one.nodes}
     seen, expected = ({job.job_id: job for job in state.jobs} for state in (other, one))
@@ -174,20 +132,9 @@ def test_it_reads_what_scontrol_reads(
 def test_a_name_that_is_not_utf_8_stops_no_reading(
     cluster: DevCluster, slurm: PyslurmClient, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    script = jobs.folder / "odd.sh"
-    script.write_text("#!/bin/sh\n#POLLUX\nsleep 1000\n")
-    argv = [
-        b"sbatch",
-        b"--parsable",
-        b"--output=/dev/null",
-        b"--gres=gpu:1",
-        b"--job-name=\xff\xfe",
-        os.fsencode(script),
-    ]
-    done = subprocess.run(argv, env=cluster.client_environment, capture_output=True, check=True)
-    jobs.ids.append(int(done.stdout))
+    job_id = jobs.add("--gres=gpu:1", b"--job-name=\xff\xfe", ours=True)
     assert slurm.observe().jobs[-1].spec is not None
-    assert slurm.jobs(jobs.ids)[jobs.ids[0]].name == "\ufffd\ufffd"
+    assert slurm.jobs([job_id])[job_id].name == "\ufffd\ufffd"
     assert "read through scontrol" not in caplog.text
 
 
@@ -196,7 +143,7 @@ def test_slurmctld_frozen_gone_and_back(
 ) -> None:
     caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
     hasty = PyslurmClient(conf=cluster.slurm_conf, timeout=3, choice="pyslurm")
-    first = jobs.submit("--gres=gpu:1", ours=True)
+    first = jobs.add("--gres=gpu:1", ours=True)
     wait_for(lambda: answers(hasty))
     pyslurm_serves(hasty, caplog)
     cluster.signal_slurmctld(signal.SIGSTOP)

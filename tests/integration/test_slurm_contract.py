@@ -22,7 +22,7 @@ from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry, SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
-from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import SlurmJobs
 
 
 class World(Protocol):
@@ -78,11 +78,8 @@ class RealWorld:
     A job completes when its file `stop.<id>` appears, and fails when `fail.<id>` appears.
     """
 
-    def __init__(self, cluster: DevCluster, folder: Path, client: SlurmClient) -> None:
-        self.cluster = cluster
-        self.folder = folder
-        self.client = client
-        self._jobs: list[int] = []
+    def __init__(self, jobs: SlurmJobs) -> None:
+        self.jobs, self.client = jobs, jobs.client
 
     def now(self) -> float:
         return time.time()
@@ -93,67 +90,48 @@ class RealWorld:
     def submit(
         self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
     ) -> int:
-        script = self.folder / ("ours.sh" if ours else "foreign.sh")
         directive = "#POLLUX max-gpus=16\n" if ours else ""
-        wait = f"while [ ! -e {self.folder}/stop.$SLURM_JOB_ID ]; do\n"
-        wait += f"[ -e {self.folder}/fail.$SLURM_JOB_ID ] && exit 1\nsleep 0.1; done\n"
-        script.write_text(f"#!/bin/sh\n{directive}{wait}")
-        options = [f"--gres=gpu:{gpus}", "--output=/dev/null"]
+        wait = f"while [ ! -e {self.jobs.folder}/stop.$SLURM_JOB_ID ]; do\n"
+        wait += f"[ -e {self.jobs.folder}/fail.$SLURM_JOB_ID ] && exit 1\nsleep 0.1; done\n"
+        options = [f"--gres=gpu:{gpus}"]
         if begin_in:
             options.append(f"--begin=now+{begin_in:.0f}")
         if after is not None:
             options.append(f"--dependency=afterany:{after}")
-        job_id = int(self.cluster.command("sbatch", "--parsable", *options, str(script)))
-        self._jobs.append(job_id)
-        return job_id
+        return self.jobs.submit(f"#!/bin/sh\n{directive}{wait}", *options)
 
     def lend(self, claim: Companion, *, nodes: int, gpus: int) -> int:
-        script = self.folder / "companion.sh"
-        script.write_text(
+        script = (
             f"#!/bin/sh\n#POLLUX companion-of={claim.parent} attempt={claim.attempt} "
             f"move={claim.move} nonce={claim.nonce}\nsleep 600\n"
         )
         options = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gres=gpu:{gpus}", "--no-requeue"]
-        job_id = int(
-            self.cluster.command("sbatch", "--parsable", *options, "--output=/dev/null", str(script))
-        )
-        self._jobs.append(job_id)
-        return job_id
+        return self.jobs.submit(script, *options)
 
     def finish(self, job_id: int) -> None:
-        (self.folder / f"stop.{job_id}").touch()
+        (self.jobs.folder / f"stop.{job_id}").touch()
 
     def fail(self, job_id: int) -> None:
-        (self.folder / f"fail.{job_id}").touch()
+        (self.jobs.folder / f"fail.{job_id}").touch()
 
     def hold(self, job_id: int) -> None:
-        self.cluster.command("scontrol", "hold", str(job_id))
-
-    def close(self) -> None:
-        if self._jobs:
-            self.cluster.command("scancel", *map(str, self._jobs))
-        wait_for(self, lambda: all(j.state.finished for j in self.client.jobs(self._jobs).values()))
+        self.jobs.cluster.command("scontrol", "hold", str(job_id))
 
 
 CLIENTS = ["scontrol", "pyslurm"] if find_spec("pyslurm") else ["scontrol"]
 
 
 @pytest.fixture(params=["fake", *(pytest.param(name, marks=pytest.mark.slurm) for name in CLIENTS)])
-def world(
-    request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[World]:
     if request.param == "fake":
         yield FakeWorld()
         return
-    cluster: DevCluster = request.getfixturevalue("dev_cluster")
-    if request.param == "scontrol":
-        real = RealWorld(cluster, tmp_path, ScontrolClient(conf=cluster.slurm_conf))
-    else:
+    jobs: SlurmJobs = request.getfixturevalue("jobs")
+    if request.param == "pyslurm":
         caplog.set_level(logging.INFO, "polluxd.slurm.pyslurm_client")
         # However slow the machine, pyslurm is what is tested here.
-        real = RealWorld(cluster, tmp_path, PyslurmClient(conf=cluster.slurm_conf, timeout=60))
-    yield real
-    real.close()
+        jobs.client = PyslurmClient(conf=jobs.cluster.slurm_conf, timeout=60)
+    yield RealWorld(jobs)
     if request.param == "pyslurm":
         said = [record.message for record in caplog.get_records("call")]
         assert {words.rpartition(" ")[0] for words in said} <= {"Slurm is read through pyslurm"}
@@ -171,10 +149,9 @@ def shrinking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]
     if request.param == "fake":
         yield FakeWorld(slurmdbd=True)
         return
-    cluster: DevCluster = request.getfixturevalue("accounted")
-    real = RealWorld(cluster, tmp_path, ScontrolClient(conf=cluster.slurm_conf))
-    yield real
-    real.close()
+    jobs = SlurmJobs(request.getfixturevalue("accounted"), tmp_path)
+    yield RealWorld(jobs)
+    jobs.end()
 
 
 def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 80.0) -> None:

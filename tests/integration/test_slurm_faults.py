@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster
+from contrib.devcluster.processes import wait_until
 from polluxd.errors import SlurmRefused, SlurmUnavailable
 from polluxd.model import JobState
 from polluxd.slurm.protocol import Geometry
 from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -26,15 +28,9 @@ def cluster(scratch: Path) -> Iterator[DevCluster]:
         yield made
 
 
-def submit(cluster: DevCluster, folder: Path) -> int:
-    script = folder / "job.sh"
-    script.write_text("#!/bin/sh\n#POLLUX\nsleep 100\n")
-    return int(cluster.command("sbatch", "--parsable", "--output=/dev/null", "--gres=gpu:1", str(script)))
-
-
 def test_down_frozen_and_back(cluster: DevCluster, tmp_path: Path) -> None:
     hasty, slurm = (ScontrolClient(conf=cluster.slurm_conf, timeout=s) for s in (2.0, 60.0))
-    job_id = submit(cluster, tmp_path)
+    job_id = SlurmJobs(cluster, tmp_path).submit("#!/bin/sh\n#POLLUX\nsleep 100\n", "--gres=gpu:1")
     place = Geometry(("n2",), 3, 3)
     slurm.configure(job_id, place, start=False)
 
@@ -66,16 +62,9 @@ def test_down_frozen_and_back(cluster: DevCluster, tmp_path: Path) -> None:
 def test_stopping_the_cluster_leaves_no_process_behind(scratch: Path, tmp_path: Path) -> None:
     mark = str(scratch / "short").encode()
     with DevCluster(scratch / "short", nodes=1, lease_s=0) as short:
-        script = tmp_path / "job.sh"
-        script.write_text("#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\nsleep 300\n")
-        job_id = int(short.command("sbatch", "--parsable", "--output=/dev/null", str(script)))
-        slurm = ScontrolClient(conf=short.slurm_conf)
-        deadline = time.monotonic() + 80
-        while time.monotonic() < deadline and (
-            slurm.jobs([job_id])[job_id].state is not JobState.RUNNING or len(processes(mark)) < 5
-        ):
-            time.sleep(0.1)
-        assert len(processes(mark)) >= 5
+        jobs = SlurmJobs(short, tmp_path)
+        jobs.wait(jobs.submit("#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\nsleep 300\n"), JobState.RUNNING)
+        wait_until(lambda: len(processes(mark)) >= 5, 80, "the job's processes")
     assert processes(mark) == []
 
 

@@ -7,118 +7,34 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import floor
-from pathlib import Path
 
 import pytest
 
 from contrib.devcluster import DevCluster, DevClusterError
+from contrib.devcluster.processes import wait_until
 from polluxd.apply.waiting_jobs import WaitingJobs
 from polluxd.model import JobSpec, JobState
-from polluxd.slurm.protocol import Geometry, SlurmJob
-from polluxd.slurm.scontrol import ScontrolClient
+from tests.integration.slurm_jobs import PATIENCE_S, SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
 LOOP = "while :; do sleep 0.1; done"
 
 
-class Site:
-    """The cluster, the daemon's client, and commands of users.
-
-    The jobs end with the test.
-    """
-
-    def __init__(self, cluster: DevCluster, folder: Path) -> None:
-        self.cluster = cluster
-        self.client = ScontrolClient(conf=cluster.slurm_conf)
-        self.folder = folder
-        self.submitted: list[int] = []
-
-    def sbatch(self, script: str, *options: str, user: str = "root") -> subprocess.CompletedProcess[str]:
-        path = self.folder / "job.sh"
-        path.write_text(script)
-        done = self.run(
-            "sbatch",
-            "--parsable",
-            f"--output={self.folder}/out.%j",
-            "--chdir=/tmp",
-            *options,
-            str(path),
-            user=user,
-        )
-        if done.returncode == 0:
-            self.submitted.append(int(done.stdout))
-        return done
-
-    def submit(self, script: str, *options: str, user: str = "root") -> int:
-        done = self.sbatch(script, *options, user=user)
-        assert done.returncode == 0, done.stderr
-        return self.submitted[-1]
-
-    def run(self, *argv: str, user: str = "root") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            argv,
-            env=self.cluster.client_environment,
-            user=user,
-            group="nogroup" if user == "nobody" else "root",
-            extra_groups=[],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
-
-    def job(self, job_id: int) -> SlurmJob:
-        return self.client.jobs([job_id])[job_id]
-
-    def wait(self, job_id: int, state: JobState, timeout_s: float = 80) -> SlurmJob:
-        self.wait_for(lambda: self.job(job_id).state is state, timeout_s)
-        return self.job(job_id)
-
-    def wait_for(self, true: Callable[[], bool], timeout_s: float = 80) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not true():
-            assert time.monotonic() < deadline, "it did not come about in time"
-            time.sleep(0.05)
-
-    def start(self, job_id: int, nodes: tuple[str, ...], gpus: int) -> SlurmJob:
-        self.client.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
-        return self.wait(job_id, JobState.RUNNING)
-
-    def move(self, job_id: int, nodes: tuple[str, ...], gpus: int) -> SlurmJob:
-        self.client.requeue(job_id)
-        self.wait(job_id, JobState.PENDING)
-        second = floor(time.time())
-        self.wait_for(lambda: floor(time.time()) > second)
-        return self.start(job_id, nodes, gpus)
-
-    def output(self, job_id: int) -> str:
-        path = self.folder / f"out.{job_id}"
-        return path.read_text() if path.exists() else ""
-
-
 @pytest.fixture
-def site(dev_cluster: DevCluster, tmp_path_factory: pytest.TempPathFactory, scratch: Path) -> Iterator[Site]:
-    folder = scratch / tmp_path_factory.mktemp("job").name
-    folder.mkdir()
-    folder.chmod(0o1777)
-    made = Site(dev_cluster, folder)
-    yield made
-    dev_cluster.hooks.write_submit_hook()
-    if made.submitted:
-        dev_cluster.command("scancel", *map(str, made.submitted))
-        made.wait_for(lambda: all(j.state.finished for j in made.client.jobs(made.submitted).values()))
+def site(jobs: SlurmJobs) -> Iterator[SlurmJobs]:
+    yield jobs
+    jobs.cluster.hooks.write_submit_hook()
 
 
 def script(*directives: str, body: str = "true") -> str:
     return "\n".join(("#!/bin/bash", "#SBATCH --gres=gpu:1", *directives, body, ""))
 
 
-def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> None:
+def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: SlurmJobs) -> None:
     done = site.sbatch(script("#POLLUX min-gpu=2"))
     assert done.returncode != 0
     allowed = "min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, preemptible, prior, mode, resize, continue, search"
@@ -126,13 +42,13 @@ def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: Site) -> No
     assert message in done.stderr
 
 
-def test_a_job_without_a_gpu_option_asks_for_min_gpus(site: Site) -> None:
+def test_a_job_without_a_gpu_option_asks_for_min_gpus(site: SlurmJobs) -> None:
     job_id = site.submit("#!/bin/bash\n#POLLUX min-gpus=2\ntrue\n")
-    shown = site.cluster.command("scontrol", "show", "job", str(job_id))
+    shown = site.shown(job_id)
     assert re.search(r"TresPerJob=gres[:/]gpu:2\b", shown), shown
 
 
-def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
+def test_min_gpus_above_the_cluster_is_refused(site: SlurmJobs) -> None:
     heartbeat = site.cluster.hooks.heartbeat_file
     heartbeat.write_text(f"{time.time():.0f}\n16\n")
     site.cluster.hooks.write_submit_hook(heartbeat_file=str(heartbeat))
@@ -150,14 +66,16 @@ def test_min_gpus_above_the_cluster_is_refused(site: Site) -> None:
         (("--gres=none", "--gpus=2", "--ntasks-per-gpu=1"), "--ntasks-per-gpu"),
     ],
 )
-def test_options_that_no_move_can_keep_are_refused(site: Site, options: tuple[str, ...], said: str) -> None:
+def test_options_that_no_move_can_keep_are_refused(
+    site: SlurmJobs, options: tuple[str, ...], said: str
+) -> None:
     done = site.sbatch(script("#POLLUX"), *options)
     assert done.returncode != 0
     assert said in done.stderr
     assert "#POLLUX" in done.stderr
 
 
-def test_a_heterogeneous_job_is_refused(site: Site) -> None:
+def test_a_heterogeneous_job_is_refused(site: SlurmJobs) -> None:
     path = site.folder / "het.sh"
     path.write_text(script("#POLLUX"))
     done = site.run("sbatch", "--ntasks=1", ":", "--ntasks=1", str(path))
@@ -165,7 +83,7 @@ def test_a_heterogeneous_job_is_refused(site: Site) -> None:
     assert "heterogeneous" in done.stderr
 
 
-def test_the_same_options_are_fine_without_directives(site: Site) -> None:
+def test_the_same_options_are_fine_without_directives(site: SlurmJobs) -> None:
     job_id = site.submit(script(body="env"), "--exclude=n1", "--no-requeue", "--exclusive")
     job = site.wait(job_id, JobState.COMPLETED)
     assert job.spec is None
@@ -173,7 +91,7 @@ def test_the_same_options_are_fine_without_directives(site: Site) -> None:
     assert "POLLUX" not in site.output(job_id)
 
 
-def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
+def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: SlurmJobs) -> None:
     # Without a --gres line: from Slurm 26.05 on the two ways to ask for GPUs exclude each other.
     job_id = site.submit(
         "#!/bin/bash\nenv\n", "--nodes=2", "--ntasks=4", "--cpus-per-task=2", "--gpus-per-node=1"
@@ -183,7 +101,7 @@ def test_a_foreign_jobs_sizes_stay_as_slurm_set_them(site: Site) -> None:
     assert {"SLURM_NTASKS=4", "SLURM_CPUS_PER_TASK=2", "SLURM_GPUS_PER_NODE=1"} <= set(lines)
 
 
-def test_the_job_is_marked_kept_back_and_made_requeueable(site: Site) -> None:
+def test_the_job_is_marked_kept_back_and_made_requeueable(site: SlurmJobs) -> None:
     before = floor(time.time())
     job_id = site.submit(
         script("#POLLUX min-gpus=2 max-gpus=8", "#POLLUX adaptive=no"),
@@ -196,10 +114,10 @@ def test_the_job_is_marked_kept_back_and_made_requeueable(site: Site) -> None:
     assert job.spec == JobSpec(2, 8, adaptive=False, cpus_per_gpu=3, mem_per_gpu_mb=250)
     assert job.state is JobState.PENDING
     assert before + 60 <= (job.eligible_time or 0.0) <= after + 60
-    assert " Requeue=1 " in site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
+    assert " Requeue=1 " in site.shown(job_id)
 
 
-def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: Site) -> None:
+def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: SlurmJobs) -> None:
     site.cluster.hooks.write_submit_hook(lease_s=3)
     job = site.wait(site.submit(script("#POLLUX", body=LOOP), "--gres=gpu:2"), JobState.RUNNING)
     assert sum(job.gpus_per_node_held.values()) == 2
@@ -207,7 +125,7 @@ def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: Site) -> None:
     assert job.start_time - job.submit_time >= 3
 
 
-def test_no_lease_while_the_heartbeat_is_stale(site: Site) -> None:
+def test_no_lease_while_the_heartbeat_is_stale(site: SlurmJobs) -> None:
     heartbeat = site.cluster.hooks.heartbeat_file
     heartbeat.write_text(f"{time.time() - 1000:.0f}\n")
     site.cluster.hooks.write_submit_hook(heartbeat_file=str(heartbeat), heartbeat_stale_s=60)
@@ -218,33 +136,29 @@ def test_no_lease_while_the_heartbeat_is_stale(site: Site) -> None:
     assert site.job(kept).state is JobState.PENDING
 
 
-def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: Site) -> None:
+def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: SlurmJobs) -> None:
     job = site.job(site.submit(script("#POLLUX"), "--begin=now+300"))
     assert job.begin_time == pytest.approx(time.time() + 300, abs=25)
     assert job.eligible_time == pytest.approx(time.time() + 360, abs=25)
 
 
-def test_a_pollux_job_learns_of_the_gateway_and_a_job_from_within_it_does_not(site: Site) -> None:
+def test_a_pollux_job_learns_of_the_gateway_and_a_job_from_within_it_does_not(site: SlurmJobs) -> None:
     inner = site.folder / "inner.sh"
     inner.write_text("#!/bin/sh\n#SBATCH --output=%x-%j.out --job-name=inner\nenv\necho done\n")
     body = f"env; POLLUX_TOKEN=secret sbatch --parsable --chdir={site.folder} {inner}; {LOOP}"
     outer = site.submit(script("#POLLUX", body=body))
     site.start(outer, ("n1",), 1)
-
-    def submitted() -> bool:
-        return site.output(outer).rstrip().rpartition("\n")[2].isdigit()
-
-    site.wait_for(submitted)
+    printed = site.until_output(outer, lambda text: text.rstrip().rpartition("\n")[2].isdigit())
     (address,) = site.cluster.gateways.addresses
-    assert f"POLLUX_GATEWAY={address}\n" in site.output(outer)
-    inherited = site.folder / f"inner-{site.output(outer).split()[-1]}.out"
-    site.wait_for(lambda: inherited.exists() and "done\n" in inherited.read_text())
+    assert f"POLLUX_GATEWAY={address}\n" in printed
+    inherited = site.folder / f"inner-{printed.split()[-1]}.out"
+    wait_until(lambda: inherited.exists() and "done\n" in inherited.read_text(), PATIENCE_S, "the inner job")
     lines = inherited.read_text().splitlines()
     assert {"POLLUX_GATEWAY=", "POLLUX_TOKEN="} <= set(lines)
     assert not [line for line in lines if address in line]
 
 
-def test_the_documented_srun_line_works_after_growing_and_shrinking(site: Site) -> None:
+def test_the_documented_srun_line_works_after_growing_and_shrinking(site: SlurmJobs) -> None:
     # Asked for with everything that sbatch leaves in the environment as it was.
     job_id = site.submit(
         '#!/bin/bash\n#POLLUX\neval "$(pollux env)"\n'
@@ -261,20 +175,23 @@ def test_the_documented_srun_line_works_after_growing_and_shrinking(site: Site) 
     )
     places = [(("n1", "n2"), 2), (("n1", "n2", "n3"), 4), (("n4",), 1), (("n3",), 4)]
     for attempt, (nodes, gpus) in enumerate(places):
-        (site.move if attempt else site.start)(job_id, nodes, gpus)
-        site.wait_for(lambda a=attempt: f"done {a or ''}".strip() in site.output(job_id).split("\n"))  # type: ignore[misc]
-        said = [line.split() for line in site.output(job_id).splitlines() if line.startswith("on ")]
+        if attempt:
+            site.requeue(job_id)
+        site.start(job_id, nodes, gpus)
+        done = f"done {attempt or ''}".strip()
+        text = site.until_output(job_id, lambda text, done=done: done in text.split("\n"))
+        said = [line.split() for line in text.splitlines() if line.startswith("on ")]
         latest = said[-len(nodes) :]
         assert sorted(words[1] for words in latest) == list(nodes)
         assert {len(words[3].split(",")) for words in latest} == {gpus}
     assert len(said) == sum(len(nodes) for nodes, _ in places)
     # A requeue itself is told as an error, of the job and of the steps that it ended.
     told = ("CANCELLED AT", "slurmstepd", "srun: error")
-    errors = [line for line in site.output(job_id).splitlines() if "error" in line]
+    errors = [line for line in text.splitlines() if "error" in line]
     assert [line for line in errors if not any(words in line for words in told)] == []
 
 
-def test_a_user_can_hold_and_cancel_but_not_break_the_lease_or_the_geometry(site: Site) -> None:
+def test_a_user_can_hold_and_cancel_but_not_break_the_lease_or_the_geometry(site: SlurmJobs) -> None:
     before = floor(time.time())
     job_id = site.submit(script("#POLLUX"), user="nobody")
     after = time.time()
@@ -293,13 +210,13 @@ def test_a_user_can_hold_and_cancel_but_not_break_the_lease_or_the_geometry(site
     assert site.run("scancel", str(job_id), user="nobody").returncode == 0
 
 
-def test_a_foreign_pending_job_may_be_changed_by_its_user(site: Site) -> None:
+def test_a_foreign_pending_job_may_be_changed_by_its_user(site: SlurmJobs) -> None:
     job_id = site.submit(script(), "--begin=now+100", user="nobody")
     done = site.run("scontrol", "update", f"JobId={job_id}", "StartTime=now+200", user="nobody")
     assert done.returncode == 0, done.stderr
 
 
-def test_an_administrator_s_comment_keeps_the_mark_of_a_running_job(site: Site) -> None:
+def test_an_administrator_s_comment_keeps_the_mark_of_a_running_job(site: SlurmJobs) -> None:
     job_id = site.submit(script("#POLLUX min-gpus=1", body=LOOP))
     site.start(job_id, ("n2",), 1)
     site.cluster.command("scontrol", "update", f"JobId={job_id}", "AdminComment=ticket 12")
@@ -308,7 +225,7 @@ def test_an_administrator_s_comment_keeps_the_mark_of_a_running_job(site: Site) 
     assert found.admin_comment.endswith(" -- ticket 12")
 
 
-def test_a_job_left_behind_waits_at_the_size_that_its_user_wrote(site: Site) -> None:
+def test_a_job_left_behind_waits_at_the_size_that_its_user_wrote(site: SlurmJobs) -> None:
     job_id = site.submit(script("#SBATCH --cpus-per-task=2", "#POLLUX min-gpus=1", body=LOOP))
     site.start(job_id, ("n1", "n2"), 3)
     site.client.requeue(job_id)
@@ -316,15 +233,14 @@ def test_a_job_left_behind_waits_at_the_size_that_its_user_wrote(site: Site) -> 
     clock = time.monotonic
     queue = WaitingJobs(site.client, lease=1.0, authorize=lambda: 1, clock=clock, monotonic=clock)
     queue.restore_sizes({job_id: job}, [job_id])
-    shown = site.cluster.command("scontrol", "-o", "show", "job", str(job_id))
-    words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    words = dict(word.split("=", 1) for word in site.shown(job_id).split() if "=" in word)
     assert (words["NumTasks"], words["NumCPUs"], words["ReqNodeList"]) == ("1", "2", "(null)")
     assert words["TresPerNode"].replace("/", ":") == "gres:gpu:1"
     site.client.renew([job_id], time.time() + 2)  # the last lease
     assert list(site.wait(job_id, JobState.RUNNING).gpus_per_node_held.values()) == [1]
 
 
-def test_interactive_jobs_are_left_alone(site: Site) -> None:
+def test_interactive_jobs_are_left_alone(site: SlurmJobs) -> None:
     done = site.run("srun", "--gres=gpu:1", "printenv", "SLURM_STEP_GPUS")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().isdigit()
@@ -336,7 +252,7 @@ def test_devcluster_reports_what_a_command_said(dev_cluster: DevCluster) -> None
     assert os.geteuid() == 0
 
 
-def test_squeue_and_scontrol_tell_that_a_job_is_kept_back(site: Site) -> None:
+def test_squeue_and_scontrol_tell_that_a_job_is_kept_back(site: SlurmJobs) -> None:
     kept = site.submit("#!/bin/sh\n#POLLUX max-gpus=2\nsleep 60\n", "--gres=gpu:1", user="nobody")
     told = "polluxd keeps the job back; polluxctl explain says why"
     shown = site.run("squeue", "-h", "-j", str(kept), "-o", "%r %k", user="nobody").stdout

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -42,32 +43,14 @@ def plugin(dev_cluster: DevCluster) -> Iterator[Path]:
 
 
 @pytest.fixture
-def sbatch(plugin: Path, dev_cluster: DevCluster, scratch: Path) -> Iterator[Sbatch]:
-    """Submit a script that holds `head`; the jobs end with the test."""
-    submitted: list[str] = []
-    script = scratch / "spank.sh"
+def sbatch(plugin: Path, jobs: SlurmJobs) -> Sbatch:
+    """Submit a script that holds `head`."""
 
     def submit(head: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        script.write_text(f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{head}\nsleep 60\n")
-        done = subprocess.run(
-            ["sbatch", "--parsable", "--chdir=/tmp", f"--output={scratch}/spank.out", *options, str(script)],
-            env={**dev_cluster.client_environment, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            submitted.append(done.stdout.strip())
-        return done
+        script = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{head}\nsleep 60\n"
+        return jobs.sbatch(script, *options, **environment)
 
-    yield submit
-    if submitted:
-        dev_cluster.command("scancel", *submitted)
-
-
-def admin_comment(cluster: DevCluster, job: str) -> str:
-    shown = cluster.command("scontrol", "show", "job", "-o", job)
-    return shown.partition("AdminComment=")[2].partition("  ")[0]
+    return submit
 
 
 def test_sbatch_lists_the_option(plugin: Path, dev_cluster: DevCluster) -> None:
@@ -75,26 +58,26 @@ def test_sbatch_lists_the_option(plugin: Path, dev_cluster: DevCluster) -> None:
 
 
 def test_the_option_opts_in_and_the_command_line_wins_over_the_script(
-    sbatch: Sbatch, dev_cluster: DevCluster
+    sbatch: Sbatch, jobs: SlurmJobs
 ) -> None:
     done = sbatch("#SBATCH --pollux=min-gpus=2", "--pollux=min-gpus=3 max-gpus=4")
     assert done.returncode == 0, done.stderr
-    assert "pollux:v1 min-gpus=3 max-gpus=4 " in admin_comment(dev_cluster, done.stdout.strip())
+    assert "pollux:v1 min-gpus=3 max-gpus=4 " in jobs.job(jobs.ids[-1]).admin_comment
     assert "open-mode" not in done.stderr  # the filter has set --open-mode=append
 
-    again = sbatch("#SBATCH --pollux=min-gpus=2")
-    assert "pollux:v1 min-gpus=2 " in admin_comment(dev_cluster, again.stdout.strip())
+    sbatch("#SBATCH --pollux=min-gpus=2")
+    assert "pollux:v1 min-gpus=2 " in jobs.job(jobs.ids[-1]).admin_comment
 
 
-def test_the_environment_opts_in(sbatch: Sbatch, dev_cluster: DevCluster) -> None:
+def test_the_environment_opts_in(sbatch: Sbatch, jobs: SlurmJobs) -> None:
     done = sbatch("", SBATCH_POLLUX="max-gpus=2")
     assert done.returncode == 0, done.stderr
-    assert "max-gpus=2 " in admin_comment(dev_cluster, done.stdout.strip())
+    assert "max-gpus=2 " in jobs.job(jobs.ids[-1]).admin_comment
 
 
-def test_a_job_without_the_option_stays_plain(sbatch: Sbatch, dev_cluster: DevCluster) -> None:
-    done = sbatch("")
-    assert "pollux:v1" not in admin_comment(dev_cluster, done.stdout.strip())
+def test_a_job_without_the_option_stays_plain(sbatch: Sbatch, jobs: SlurmJobs) -> None:
+    sbatch("")
+    assert "pollux:v1" not in jobs.job(jobs.ids[-1]).admin_comment
 
 
 @pytest.mark.parametrize(
@@ -111,17 +94,10 @@ def test_a_wrong_option_stops_sbatch_and_says_why(sbatch: Sbatch, text: str, sai
     assert said in done.stderr
 
 
-def test_steps_know_the_option(sbatch: Sbatch, dev_cluster: DevCluster) -> None:
+def test_steps_know_the_option(sbatch: Sbatch, jobs: SlurmJobs) -> None:
     """The plugin registers its option in slurmstepd too.
 
     slurmstepd refuses a step with an option that it does not know.
     """
-    done = subprocess.run(
-        ["srun", "--quiet", "-n1", "--pollux=yes", "true"],
-        env={**dev_cluster.client_environment, "HOME": os.environ.get("HOME", "/")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = jobs.run("srun", "--quiet", "-n1", "--pollux=yes", "true", HOME=os.environ.get("HOME", "/"))
     assert (done.returncode, done.stderr) == (0, "")

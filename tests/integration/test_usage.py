@@ -17,9 +17,8 @@ from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import wait_until
 from polluxd.model import JobState
 from polluxd.site.slurm_checks import Slurm
-from polluxd.slurm.protocol import Geometry
-from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.slurm.shares import read_shares
+from tests.integration.slurm_jobs import SlurmJobs
 
 pytestmark = pytest.mark.slurm
 
@@ -45,44 +44,32 @@ def usage(cluster: DevCluster, job_id: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_moved_job_with_a_companion_is_added_up(accounted: DevCluster, tmp_path: Path) -> None:
-    slurm = ScontrolClient(conf=accounted.slurm_conf)
+    jobs = SlurmJobs(accounted, tmp_path)
     used: dict[int, float] = {}
 
-    def submit(name: str, directive: str, *options: str) -> int:
-        script = tmp_path / name
-        script.write_text(f"#!/bin/sh\n#POLLUX {directive}\nsleep 600\n")
-        return int(accounted.command("sbatch", "--parsable", "--output=/dev/null", *options, str(script)))
-
-    def state(job_id: int) -> JobState:
-        return slurm.jobs([job_id])[job_id].state
-
-    def start(job_id: int, nodes: tuple[str, ...], gpus: int) -> None:
-        slurm.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
-        wait_until(lambda: state(job_id) is JobState.RUNNING, 60, "the job's start")
+    def submit(directive: str, *options: str) -> int:
+        return jobs.submit(f"#!/bin/sh\n#POLLUX {directive}\nsleep 600\n", *options)
 
     # Each is timed from before its start to after its end: no record of Slurm's is longer.
     before = time.time()
-    job_id = submit("moved", "max-gpus=8", "--gres=gpu:1")
+    job_id = submit("max-gpus=8", "--gres=gpu:1")
     begun = time.monotonic()
-    start(job_id, ("n1",), 1)
+    jobs.start(job_id, ("n1",), 1)
     time.sleep(3)
-    slurm.requeue(job_id)
-    wait_until(lambda: state(job_id) is JobState.PENDING, 60, "its requeue")
+    jobs.requeue(job_id)
     used[1] = time.monotonic() - begun
-    time.sleep(1.1)  # a start in the second of the requeue fails
     begun = time.monotonic()
-    start(job_id, ("n1", "n2"), 2)
+    jobs.start(job_id, ("n1", "n2"), 2)
     claim = f"companion-of={job_id} attempt=1 move=5 nonce={'0' * 32}"
-    companion = submit("lent", claim, "--gres=gpu:2", "--no-requeue")
-    other = submit("other", f"companion-of={job_id + 1000} attempt=1 move=5 nonce={'0' * 32}", "--gres=gpu:1")
+    companion = submit(claim, "--gres=gpu:2", "--no-requeue")
+    submit(f"companion-of={job_id + 1000} attempt=1 move=5 nonce={'0' * 32}", "--gres=gpu:1")
     joined = time.monotonic()
-    start(companion, ("n3",), 2)
+    jobs.start(companion, ("n3",), 2)
     time.sleep(3)
     accounted.command("scancel", str(companion))
-    wait_until(lambda: state(companion).finished, 60, "the companion's end")
+    jobs.wait(companion, JobState.CANCELLED)
     used[2] = time.monotonic() - joined
-    accounted.command("scancel", str(job_id), str(other))
-    wait_until(lambda: state(job_id).finished, 60, "the job's end")
+    jobs.end()
     used[4] = time.monotonic() - begun
     told: dict[str, Any] = {}
 
