@@ -21,7 +21,7 @@ import pytest
 from contrib.devcluster import DevCluster, Polluxd
 from polluxd.apply.placed import held
 from polluxd.errors import LeaderLost, StoreRejected
-from polluxd.model import NO_PLACEMENT, Step
+from polluxd.model import NO_PLACEMENT, JobState, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -130,6 +130,26 @@ class Loop:
                 logs = "\n".join(f"{p.name}: {p.read_text()[-600:]}" for p in self.folder.glob("*.log"))
                 pytest.fail(f"not within {seconds:.0f} s: {why}\n{tail}\n{logs}")
             time.sleep(0.2)
+
+    def completed(self, job_id: int, seconds: float = 200.0) -> SlurmJob:
+        """Wait for the end of a job, which must be a good one."""
+        self.until(lambda: self.job(job_id).state.finished, seconds, why=f"the end of job {job_id}")
+        ended = self.job(job_id)
+        assert ended.state is JobState.COMPLETED
+        return ended
+
+    def trained(self, job_id: int, name: str, epochs: float, seconds: float = 200.0) -> SlurmJob:
+        """Wait for the good end of a training of so many epochs, requeued as often as moves asked for it."""
+        ended = self.completed(job_id, seconds)
+        assert self.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
+        assert ended.restart_count == self.requeues(job_id)
+        return ended
+
+    def left_alone(self, job_id: int) -> SlurmJob:
+        """Check that polluxd has not touched a plain job."""
+        plain = self.job(job_id)
+        assert (plain.restart_count, plain.admin_comment, plain.spec) == (0, "", None)
+        return plain
 
     def park(self, job_id: int) -> None:
         """Have polluxd send a running job back to the queue.

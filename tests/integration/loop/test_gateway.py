@@ -59,11 +59,7 @@ def test_an_order_waits_for_the_gateway_and_is_carried_out_once(pair: Loop) -> N
         lambda: any(m.id == move and Step.REQUEUED in m.times for m in pair.store.moves(job_id)),
         why="the drain",
     )
-    pair.until(lambda: pair.job(job_id).state.finished, why="the training's end")
-    ended = pair.job(job_id)
-    assert ended.state is JobState.COMPLETED
-    assert ended.restart_count == pair.requeues(job_id)
-    assert pair.result("waits")["epochs"] == pytest.approx(16, abs=0.01)
+    pair.trained(job_id, "waits", 16)
 
 
 def test_kill_9_of_the_gateways_again_and_again_loses_no_order(pair: Loop) -> None:
@@ -85,10 +81,7 @@ def test_kill_9_of_the_gateways_again_and_again_loses_no_order(pair: Loop) -> No
         kills += 1
     assert kills >= 5
     assert parks == 2
-    ended = pair.job(job_id)
-    assert ended.state is JobState.COMPLETED
-    assert ended.restart_count == pair.requeues(job_id) >= 1
-    assert pair.result("stormy")["epochs"] == pytest.approx(24, abs=0.01)
+    assert pair.trained(job_id, "stormy", 24).restart_count >= 1
 
 
 def test_the_second_gateway_serves_while_the_first_is_away(pair: Loop) -> None:
@@ -98,11 +91,9 @@ def test_the_second_gateway_serves_while_the_first_is_away(pair: Loop) -> None:
         pair.until(lambda: pair.store.reports().get(job_id), why="a report by the second gateway")
         pair.park(job_id)
         pair.until(lambda: pair.requeues(job_id), why="the drain")
-        pair.until(lambda: pair.job(job_id).state.finished, why="the training's end")
+        pair.trained(job_id, "second", 10)
     finally:
         pair.cluster.gateways.start(0)
-    assert pair.job(job_id).state is JobState.COMPLETED
-    assert pair.result("second")["epochs"] == pytest.approx(10, abs=0.01)
 
 
 def test_a_script_without_a_launcher_proves_itself_by_munge(loop: Loop) -> None:
@@ -113,8 +104,7 @@ def test_a_script_without_a_launcher_proves_itself_by_munge(loop: Loop) -> None:
         directive="#POLLUX max-gpus=1",
     )
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
-    assert loop.job(job_id).state is JobState.COMPLETED
+    loop.completed(job_id)
 
 
 def test_sigusr1_is_the_users_in_a_pollux_job_too(loop: Loop) -> None:
@@ -146,6 +136,5 @@ def test_ranks_in_a_container_without_munge_report_by_the_launchers_token(loop: 
         directive="#POLLUX max-gpus=1 resize=requeue",
     )
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
-    assert loop.job(job_id).state is JobState.COMPLETED
+    loop.completed(job_id)
     assert "no token" not in (loop.folder / "contained.log").read_text()

@@ -32,19 +32,12 @@ def test_a_training_grows_as_soon_as_it_is_measured_and_ends_as_a_plain_one_woul
     explained = loop.daemon.command("polluxctl", "explain", str(job_id))
     assert explained.returncode == 0, explained.stderr
     assert str(job_id) in explained.stdout
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
-    ended = loop.job(job_id)
-    assert ended.state is JobState.COMPLETED
-    # Requeued exactly as often as a move asked for it.
-    assert ended.restart_count == loop.requeues(job_id) >= 1
+    assert loop.trained(job_id, "grows", 20).restart_count >= 1
     result = loop.result("grows")
     assert result["accuracy"] > 0.93
-    assert result["epochs"] == pytest.approx(20, abs=0.01)
     assert result["gpus"] > 1
-    loop.until(lambda: loop.job(plain).state.finished, why="the plain job's end")
-    left_alone = loop.job(plain)
-    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
-    assert left_alone.state is JobState.COMPLETED
+    loop.completed(plain)
+    loop.left_alone(plain)
     costs = loop.store.move_costs(job_id)
     assert costs
     assert sum(costs[0]["steps"].values()) == pytest.approx(costs[0]["total_s"], abs=0.01)
@@ -59,17 +52,15 @@ def test_a_training_that_was_never_measured_starts_on_the_gpus_of_a_node(loop: L
     try:
         broad = loop.train("broad", 6, directive="#POLLUX min-gpus=1 prior=no")
         fixed = loop.train("fixed", 3, directive="#POLLUX adaptive=no")
-        loop.until(lambda: all(loop.job(j).state.finished for j in (broad, fixed)), why="the trainings' end")
+        for job_id, name, epochs in ((broad, "broad", 6), (fixed, "fixed", 3)):
+            loop.trained(job_id, name, epochs)
     finally:
         set_start_gpus("1")
     first = {j: loop.store.moves(j)[0] for j in (broad, fixed)}
     assert [first[j].path for j in (broad, fixed)] == ["start", "start"]
     assert (len(first[broad].target.nodes), first[broad].target.gpus) == (1, 4)
     assert first[fixed].target.gpus == 1
-    assert [loop.job(j).state for j in (broad, fixed)] == [JobState.COMPLETED] * 2
-    result = loop.result("broad")
-    assert result["epochs"] == pytest.approx(6, abs=0.01)
-    assert result["accuracy"] > 0.9
+    assert loop.result("broad")["accuracy"] > 0.9
 
 
 def test_kill_9_of_polluxd_again_and_again_loses_no_job(loop: Loop) -> None:
@@ -85,10 +76,7 @@ def test_kill_9_of_polluxd_again_and_again_loses_no_job(loop: Loop) -> None:
         loop.daemon.start()
     assert kills >= 3
     for name, job_id in jobs.items():
-        ended = loop.job(job_id)
-        assert ended.state is JobState.COMPLETED, name
-        assert loop.result(name)["epochs"] == pytest.approx(14, abs=0.01)
-        assert ended.restart_count == loop.requeues(job_id)
+        loop.trained(job_id, name, 14)
 
 
 def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
@@ -120,8 +108,7 @@ def test_the_database_and_slurmctld_go_away_in_mid_run(loop: Loop) -> None:
     )
     assert loop.daemon.running
     loop.cluster.start_slurmctld()
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
-    assert loop.job(job_id).state is JobState.COMPLETED
+    loop.completed(job_id)
     assert loop.result("weathers")["accuracy"] > 0.9
 
 
@@ -144,8 +131,7 @@ def test_polluxd_starts_before_its_database(loop: Loop) -> None:
     finally:
         loop.cluster.start_postgres()
     job_id = loop.train("late", 3)
-    loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
-    assert loop.job(job_id).state is JobState.COMPLETED
+    loop.completed(job_id)
 
 
 def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -> None:
@@ -159,9 +145,7 @@ def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -
     loop.until(lambda: "pollux.attach()" in loop.store.moves(job_id)[0].detail, 60, why="the move's end")
     loop.explained(job_id, "has not reported a training step")
     ends.touch()
-    loop.until(lambda: loop.job(job_id).state.finished, 100, why="its end")
-    assert loop.job(job_id).state is JobState.COMPLETED
-    assert loop.job(job_id).restart_count == 0
+    assert loop.completed(job_id, 100).restart_count == 0
 
 
 def test_more_gpus_than_there_are_is_said_at_once(loop: Loop) -> None:
@@ -177,8 +161,7 @@ def test_more_gpus_than_there_are_is_said_at_once(loop: Loop) -> None:
 
 def test_pollux_run_outside_a_pollux_job_trains_plainly(loop: Loop) -> None:
     job_id = loop.train("outside", 3, directive=None)
-    loop.until(lambda: loop.job(job_id).state.finished, 100, why="its end")
-    assert loop.job(job_id).state is JobState.COMPLETED
+    loop.completed(job_id, 100)
     assert loop.result("outside")["batch_size"] == 32
     assert job_id not in {row.job_id for row in loop.store.jobs_view()}
 
@@ -193,6 +176,5 @@ def test_pause_keeps_a_job_waiting_and_adaptive_no_keeps_its_batch_size(loop: Lo
         assert any(row["job_id"] == waiting for row in (jobs if isinstance(jobs, list) else jobs["jobs"]))
     finally:
         assert loop.daemon.command("polluxctl", "resume").returncode == 0
-    loop.until(lambda: loop.job(waiting).state.finished, why="its end")
-    assert loop.job(waiting).state is JobState.COMPLETED
+    loop.completed(waiting)
     assert loop.result("patient")["batch_size"] == 32

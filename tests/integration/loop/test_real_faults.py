@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import Polluxd
-from polluxd.model import JobState, Step
+from polluxd.model import Step
 from tests.unit.apply.faults import FAULTS
 
 from .conftest import Loop, polluxd
@@ -116,16 +116,11 @@ def test_a_move_outlives_polluxd_and(path: str, fault: str, loop: Loop, tmp_path
                 loop.until(lambda: parked(loop, job_id), why="the job to be parked, or left running")
                 nodes("RESUME", first, last)
                 drained = False
-            loop.until(lambda: loop.job(job_id).state.finished, why="the training's end")
+            loop.trained(job_id, "outlives", 14)
     finally:
         if drained:
             nodes("RESUME", first, last)
-    ended = loop.job(job_id)
-    assert ended.state is JobState.COMPLETED
-    assert loop.result("outlives")["epochs"] == pytest.approx(14, abs=0.01)
-    assert ended.restart_count == loop.requeues(job_id)
-    left_alone = loop.job(plain)
-    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
+    loop.left_alone(plain)
 
 
 def parked(loop: Loop, job_id: int) -> bool:
@@ -157,8 +152,7 @@ def test_a_move_within_the_allocation_outlives_polluxd_and(
         job.alone("the job has ended")
     assert lived.repeated == 0
     assert job.slurm.restart_count == loop.requeues(job.job_id)
-    left_alone = loop.job(plain)
-    assert (left_alone.restart_count, left_alone.admin_comment, left_alone.spec) == (0, "", None)
+    loop.left_alone(plain)
 
 
 def test_the_late_scontrol_is_carried_out_and_late(loop: Loop, tmp_path: Path) -> None:

@@ -59,13 +59,6 @@ def decided_since(loop: Loop, at: float) -> bool:
     return leader is not None and newest.epoch == leader.epoch and newest.started_at > at
 
 
-def ends_well(loop: Loop, job_id: int, name: str, epochs: int) -> None:
-    loop.until(lambda: loop.job(job_id).state.finished, 400, why="the training's end")
-    assert loop.job(job_id).state is JobState.COMPLETED
-    assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
-    assert loop.job(job_id).restart_count == loop.requeues(job_id)
-
-
 def test_the_standby_leads_after_kill_9_and_the_training_goes_on(
     loop: Loop, pair: tuple[Polluxd, Polluxd]
 ) -> None:
@@ -76,7 +69,7 @@ def test_the_standby_leads_after_kill_9_and_the_training_goes_on(
     at = time.time()
     loop.until(lambda: leads(loop, other) and decided_since(loop, at), why="a decision of the standby's")
     print(f"from kill -9 to the next polluxd's first decision: {time.time() - at:.1f} s")
-    ends_well(loop, job_id, "inherited", 12)
+    loop.trained(job_id, "inherited", 12, 400)
 
 
 def test_a_leader_that_stood_still_past_its_lease_acts_no_more(
@@ -100,7 +93,7 @@ def test_a_leader_that_stood_still_past_its_lease_acts_no_more(
         ),
         why="the former leader's word that it leads no more",
     )
-    ends_well(loop, job_id, "overtaken", 12)
+    loop.trained(job_id, "overtaken", 12, 400)
     by = epochs_of_cycles(loop)
     assert by == sorted(by), f"a former leader recorded a cycle: {by}"
 
@@ -131,7 +124,6 @@ def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: L
         for name in (first, last):
             loop.cluster.command("scontrol", "update", "State=RESUME", f"NodeName={name}")
     for name, job_id, epochs in (("parked", parked, 16), ("waiting", waiting, 2)):
-        loop.until(lambda j=job_id: loop.job(j).state.finished, 400, why=f"{name} to run without polluxd")  # type: ignore[misc]
-        assert loop.job(job_id).state is JobState.COMPLETED
+        loop.completed(job_id, 400)
         assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
     assert loop.job(parked).restart_count == 1

@@ -104,14 +104,9 @@ def test_polluxd_without_root_moves_an_ordinary_users_job(whole: Loop) -> None:
         **identity("nobody"),
     )
     assert refused.returncode != 0, "geometry and lease are polluxd's, not the user's"
-    whole.until(lambda: whole.job(job_id).state.finished, why="the training's end")
-    ended = whole.job(job_id)
-    assert ended.state is JobState.COMPLETED
-    assert ended.restart_count == whole.requeues(job_id) >= 1
-    assert whole.result("ordinary")["epochs"] == pytest.approx(16, abs=0.01)
+    assert whole.trained(job_id, "ordinary", 16).restart_count >= 1
     assert os.stat(whole.folder / "ordinary.json").st_uid == pwd.getpwnam("nobody").pw_uid
-    whole.until(lambda: whole.job(foreign).state.finished, why="the foreign job's end")
-    assert (whole.job(foreign).state, whole.job(foreign).restart_count) == (JobState.COMPLETED, 0)
+    assert whole.completed(foreign).restart_count == 0
     # slurmdbd has the record that an administrator would look at; slurmctld sends it there in its own time.
     ask = ("sacct", "-j", str(job_id), "-n", "-X", "-P", "-o", "user,state")
     whole.until(
