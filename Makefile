@@ -188,87 +188,84 @@ upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to thes
 	@contrib/packaging/previous.sh $(PREVIOUS)
 	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md
 
+BENCH := PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks
+
 #: Benchmarks: `make bench-NAME` writes tests/benchmarks/NAME.md and bench-out/NAME.json, or what stands beside it
 
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
-	@$(PYTHON) tests/benchmarks/policy.py
+	@$(BENCH).policy
 
 bench-ablation: setup ## decisions without one part of the policy at a time; tests/benchmarks/policy_ablation.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.policy_ablation
+	@$(BENCH).policy_ablation
 
 bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 
 bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept); bench-out/honesty, tests/benchmarks/honesty.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.honesty --page
+	@$(BENCH).honesty --page
 
 bench-sia: setup ## policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json, tests/benchmarks/sia.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.sia
+	@$(BENCH).sia
 
 bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/store_load.py
+	@$(BENCH).store_load
 
 bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json, tests/benchmarks/scale.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
+	@$(BENCH).scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
 
 bench-web: setup ## what `polluxctl web` costs with 1,000 jobs on 2,048 GPUs (root; 4 minutes); tests/benchmarks/live_page.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.live_page --page tests/benchmarks/live_page.md
+	@$(BENCH).live_page --page tests/benchmarks/live_page.md
 
 bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.slurmctld_load --page tests/benchmarks/slurmctld_load.md
+	@$(BENCH).slurmctld_load --page tests/benchmarks/slurmctld_load.md
 
 bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/fit.py
+	@$(BENCH).fit
 
 bench-cloud: setup ## cost against time on rented nodes, by price, by the paper's rule and on fixed sizes, DAYS (50) random days (minutes; 1000: an hour); own nodes against rented ones; tests/benchmarks/cloud.md, docs/images/cloud.png
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.cloud --days $(or $(DAYS),50)
+	@$(BENCH).cloud --days $(or $(DAYS),50)
 
 bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
-	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/agent_overhead.py --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
+	@$(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
 bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); with CIFAR10=FOLDER bench-accuracy's schedules by ResNet-18, too (hours; SEEDS=1); bench-out/gpu.json, tests/benchmarks/gpu.md, accuracy_schedule_full.md
 	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json --markdown tests/benchmarks/gpu.md
-	@$(if $(CIFAR10),$(PYTHON) tests/benchmarks/accuracy_schedule.py --cifar10 '$(CIFAR10)' --seeds $(or $(SEEDS),1) --page tests/benchmarks/accuracy_schedule_full.md)
+	@$(if $(CIFAR10),$(BENCH).accuracy_schedule --cifar10 '$(CIFAR10)' --seeds $(or $(SEEDS),1) --page tests/benchmarks/accuracy_schedule_full.md)
 
 bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
-	@$(PYTHON) tests/benchmarks/adascale.py --page tests/benchmarks/adascale.md
+	@$(BENCH).adascale --page tests/benchmarks/adascale.md
 
 bench-accuracy: setup ## accuracy under resizes, and by the batch sizes that Shockwave reports, against plain training, ten seeds (16 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md, accuracy_schedule.md
-	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/accuracy.py --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
-	@$(PYTHON) tests/benchmarks/accuracy_schedule.py --page tests/benchmarks/accuracy_schedule.md
+	@$(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
+	@$(BENCH).accuracy_schedule --page tests/benchmarks/accuracy_schedule.md
 
 bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
-	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/optimizers.py --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
+	@$(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 
 bench-mistakes: setup ## ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json
-	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/mistakes.py --json bench-out/mistakes.json
+	@$(BENCH).mistakes --json bench-out/mistakes.json
 
 bench-endings: setup ## what each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
-	@mkdir -p bench-out
-	@$(PYTHON) tests/benchmarks/endings.py $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md
+	@$(BENCH).endings $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md
 
 bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
-	@$(PYTHON) tests/benchmarks/realloc.py --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
+	@$(BENCH).realloc --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
 	@$(MAKE) --no-print-directory bench-realloc-large
 
 bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last section
-	@$(PYTHON) tests/benchmarks/realloc_large.py --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
+	@$(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
 
 bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
+	@$(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
 
 bench-search-sim: setup ## search algorithms under polluxd, with 4 GPUs a trial and with one, simulated (minutes); tests/benchmarks/search_simulated.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.search_simulated
+	@$(BENCH).search_simulated
 
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator
+	@$(BENCH).simulator
 
 bench-sim-cpu: setup ## CPU seconds of one `polluxctl simulate` of 160 jobs (half a minute); the last section of tests/benchmarks/simulator.md
-	@PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks.simulator_cpu
+	@$(BENCH).simulator_cpu
 
 bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/benchmarks/simulator_week.py
+	@$(BENCH).simulator_week

@@ -1,6 +1,6 @@
 """Compare the accuracy of training under Pollux with plain training.
 
-    python tests/benchmarks/accuracy.py [--seeds 10] [--examples digits_mlp ...] [--json FILE]
+    python -m tests.benchmarks.accuracy [--seeds 10] [--examples digits_mlp ...] [--json FILE]
 
 Each example trains with several seeds, both ways, and both ways end after the same statistical epochs.
 
@@ -12,7 +12,6 @@ and larger batches pay on it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -20,7 +19,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -31,17 +29,16 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[2]
+
+import torch
+
+import pollux.loop.session
+from contrib.commit import COMMIT
+from contrib.devcluster.processes import free_ports
+from pollux.errors import PolluxAgentError
+from tests.benchmarks.results import ROOT, at_most, parser_of, save
+
 EXAMPLES = ROOT / "contrib" / "examples"
-sys.path[:0] = [str(EXAMPLES), str(ROOT), str(ROOT / "agent")]
-
-import torch  # noqa: E402
-from scipy import stats  # noqa: E402
-
-import pollux.loop.session  # noqa: E402
-from contrib.commit import COMMIT  # noqa: E402
-from pollux.errors import PolluxAgentError  # noqa: E402
-
 RESIZES = ((1, 0.15), (4, 0.45), (2, 0.7), (8, 1.0))
 """(ranks, share of the training's progress at which they are taken away)."""
 
@@ -51,12 +48,6 @@ PATIENCE = 900.0
 
 MARGINS = {"accuracy": 0.01, "loss": 0.03}
 """How much worse than plain training adaptive training may be."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _attach_until(share: float, log: Path) -> None:
@@ -119,7 +110,7 @@ def _run(
     A drained attempt is ended as polluxd would end it.
     """
     context = multiprocessing.get_context("fork")
-    port = str(_free_port())
+    port = str(free_ports(1)[0])
     checkpoints = folder / "checkpoints"
     before = {p.name for p in checkpoints.glob("checkpoint-*")}
     processes: list[BaseProcess] = []
@@ -167,14 +158,13 @@ def adaptive(script: Path, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--examples", nargs="+", default=["digits_mlp", "tumours_mlp"])
     parser.add_argument("--json", type=Path, help="write all results there")
     parser.add_argument("--markdown", type=Path, help="write the tables there, as a page")
     options = parser.parse_args()
+    sys.path.insert(0, str(EXAMPLES))  # the scripts' own
     everything: dict[str, Any] = {}
     lines = ["| example | mean of | plain | adaptive | difference | 95 % bound | margin |", "|" + "---|" * 7]
     print(HEAD, flush=True)
@@ -195,7 +185,7 @@ def main() -> None:
         lines += [_difference(name, key, pairs) for key in MARGINS]
     print("\n" + "\n".join(lines))
     if options.json is not None:
-        options.json.write_text(json.dumps(everything, indent=2))
+        save(options.json, everything)
     if options.markdown is not None:
         options.markdown.write_text(page_of(options.seeds, lines, details))
 
@@ -208,17 +198,10 @@ HEAD = (
 
 
 def _difference(name: str, key: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
-    """Format a row that compares adaptive with plain training.
-
-    It has the means over the seeds, and a bound of how much worse adaptive training may be (95 %, one-sided, Student's
-    t).
-    """
+    """Format a row that compares adaptive with plain training: means over the seeds, and a bound of the loss."""
     means = [statistics.mean(r[key] for r in side) for side in zip(*pairs, strict=True)]
     worse = [(a[key] - b[key]) * (1 if key == "accuracy" else -1) for a, b in pairs]
-    bound = float("nan")
-    if len(worse) > 1:
-        error = statistics.stdev(worse) / len(worse) ** 0.5
-        bound = statistics.mean(worse) + float(stats.t.ppf(0.95, len(worse) - 1)) * error
+    bound = at_most(worse)
     kept = "kept" if bound < MARGINS[key] else "not kept"
     return (
         f"| {name} | {key} | {means[0]:.4f} | {means[1]:.4f} | {means[1] - means[0]:+.4f} "

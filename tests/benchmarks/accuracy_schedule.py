@@ -1,6 +1,6 @@
 """Train a residual network by the batch sizes that Shockwave reports of Pollux, and by milder ones.
 
-    python tests/benchmarks/accuracy_schedule.py [--seeds 10] [--page PAGE] [--cifar10 FOLDER]
+    python -m tests.benchmarks.accuracy_schedule [--seeds 10] [--page PAGE] [--cifar10 FOLDER]
 
 Shockwave (NSDI 2023, section 2, figure 3) reports that Pollux trained ResNet-18 on CIFAR-10 from M0 = 32 by 64 examples
 from epoch 1 on, 314 from epoch 2, 690 from epoch 30 and 1,682 from epoch 70, and lost 2 to 3 % of accuracy. Both sizes
@@ -15,12 +15,10 @@ the fixed time of a pass is that of 16 M0 examples, so that time is a reason for
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import pickle
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +26,18 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Steps take a millisecond here: ranks agree on the noise scale by steps, as for usual ones, and not by seconds.
 os.environ |= {"POLLUX_EXCHANGE_INTERVAL": "0", "POLLUX_EXCHANGES_PER_READING": "0"}
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent", ".")]
 
-import torch  # noqa: E402
-from emulated import digits  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn.functional import cross_entropy, pad, relu  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad, relu
+from torch.utils.data import TensorDataset
 
-import pollux  # noqa: E402
-from contrib.commit import COMMIT  # noqa: E402
-from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams  # noqa: E402
-from pollux.tuning.batch_choice import choose  # noqa: E402
+import pollux
+from contrib.commit import COMMIT
+from contrib.examples.emulated import digits
+from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams
+from pollux.tuning.batch_choice import choose
+from tests.benchmarks.results import mean_with_error, parser_of
 
 TRAINED = 0.3
 """Share of the digits that is trained on."""
@@ -208,16 +206,8 @@ def train(size: Size, seed: int, arm: str) -> tuple[float, float, int, int]:
     return right, float(cross_entropy(torch.cat(out), size.held[1])), job.progress.optimizer_steps, largest
 
 
-def _mean(values: list[float]) -> str:
-    """Return the mean with its standard error."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.4f} +- {error:.4f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--arms", nargs="+", default=list(ARMS), metavar="ARM")
     parser.add_argument("--page", type=Path)
@@ -232,7 +222,7 @@ def main() -> None:
         found = [train(size, seed, arm) for seed in range(options.seeds)]
         right, loss, steps, largest = (list(column) for column in zip(*found, strict=True))
         lines.append(
-            f"| {arm} | {_mean(right)} | {_mean(loss)} | {statistics.mean(steps):.0f} | "
+            f"| {arm} | {mean_with_error(right)} | {mean_with_error(loss)} | {statistics.mean(steps):.0f} | "
             f"{statistics.mean(largest):.0f} |"
         )
         print(lines[-1], flush=True)

@@ -1,6 +1,6 @@
 """AdaScale against linear scaling at batches 8 and 32 times as large
 
-    python tests/benchmarks/adascale.py [--seeds 10] [--page tests/benchmarks/adascale.md]
+    python -m tests.benchmarks.adascale [--seeds 10] [--page tests/benchmarks/adascale.md]
 
 The training is a perceptron on scikit-learn's digits, by SGD at M0 = 16 examples per step for 12 epochs. At scale S
 gradients are accumulated, so that only the batch size differs. AdaScale trains for 12 statistical epochs. Linear
@@ -16,25 +16,22 @@ that of the whole training set, after every step.
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent")]
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from emulated import accuracy, digits  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-import pollux  # noqa: E402
-from pollux.goodput import BatchChoice  # noqa: E402
+import pollux
+from contrib.examples.emulated import accuracy, digits
+from pollux.goodput import BatchChoice
+from tests.benchmarks.results import mean_with_error, parser_of
 
 M0 = 16
 EPOCHS = 12
@@ -106,15 +103,8 @@ def predicted(base: Trace, trace: Trace, target: float) -> tuple[float, float] |
     return float(trace.samples[here]), float(np.interp(base.progress[there], trace.progress, trace.samples))
 
 
-def _mean(values: list[float]) -> str:
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return f"{statistics.mean(values):.4f} +- {error:.4f}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--page", type=Path, help="write the tables there too")
     options = parser.parse_args()
@@ -126,9 +116,11 @@ def main() -> None:
     base = [train(seed, 1, "adascale") for seed in seeds]
 
     def add(label: str, scale: int, runs: list[Trace]) -> None:
+        loss = mean_with_error([float(r.loss[-1]) for r in runs])
+        right = mean_with_error([r.accuracy for r in runs])
         share = statistics.mean(r.samples[-1] / b.samples[-1] for r, b in zip(runs, base, strict=True))
         lines.append(
-            f"| {label} | {scale} | {_mean([float(r.loss[-1]) for r in runs])} | {_mean([r.accuracy for r in runs])} "
+            f"| {label} | {scale} | {loss} | {right} "
             f"| {statistics.mean(len(r.loss) for r in runs):.0f} | {share:.2f} |"
         )
         print(lines[-1], flush=True)

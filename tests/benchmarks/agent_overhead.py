@@ -1,6 +1,6 @@
 """Measure the agent's cost per step against DistributedDataParallel.
 
-    python tests/benchmarks/agent_overhead.py [--ranks 4] [--minutes 30] [--device cpu|cuda]
+    python -m tests.benchmarks.agent_overhead [--ranks 4] [--minutes 30] [--device cpu|cuda]
         [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
 `pollux.selftest.overhead` says how. AdaptDL is measured too where it can be imported.
@@ -12,26 +12,24 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("agent", ".")]
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from contrib.commit import COMMIT  # noqa: E402
-from pollux.selftest import overhead  # noqa: E402
-from pollux.selftest.overhead import MODELS, SEED, OverheadPlan, optimizer_by_name  # noqa: E402
-from pollux.training.growing_model import GrowingModel  # noqa: E402
+from contrib.commit import COMMIT
+from pollux.selftest import overhead
+from pollux.selftest.overhead import MODELS, SEED, OverheadPlan, optimizer_by_name
+from pollux.training.growing_model import GrowingModel
+from tests.benchmarks.results import parser_of, save
 
 
 class AdaptDLJoin:
@@ -132,9 +130,7 @@ def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, help="4 on CPU, as many as there are on GPUs")
     parser.add_argument("--rounds", type=int, default=400, help="at most, for each model and optimizer")
     parser.add_argument("--minutes", type=float, default=30.0, help="for all of them together, about")
@@ -164,8 +160,7 @@ def main() -> None:
             print("\n".join(line_of(row) for row in new), flush=True)
             rows += new
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=2))
+        save(options.json, rows)
     if options.markdown is not None:
         options.markdown.write_text(page_of(options, rows))
 

@@ -1,6 +1,6 @@
 """Measure the cost of each ending: steps, samples, seconds, processes.
 
-    python tests/benchmarks/endings.py [--only ENDING[/TRAINING] ...] [--json FILE] [--markdown FILE]
+    python -m tests.benchmarks.endings [--only ENDING[/TRAINING] ...] [--json FILE] [--markdown FILE]
 
 With --only the rows are put into FILE beside those that are there: several such calls may run at the same time.
 
@@ -40,13 +40,11 @@ from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
-
-import contrib.devcluster.cluster as cluster_module  # noqa: E402
-from contrib.commit import COMMIT  # noqa: E402
-from contrib.devcluster import DevCluster  # noqa: E402
-from tests.benchmarks.endings_training import EXAMPLES, PASSES  # noqa: E402
+import contrib.devcluster.cluster as cluster_module
+from contrib.commit import COMMIT
+from contrib.devcluster import DevCluster
+from tests.benchmarks.endings_training import EXAMPLES, PASSES
+from tests.benchmarks.results import ROOT
 
 SCRIPT = ROOT / "tests/benchmarks/endings_training.py"
 PATIENCE = 240.0
@@ -232,6 +230,12 @@ class Nodes(Run):
             for number in range(1, nodes)
         ]
 
+    def companion(self, file: Path) -> subprocess.Popen[bytes]:
+        """Start the launcher of a companion job on node c0."""
+        own = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
+        own |= {"SLURMD_NODENAME": "c0", "SLURM_JOB_ID": "4711", "POLLUX_LAUNCH_KEY": os.urandom(16).hex()}
+        return self.launch(["--companion", str(file)], self.shared | own)
+
     @staticmethod
     def node(number: int) -> dict[str, str]:
         return {"SLURM_NODEID": str(number), "SLURMD_NODENAME": f"n{number}"}
@@ -299,15 +303,7 @@ def node_lost(training: str, folder: Path) -> Row:
 def companion_lost(training: str, folder: Path) -> Row:
     run = Nodes(training, folder, 1, nproc=2, ENDINGS_GROW="n0 c0")
     wait((folder / "submitted").exists, folder)
-    file = folder / "checkpoints/companion-1.json"
-    own = {
-        "SLURM_STEP_NUM_NODES": "1",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURMD_NODENAME": "c0",
-        "SLURM_NODEID": "0",
-    }
-    own |= {"SLURM_JOB_ID": "4711", "POLLUX_LAUNCH_KEY": os.urandom(16).hex()}
-    companion = run.launch(["--companion", str(file)], run.shared | own)
+    companion = run.companion(folder / "checkpoints/companion-1.json")
     wait(lambda: len(ranks(folder)) == 4, folder)
     run.steps(5)
     begun = time.time()

@@ -1,6 +1,6 @@
 """Measure the cost of a fit and how well it predicts unseen step times.
 
-    PYTHONPATH=.:agent python tests/benchmarks/fit.py [--data DIR] [--json FILE] [--markdown FILE]
+    python -m tests.benchmarks.fit [--data DIR] [--json FILE] [--markdown FILE]
 
 It writes tests/benchmarks/fit.md. Three kinds of rows are held out in turn:
 
@@ -13,8 +13,6 @@ Errors are relative and absolute: |predicted / measured - 1|. Seconds are CPU se
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import time
@@ -31,8 +29,8 @@ from numpy.typing import NDArray
 from pollux.fit import fit
 from pollux.goodput import ThroughputParams, accumulation_time, step_time
 from polluxd.sim.workload import lines
+from tests.benchmarks.results import ROOT, parser_of, save
 
-ROOT = Path(__file__).resolve().parents[2]
 Floats = NDArray[np.float64]
 FOLDS = 5
 FEW = 20
@@ -167,7 +165,7 @@ def seconds() -> list[float]:
     return found
 
 
-def page(results: Sequence[Result], cpu: Sequence[float]) -> str:
+def page(fits: Sequence[Result], cpu: Sequence[float]) -> str:
     machine = f"{platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}"
     text = [
         "# How well the throughput model predicts",
@@ -182,7 +180,7 @@ def page(results: Sequence[Result], cpu: Sequence[float]) -> str:
         f"| application | configurations | held out | its p90 | unseen placements | from {FEW} | spread |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for r in results:
+    for r in fits:
         values = (r.held_out, r.held_out_p90, r.unseen_placements, r.from_twenty, r.spread)
         cells = " | ".join(f"{100 * v:.1f} %" for v in values)
         text.append(f"| {r.application} | {r.configurations} | {cells} |")
@@ -196,9 +194,7 @@ def page(results: Sequence[Result], cpu: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     default = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21")
     parser.add_argument("--data", type=Path, default=default, help="folder that holds profiles/")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "fit.json")
@@ -209,14 +205,13 @@ def main() -> None:
         parser.error(
             f"no profiles/APPLICATION/placements.csv in {options.data}: give the artifact's data by --data"
         )
-    results, cpu = [evaluate(path.parent) for path in found], seconds()
-    options.json.parent.mkdir(parents=True, exist_ok=True)
+    fits, cpu = [evaluate(path.parent) for path in found], seconds()
     document = {
-        "applications": [asdict(r) for r in results],
+        "applications": [asdict(r) for r in fits],
         "fit_cpu_s": {"configurations": CONFIGURATIONS, "median": median(cpu), "max": max(cpu)},
     }
-    options.json.write_text(json.dumps(document, indent=2) + "\n")
-    options.markdown.write_text(page(results, cpu))
+    save(options.json, document)
+    options.markdown.write_text(page(fits, cpu))
     print(options.markdown.read_text())
 
 

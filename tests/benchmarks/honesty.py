@@ -30,8 +30,8 @@ from polluxd.sim.cluster import Scenario
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 from polluxd.sim.workload import Submission
+from tests.benchmarks.results import ROOT, save
 
-ROOT = Path(__file__).parents[2]
 PAGE = Path(__file__).with_suffix(".md")
 OUT = ROOT / "bench-out" / "honesty"
 """A file per block of lives; a block that is there is not lived again."""
@@ -300,7 +300,6 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     known = applications()
-    OUT.mkdir(parents=True, exist_ok=True)
     for first in range(arguments.first, arguments.first + arguments.lives, BLOCK):
         path = OUT / f"{first:05d}.json"
         if path.exists():
@@ -310,7 +309,7 @@ def main() -> None:
             lives.append(honest_life(seed, known, memories))
             if lives[-1].doubts:
                 print(f"life {seed}, {lives[-1].application}: {lives[-1].doubts[0]}", flush=True)
-        path.write_text(json.dumps([asdict(life) for life in lives]))
+        save(path, [asdict(life) for life in lives])
     lives = [Life(**life) for path in sorted(OUT.glob("*.json")) for life in json.loads(path.read_text())]
     print(table(lives))
     if arguments.page:

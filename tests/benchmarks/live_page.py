@@ -23,6 +23,7 @@ from typing import Any
 from sqlalchemy import create_engine, text
 
 from contrib.devcluster.postgres import DevPostgres
+from tests.benchmarks.results import save
 from tests.benchmarks.scale import CLUSTER, PER_NODE, measure
 from tests.benchmarks.store_load import cpu_seconds
 
@@ -115,8 +116,7 @@ def main() -> int:
     found: dict[str, Any] = {}
     measure(given.jobs, given.cycles, given.nodes, looks(found))
     missed = [f"{page}.{key}" for page in found for key, aim in AIMS.items() if found[page][key] >= aim]
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(found | {"missed": missed}, indent=1) + "\n")
+    save(given.json, found | {"missed": missed})
     print(json.dumps(found | {"missed": missed}, indent=1))
     if given.page:
         rows = "\n".join(

@@ -1,6 +1,6 @@
 """Make every ordinary slip in a training script, and record how it ends.
 
-    python tests/benchmarks/mistakes.py [--only SLIP ...] [--json FILE]
+    python -m tests.benchmarks.mistakes [--only SLIP ...] [--json FILE]
 
 Each slip is a small real training, on one rank or on several over gloo, in one attempt or two. It ends in one of three
 ways: `right` (the weights are those of the script without the slip, or what its row in `SLIPS` says), `message` (the
@@ -24,14 +24,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
+import torch
 
-from contrib.devcluster.processes import free_ports  # noqa: E402
-from tests.benchmarks.mistakes_scripts import SLIPS, Attempt, Slip  # noqa: E402
+from contrib.devcluster.processes import free_ports
+from tests.benchmarks.mistakes_scripts import SLIPS, Attempt, Slip
+from tests.benchmarks.results import save
 
 LIMIT_S = 90.0
 """After which an attempt hangs."""
@@ -209,7 +208,7 @@ def main() -> int:
         rows.append(row)
         print(f"{row.outcome:8} {row.ranks} {row.slip:48} {row.message[:110]}", flush=True)
         if options.json is not None:
-            options.json.write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
+            save(options.json, [asdict(each) for each in rows])
     bad = [row.slip for row in rows if row.outcome not in ("right", "message", "refused")]
     print(
         f"{len(rows)} slips, {len(bad)} silent or hanging: {', '.join(bad)}"

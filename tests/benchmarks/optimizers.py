@@ -1,6 +1,6 @@
 """Compare accuracy at M0 with larger batches for every optimizer.
 
-    python tests/benchmarks/optimizers.py [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
+    python -m tests.benchmarks.optimizers [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
 
 A perceptron without biases on scikit-learn's digits trains for 10 statistical epochs on one rank. It trains at M0 = 16
 examples per step, and at 4 and 8 times M0 in two passes per step. The learning rate is scaled by the rule of the
@@ -11,14 +11,11 @@ package is not installed is reported as missing.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import logging
-import math
 import os
 import statistics
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,20 +25,19 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # so that a choice takes effect at the next step
-sys.path[:0] = [str(Path(__file__).parents[2] / part) for part in ("contrib/examples", "agent", ".")]
 
-import torch  # noqa: E402
-from emulated import Data, digits  # noqa: E402
-from scipy import stats  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
-from torch.utils.data import Dataset, TensorDataset  # noqa: E402
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, TensorDataset
 
-import pollux  # noqa: E402
-from contrib.commit import COMMIT  # noqa: E402
-from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams  # noqa: E402
-from pollux.learning_rate.scaling import square_root_adascale  # noqa: E402
-from pollux.tuning.batch_choice import choose  # noqa: E402
+import pollux
+from contrib.commit import COMMIT
+from contrib.examples.emulated import Data, digits
+from pollux.goodput import BatchChoice, BatchLimits, ThroughputParams
+from pollux.learning_rate.scaling import square_root_adascale
+from pollux.tuning.batch_choice import choose
+from tests.benchmarks.results import at_most, parser_of, save
 
 M0 = 16
 EPOCHS = 10
@@ -275,12 +271,10 @@ def measure(entry: Entry, data: Data, seeds: int) -> dict[str, Any]:
     for scale in SCALES if family.understood else ():
         run = train(entry, make, data, seeds, scale)
         worse = [b - r for b, r in zip(base.accuracy, run.accuracy, strict=True)]
-        error = statistics.stdev(worse) / math.sqrt(seeds) if seeds > 1 else math.nan
         scales[str(scale)] = {
             "accuracy": statistics.mean(run.accuracy),
             "accuracies": run.accuracy,
-            # One-sided, 95 %.
-            "worse_by_at_most": statistics.mean(worse) + float(stats.t.ppf(0.95, seeds - 1)) * error,
+            "worse_by_at_most": at_most(worse),
             "steps": run.steps,
             "factor": run.factor,
             "batch_size": run.batch_size,
@@ -396,9 +390,7 @@ without this correction. LAMB is not corrected: adapted, it lost 0.5 % with the 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", help="labels, separated by commas")
     parser.add_argument("--json", type=Path)
@@ -423,7 +415,7 @@ def main() -> None:
         rows.append(found or measure(entry, data, options.seeds))
         print(line(rows[-1]), flush=True)
         if options.json is not None:
-            options.json.write_text(json.dumps({"seeds": options.seeds, "m0": M0, "rows": rows}, indent=1))
+            save(options.json, {"seeds": options.seeds, "m0": M0, "rows": rows})
     if options.markdown is not None:
         options.markdown.write_text(page(rows, options.seeds))
 

@@ -1,6 +1,6 @@
 """Measure the time of decisions, their gap to the bound, and rivals.
 
-    python tests/benchmarks/policy.py [--quick] [--stages sizes,made-up,recorded,proven] [--data DIR]
+    python -m tests.benchmarks.policy [--quick] [--stages sizes,made-up,recorded,proven] [--data DIR]
 
 `sizes`: a cluster of each size lives through a few cycles. Every cycle's snapshot is decided from scratch (goodput
 tables, solver, placement and reasons included), and once more with a cache kept from the cycle before.
@@ -16,7 +16,6 @@ written from all figures in that folder, except those of `--quick` runs.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -29,19 +28,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(name, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
-
-from polluxd.config.settings import PolicySettings  # noqa: E402
-from polluxd.model import Plan, Snapshot  # noqa: E402
-from polluxd.policy import Cache, decide  # noqa: E402
-from polluxd.sim.cluster import Scenario  # noqa: E402
-from tests.benchmarks import genetic, policy_oracle  # noqa: E402
-from tests.benchmarks.policy_oracle import table  # noqa: E402
-from tests.benchmarks.policy_states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded  # noqa: E402
+from polluxd.config.settings import PolicySettings
+from polluxd.model import Plan, Snapshot
+from polluxd.policy import Cache, decide
+from polluxd.sim.cluster import Scenario
+from tests.benchmarks import genetic, policy_oracle
+from tests.benchmarks.policy_oracle import table
+from tests.benchmarks.policy_states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded
+from tests.benchmarks.results import ROOT, parser_of, save
 
 SIZES = (
     *((64, 46), (64, 160), (512, 200), (512, 1_000)),
@@ -251,9 +249,7 @@ and settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes.
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     stages = ("sizes", "made-up", "recorded", "proven")
     parser.add_argument("--quick", action="store_true", help="small sizes and few states only; no page")
     parser.add_argument("--stages", default=",".join(stages), help="which to run (default: all)")
@@ -266,7 +262,6 @@ def main() -> int:
     wanted = options.stages.split(",")
     if not set(wanted) <= set(stages):
         parser.error(f"--stages {options.stages}: expected some of {', '.join(stages)}")
-    options.out.mkdir(parents=True, exist_ok=True)
     files = {
         "sizes": options.out / "policy.json",
         "made-up": options.out / "policy-made-up.json",
@@ -291,7 +286,7 @@ def main() -> int:
             print(row, flush=True)
             # Row by row, so that an interrupted run keeps its finished rows.
             found_so_far.append(row)
-            files[stage].write_text(json.dumps(found_so_far, indent=1) + "\n")
+            save(files[stage], found_so_far)
     found = {stage: json.loads(path.read_text()) if path.exists() else [] for stage, path in files.items()}
     text = page(found["sizes"], [*found["recorded"], *found["made-up"]], found["proven"])
     print("\n" + text)

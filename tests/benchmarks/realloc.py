@@ -1,6 +1,6 @@
 """Measure the cost of moves, by path, on a private Slurm.
 
-    python tests/benchmarks/realloc.py [--moves 20] [--json FILE] [--markdown FILE]
+    python -m tests.benchmarks.realloc [--moves 20] [--json FILE] [--markdown FILE]
 
 Two real trainings move about, one after the other. The trainings (digits, two to four ranks over gloo), the
 checkpoints, Slurm, its accounting, Postgres and polluxd's controller are real. Only the decisions are scripted, so that
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import compileall
-import json
 import os
 import shutil
 import statistics
@@ -30,20 +29,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
-
-from contrib.chaos.ledger import Ledger, ledgers, lineage  # noqa: E402
-from contrib.devcluster import DevCluster  # noqa: E402
-from polluxd.apply.reconciler import Reconciler  # noqa: E402
-from polluxd.config.config_file import parse_config  # noqa: E402
-from polluxd.config.settings import MoveSettings  # noqa: E402
-from polluxd.cycle.controller import Controller  # noqa: E402
-from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step  # noqa: E402
-from polluxd.policy.listing import Cache  # noqa: E402
-from polluxd.slurm.scontrol import ScontrolClient  # noqa: E402
-from polluxd.store import Store  # noqa: E402
-from polluxd.store.views import MoveCost  # noqa: E402
+from contrib.chaos.ledger import Ledger, ledgers, lineage
+from contrib.devcluster import DevCluster
+from polluxd.apply.reconciler import Reconciler
+from polluxd.config.config_file import parse_config
+from polluxd.config.settings import MoveSettings
+from polluxd.cycle.controller import Controller
+from polluxd.model import Allocation, JobState, Move, Placement, Plan, Snapshot, Step
+from polluxd.policy.listing import Cache
+from polluxd.slurm.scontrol import ScontrolClient
+from polluxd.store import Store
+from polluxd.store.views import MoveCost
+from tests.benchmarks.results import ROOT, save
 
 SCRIPT = """\
 #!/bin/bash
@@ -380,8 +377,7 @@ def main() -> None:
     page = markdown(rows, list(bench.failed.values()))
     print(page)
     if arguments.json:
-        arguments.json.parent.mkdir(exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+        save(arguments.json, rows)
     if arguments.markdown:
         arguments.markdown.write_text(page)
 

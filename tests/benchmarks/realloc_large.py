@@ -1,6 +1,6 @@
 """Measure resizes in place of a training with a large state on many ranks.
 
-    python tests/benchmarks/realloc_large.py [--mb 256] [--ranks 8] [--moves 10] [--kinds DDP FSDP2] [--json FILE]
+    python -m tests.benchmarks.realloc_large [--mb 256] [--ranks 8] [--moves 10] [--kinds DDP FSDP2] [--json FILE]
         [--markdown FILE]
 
 One training over gloo on this machine, half of its ranks from a companion job: it grows to all ranks and shrinks to its
@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,10 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "agent")]
-
-from tests.benchmarks.endings import Nodes, wait  # noqa: E402
+from contrib.commit import COMMIT
+from tests.benchmarks.endings import Nodes, wait
+from tests.benchmarks.results import save
 
 STEPS_BETWEEN = 3
 PATIENCE = 240.0
@@ -116,15 +113,7 @@ def companions(run: Nodes, folder: Path, moves: int) -> None:
     for number in range(1, moves + 1, 2):
         file = folder / f"checkpoints/companion-{number}.json"
         wait(lambda file=file: file.exists() or run.process.poll() is not None, folder)  # type: ignore[misc]
-        own = {
-            "SLURM_STEP_NUM_NODES": "1",
-            "SLURM_STEP_NUM_TASKS": "1",
-            "SLURM_NODEID": "0",
-            "SLURMD_NODENAME": "c0",
-        }
-        own |= {"SLURM_JOB_ID": "4711", "POLLUX_LAUNCH_KEY": os.urandom(16).hex()}
-        companion = run.launch(["--companion", str(file)], run.shared | own)
-        companion.wait(PATIENCE)
+        run.companion(file).wait(PATIENCE)
 
 
 def page(row: dict[str, Any]) -> str:
@@ -157,8 +146,6 @@ def page(row: dict[str, Any]) -> str:
 def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Resize one training again and again."""
     load = os.getloadavg()[0]
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="realloc-") as name:
         folder = Path(name)
         script = folder / "train.py"
@@ -185,7 +172,7 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for (before, after), found in sorted(pauses.items())
     }
-    return {"step_s": median(steps), "commit": commit, "load": load, "moves": moves}
+    return {"step_s": median(steps), "commit": COMMIT, "load": load, "moves": moves}
 
 
 def main() -> None:
@@ -203,8 +190,7 @@ def main() -> None:
         "kinds": {kind: measure(kind, arguments) for kind in arguments.kinds},
     }
     print(json.dumps(row, indent=2))
-    arguments.json.parent.mkdir(exist_ok=True)
-    arguments.json.write_text(json.dumps(row, indent=2) + "\n")
+    save(arguments.json, row)
     if arguments.markdown:
         before = arguments.markdown.read_text().partition(MARK)[0]
         arguments.markdown.write_text(before + MARK + page(row))

@@ -34,6 +34,7 @@ from polluxd.gateway.payloads import ReportMessage
 from polluxd.policy import decide
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
+from tests.benchmarks.results import ROOT, save
 from tests.benchmarks.store_load import cpu_seconds
 from tests.integration.store.conftest import payload
 from tests.unit.slurm.squeue_stand_in import PENDING
@@ -301,7 +302,7 @@ WHERE schemaname = 'pollux' AND relname IN ('job', 'allocation')"""
 
 def unit_environment() -> dict[str, str]:
     """Return the environment that polluxd's systemd unit sets."""
-    lines = (Path(__file__).parents[2] / "contrib/systemd/polluxd.service").read_text().splitlines()
+    lines = (ROOT / "contrib/systemd/polluxd.service").read_text().splitlines()
     words = " ".join(line.removeprefix("Environment=") for line in lines if line.startswith("Environment="))
     return dict(word.split("=", 1) for word in words.split())
 
@@ -464,8 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = summary(measure(given.jobs, given.cycles, given.nodes), given.jobs, given.nodes)
     missed = [key for key, aim in AIMS.items() if found[key] >= aim]
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(found | {"missed": missed}, indent=1) + "\n")
+    save(given.json, found | {"missed": missed})
     print(json.dumps(found | {"missed": missed}, indent=1))
     if given.page:
         write_page(given.page, found | {"leave": round(CHURN * given.jobs)})

@@ -34,8 +34,8 @@ from contrib.devcluster import DevCluster, Polluxd
 from contrib.devcluster.interrupts import interruptible
 from pollux.search.journal import journal_path
 from pollux.search.study import Search, SearchSettings
+from tests.benchmarks.results import ROOT, parser_of, save
 
-ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 WAYS = ("pollux", "four-gpus", "one-gpu")
 EPOCHS, ALPHA, BETA = 6, 0.1, 0.01
@@ -168,9 +168,7 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--trials", type=int, default=64)
     parser.add_argument("--runs", type=int, default=5, help="repetitions of each way")
     parser.add_argument("--gpu-hours", type=float, default=4.5)
@@ -200,8 +198,7 @@ def main() -> None:
                 if search.exception() is None:
                     rows.append(asdict(search.result()))
                     print(search.result(), flush=True)
-                    arguments.json.parent.mkdir(exist_ok=True)
-                    arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+                    save(arguments.json, rows)
             if arguments.page and rows:
                 arguments.page.write_text(page(rows))
             for search in searches:

@@ -7,7 +7,6 @@ Every search trains CIFAR-10 of the OSDI'21 artifact on 4 nodes of 4 GPUs. Moves
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from typing import Any
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.search import compare_searches
+from tests.benchmarks.results import ROOT, parser_of
 from tests.benchmarks.simulator_tables import table
 
-ROOT = Path(__file__).resolve().parents[2]
 METHODS = (
     *(f"{sampler}/asha" for sampler in ("tpe", "random", "grid", "cma")),
     *(f"tpe/{pruner}" for pruner in ("hyperband", "median", "none", "pbt")),
@@ -78,9 +77,7 @@ Time to the target under Pollux, as a part of that with fixed GPUs:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     default = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21") / "profiles"
     parser.add_argument("--profiles", type=Path, default=default)
     parser.add_argument("--seeds", type=int, default=5)

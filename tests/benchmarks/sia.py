@@ -19,8 +19,8 @@ from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import read_workload
+from tests.benchmarks.results import ROOT, save
 
-ROOT = Path(__file__).parents[2]
 OUT = ROOT / "bench-out" / "sia.json"
 SIA = Scenario(
     groups=(NodeGroup("t4", 6, 4), NodeGroup("rtx", 3, 8), NodeGroup("a100", 2, 8)),
@@ -60,12 +60,11 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", default=RUNS)
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data/sia23")
     arguments = parser.parse_args()
-    OUT.parent.mkdir(exist_ok=True)
     done = json.loads(OUT.read_text()) if OUT.exists() else {}
     for spec in arguments.runs:
         if spec not in done:
             done[spec] = run(spec, arguments.data)
-            OUT.write_text(json.dumps(done, indent=1))
+            save(OUT, done)
         print(spec, *(f"{name} {value:,.1f}" for name, value in done[spec].items()), sep="  ", flush=True)
 
 

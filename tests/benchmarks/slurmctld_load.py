@@ -24,6 +24,7 @@ from typing import Any
 
 from contrib.commit import COMMIT
 from contrib.devcluster import DevCluster, write_configuration
+from tests.benchmarks.results import save
 from tests.benchmarks.store_load import cpu_seconds
 
 NODES, PER_NODE = 4, 125
@@ -192,8 +193,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path)
     arguments = parser.parse_args()
     found = measure(arguments.waiting, arguments.running, arguments.seconds)
-    Path("bench-out").mkdir(exist_ok=True)
-    Path("bench-out/slurmctld_load.json").write_text(json.dumps(found, indent=1) + "\n")
+    save(Path("bench-out/slurmctld_load.json"), found)
     print(json.dumps(found, indent=1))
     if arguments.page:
         write_page(arguments.page, found)

@@ -33,6 +33,7 @@ from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import descendants, free_ports
 from polluxd.model import JobSpec, JobState
 from polluxd.store import Store
+from tests.benchmarks.results import save
 from tests.integration.store.reports import payload
 
 CLUSTER = "bench"
@@ -374,8 +375,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("bench-out/store.json"))
     given = parser.parse_args()
     found = measure(given.agents, given.users, given.interval, given.seconds)
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(json.dumps(found, indent=1) + "\n")
+    save(given.json, found)
     print(json.dumps(found, indent=1))
     missed = [
         words
