@@ -76,6 +76,9 @@ class Gateways:
         self._running[number] = daemon
         wait_until(lambda: self._answers(number), 90, f"{daemon.name}; its log is {daemon.log}")
 
+    def pid(self, number: int = 0) -> int | None:
+        return self._running[number].pid
+
     def stop(self, number: int = 0, *, kill: bool = False) -> None:
         """Stop a gateway with TERM, or with KILL, which is a crash."""
         self._running.pop(number).stop(signal.SIGKILL if kill else signal.SIGTERM)

@@ -69,8 +69,7 @@ def _cpu_of_children(pid: int) -> float:
     return sum(cpu_seconds(int(child)) for child in children)
 
 
-def _watched(browser: Any, url: str, server: int, database: int | None) -> dict[str, float]:
-    assert database is not None
+def _watched(browser: Any, url: str, server: int, database: int) -> dict[str, float]:
     begin = time.monotonic()
     browser.open(url).read()
     first, waits, size = time.monotonic() - begin, [], 0

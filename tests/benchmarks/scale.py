@@ -330,17 +330,11 @@ def measure(
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            assert child.stdin is not None
-            assert child.stdout is not None
-            assert postgres.pid is not None
 
             def ask(what: str) -> dict[str, Any]:
-                assert child.stdin is not None
-                assert child.stdout is not None
                 child.stdin.write(what + "\n")
                 child.stdin.flush()
-                answer: dict[str, Any] = json.loads(child.stdout.readline())
-                return answer
+                return json.loads(child.stdout.readline())
 
             before: Mapping[str, int] = {}
             try:
@@ -357,9 +351,7 @@ def measure(
                     with database.begin() as connection:
                         connection.execute(text("SELECT pg_stat_force_next_flush()"))
                         now = {row.relname: row.written for row in connection.execute(text(_WRITTEN))}
-                        size = connection.execute(
-                            text("SELECT pg_total_relation_size('pollux.allocation')")
-                        ).scalar_one()
+                        size = connection.execute(text(_SIZE)).scalar_one()
                     figures.written.append({key: now[key] - before.get(key, 0) for key in now})
                     figures.bytes.append(size)
                     before = now

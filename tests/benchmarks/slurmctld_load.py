@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from contrib.commit import COMMIT
 from contrib.devcluster import DevCluster, write_configuration
+from contrib.devcluster.polluxd import BIN
+from contrib.devcluster.processes import Daemon
 from tests.benchmarks.results import save
 from tests.benchmarks.store_load import cpu_seconds
 
@@ -52,26 +51,6 @@ def rpcs(cluster: DevCluster) -> dict[str, tuple[int, float]]:
     """Count and time [s] of each kind of request since the last reset."""
     text = cluster.command("sdiag").partition("Remote Procedure Call statistics by user")[0]
     return {name: (int(count), int(total) / 1e6) for name, count, total in _RPC.findall(text)}
-
-
-@contextmanager
-def polluxd(cluster: DevCluster, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    config = folder / "polluxd.toml"
-    write_configuration(cluster, config)
-    command = [str(Path(sys.executable).parent / "polluxd")]
-    subprocess.run([*command, "migrate", "--config", str(config)], env=cluster.client_environment, check=True)
-    with (folder / "polluxd.log").open("ab") as sink:
-        process = subprocess.Popen(
-            [*command, "run", "--config", str(config)],
-            env=cluster.client_environment,
-            stdout=sink,
-            stderr=sink,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 def span(cluster: DevCluster, pid: int, seconds: float) -> tuple[float, dict[str, tuple[int, float]]]:
@@ -121,12 +100,18 @@ def measure(waiting: int, running: int, seconds: float) -> dict[str, Any]:
         time.sleep(20)
         without, _ = span(cluster, pid, seconds)
         print(f"without polluxd: {100 * without:.2f} % of a core", flush=True)
-        with polluxd(cluster, base) as process:
+        write_configuration(cluster, base / "polluxd.toml")
+        command = [str(BIN / "polluxd"), "run", "--config", str(base / "polluxd.toml")]
+        daemon = Daemon("polluxd", command, base / "polluxd.log", env=cluster.client_environment)
+        daemon.start()
+        try:
             time.sleep(45)  # it has seen all jobs, and decided
-            own = cpu_seconds(process.pid)
+            own = cpu_seconds(daemon.pid)
             with_it, asked = span(cluster, pid, seconds)
-            own = (cpu_seconds(process.pid) - own) / seconds
-            assert process.poll() is None, "polluxd has ended"
+            own = (cpu_seconds(daemon.pid) - own) / seconds
+            daemon.must_run()
+        finally:
+            daemon.stop(grace_s=60)
         return {
             "waiting": waiting,
             "running": running,

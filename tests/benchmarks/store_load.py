@@ -17,23 +17,20 @@ import multiprocessing
 import os
 import secrets
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 
 from contrib.devcluster import DevCluster
-from contrib.devcluster.processes import descendants, free_ports
-from polluxd.model import JobSpec, JobState
+from contrib.devcluster.processes import descendants
+from polluxd.model import Placement
+from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import Store
 from tests.benchmarks.results import save
+from tests.build import slurm_job
 from tests.integration.store.reports import payload
 
 CLUSTER = "bench"
@@ -67,19 +64,9 @@ def memory_mb(*pids: int) -> float:
     return total / 1024
 
 
-def job(job_id: int, uid: int, submitted: float) -> Any:
-    return SimpleNamespace(
-        **{"job_id": job_id, "name": f"job {job_id}", "user": f"user{uid}", "uid": uid, "account": "a"},
-        **{
-            "partition": "p",
-            "state": JobState.RUNNING,
-            "raw_state": "RUNNING",
-            "reason": "",
-            "restart_count": 0,
-        },
-        **{"submit_time": submitted, "start_time": submitted, "end_time": None},
-        **{"gpus_per_node_held": {f"n{job_id % 500}": 4}, "spec": JobSpec()},
-    )
+def job(job_id: int, uid: int, submitted: float) -> SlurmJob:
+    at = Placement((f"n{job_id % 500}",), 4)
+    return slurm_job(job_id, at=at, user=f"user{uid}", uid=uid, submit_time=submitted, start_time=submitted)
 
 
 class Line:
@@ -171,38 +158,7 @@ def play_agents(port: int, tokens: list[str], interval: float, ready: Any, stop:
     asyncio.run(run())
 
 
-@contextmanager
-def gateway(cluster: DevCluster, folder: Path) -> Iterator[tuple[int, int]]:
-    """Run `polluxd gateway`; yield its pid and port."""
-    assert cluster.postgres is not None
-    (port,) = free_ports(1)
-    config = folder / "polluxd.toml"
-    config.touch(mode=0o600)
-    # The gateway's role with its password in the URL, which tests have in place of a password file.
-    config.write_text(
-        f'[slurm]\ncluster = "{CLUSTER}"\nconf = "{cluster.slurm_conf}"\n'
-        f'[database]\nurl = "{cluster.database_url}"\n'
-        f'[gateway]\nlisten = "127.0.0.1:{port}"\npassfile = "{cluster.postgres.gateway_passfile}"\n'
-    )
-    with (folder / "gateway.log").open("wb") as log:
-        process = subprocess.Popen(
-            [Path(sys.executable).parent / "polluxd", "gateway", "--config", config],
-            env=cluster.client_environment,
-            stderr=log,
-        )
-    try:
-        until = time.monotonic() + 30
-        while b"listens at" not in (folder / "gateway.log").read_bytes():
-            assert process.poll() is None, (folder / "gateway.log").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        yield process.pid, port
-    finally:
-        process.terminate()
-        process.wait(20)
-
-
-def give_tokens(connection: Any, jobs: list[Any]) -> list[str]:
+def give_tokens(connection: Any, jobs: list[SlurmJob]) -> list[str]:
     tokens = [f"J.{each.job_id}.0.{secrets.token_urlsafe(32)}" for each in jobs]
     with connection.cursor() as cursor:
         for each, token in zip(jobs, tokens, strict=True):
@@ -236,19 +192,15 @@ def measure(agents: int, users: int, interval: float, seconds: float) -> dict[st
     with tempfile.TemporaryDirectory(prefix="pollux-bench-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with DevCluster(folder / "cluster") as cluster:
-            assert cluster.postgres is not None
+        with DevCluster(folder / "cluster", cluster_name=CLUSTER, publish_interval_s=interval) as cluster:
             store = Store(cluster.database_url, CLUSTER)
             epoch = store.lead()
-            assert epoch is not None
             began = time.time()
             jobs = [job(number, 1000 + number % users, began) for number in range(1, agents + 1)]
             store.sync_jobs(jobs)
             owner = psycopg2.connect(cluster.database_url.replace("+psycopg2", ""))
             owner.autocommit = True
-            tokens = give_tokens(owner, jobs)
-            with gateway(cluster, folder) as (pid, port):
-                return run(cluster, store, owner, epoch, jobs, tokens, pid, port, interval, seconds)
+            return run(cluster, store, owner, epoch, jobs, give_tokens(owner, jobs), interval, seconds)
 
 
 def run(
@@ -256,16 +208,13 @@ def run(
     store: Store,
     owner: Any,
     epoch: int,
-    jobs: list[Any],
+    jobs: list[SlurmJob],
     tokens: list[str],
-    pid: int,
-    port: int,
     interval: float,
     seconds: float,
 ) -> dict[str, Any]:
-    assert cluster.postgres is not None
-    assert cluster.postgres.pid is not None
-    server = cluster.postgres.pid
+    server, pid = cluster.postgres.pid, cluster.gateways.pid()
+    port = int(cluster.gateways.addresses[0].rpartition(":")[2])
     spawn = multiprocessing.get_context("spawn")
     ready, stop, out = spawn.Event(), spawn.Event(), spawn.Queue()
     clients = spawn.Process(target=play_agents, args=(port, tokens, interval, ready, stop, out))

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pollux.slurm_job.access import TOKEN, GatewayAccess, read_access
+from tests.fuzz.json_values import json_values
 
 ENVIRONMENT = {
     "POLLUX_GATEWAY": "https://head.example.org:9851",
@@ -20,13 +21,6 @@ ENVIRONMENT = {
     "SLURM_RESTART_COUNT": "1",
 }
 GOOD = {"token": "J.7.1." + "t" * 43, "publish_interval_s": 30, "gpu_type": "a100"}
-JSON_VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
 
 
 def assert_sensible(access: GatewayAccess | None) -> None:
@@ -48,7 +42,7 @@ def test_the_example_is_a_token() -> None:
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(GOOD)), JSON_VALUES, max_size=3),
+    st.dictionaries(st.sampled_from(sorted(GOOD)), json_values, max_size=3),
     st.sets(st.sampled_from(sorted(GOOD))),
 )
 def test_a_token_with_other_values_or_without_some(other: dict[str, object], left_out: set[str]) -> None:

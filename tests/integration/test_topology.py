@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contrib.devcluster import DevCluster
-from contrib.devcluster import cluster as devcluster
+from contrib.devcluster import DevCluster, SiteLines
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.companions import gather
 from polluxd.apply.paths import MoveRules
@@ -26,15 +25,9 @@ TOPOLOGY = "SwitchName=left Nodes=n[1,4]\nSwitchName=right Nodes=n[2-3]\nSwitchN
 
 
 @pytest.fixture
-def racked(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevCluster]:
-    plain = devcluster.slurm_conf
-
-    def with_topology(layout: devcluster.Layout, *more: object) -> str:
-        (layout.etc / "topology.conf").write_text(TOPOLOGY)
-        return plain(layout, *more) + "TopologyPlugin=topology/tree\n"  # type: ignore[arg-type]
-
-    monkeypatch.setattr(devcluster, "slurm_conf", with_topology)
-    with DevCluster(scratch / "racked", postgres=False, lease_s=60) as cluster:
+def racked(scratch: Path) -> Iterator[DevCluster]:
+    site = SiteLines(lines=("TopologyPlugin=topology/tree",), files={"topology.conf": TOPOLOGY})
+    with DevCluster(scratch / "racked", postgres=False, lease_s=60, site=site) as cluster:
         yield cluster
 
 
