@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pollux.goodput import BatchLimits, NoiseScale
+from pollux.goodput import NoiseScale
 from polluxd.cycle.progress_rates import TrainedOn
 from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import Report
@@ -68,28 +68,13 @@ class GrowingNoise:
     app: Application
     growth: float
 
-    @property
-    def name(self) -> str:
-        return self.app.name
-
-    @property
-    def limits(self) -> BatchLimits:
-        return self.app.limits
+    def __getattr__(self, name: str) -> Any:
+        """All else is the application's: its name, limits, step times, most GPUs."""
+        return getattr(self.app, name)
 
     @property
     def epochs(self) -> int:
         return self.app.epochs * PARTS
-
-    @property
-    def most_gpus(self) -> int | None:
-        return self.app.most_gpus
-
-    @property
-    def fixed_batch(self) -> int | None:
-        return self.app.fixed_batch
-
-    def times(self, placement: tuple[int, ...], local_batch: int) -> tuple[float, float]:
-        return self.app.times(placement, local_batch)
 
     def noise(self, batch_size: int, epoch: int) -> NoiseScale:
         own = self.app.noise(batch_size, min(epoch // PARTS, self.app.epochs - 1))

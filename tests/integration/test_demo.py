@@ -23,37 +23,31 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 
-WORKLOAD = """
+TRAINING = """
+[[training]]
+script = "{script}"
+epochs = 2
+batch_size = 32
+per_gpu = [4, 128]
+lr = 0.05
+alpha_s = 0.02
+beta_s = 0.001
+sync_local_s = 0.01
+sync_node_s = 0.02
+"""
+WORKLOAD = f"""
 limit_s = 240.0
 [cluster]
 nodes = 1
 gpus_per_node = 2
-[[training]]
+{TRAINING}
 name = "small"
-script = "{script}"
 arrive_s = 0
-epochs = 2
-batch_size = 32
 max_batch_size = 256
-per_gpu = [4, 128]
-lr = 0.05
-alpha_s = 0.02
-beta_s = 0.001
-sync_local_s = 0.01
-sync_node_s = 0.02
-[[training]]
+{TRAINING}
 name = "late"
-script = "{script}"
 arrive_s = 2
-epochs = 2
-batch_size = 32
 max_batch_size = 32
-per_gpu = [4, 128]
-lr = 0.05
-alpha_s = 0.02
-beta_s = 0.001
-sync_local_s = 0.01
-sync_node_s = 0.02
 max_gpus = 1
 adaptive = false
 """
@@ -67,17 +61,9 @@ def demo(tmp_path):
     def start(script="contrib/examples/digits_mlp.py"):
         workload = tmp_path / "workload.toml"
         workload.write_text(WORKLOAD.format(script=script))
-        command = [
-            sys.executable,
-            "-m",
-            "contrib.demo",
-            "--workload",
-            str(workload),
-            "--out",
-            str(tmp_path / "out"),
-        ]
+        words = ("--workload", str(workload), "--out", str(tmp_path / "out"))
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "contrib.demo", *words],
             cwd=ROOT,
             text=True,
             stdout=subprocess.PIPE,

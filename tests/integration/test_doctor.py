@@ -154,43 +154,62 @@ def test_a_sound_installation_has_no_fault(site: Site) -> None:
 
 Plant = Callable[[Site], object]
 
-FILES: dict[str, tuple[str, str, Plant]] = {
-    "the cluster's name": (
-        "cluster-name",
-        'set cluster = "dev"',
-        lambda s: s.edit(s.config, '"dev"', '"div"'),
-    ),
-    "a hook of another version": (
-        "hooks",
-        "hooks install",
-        lambda s: s.edit(s.etc / "hooks/directives.lua", "READERS", "Readers"),
-    ),
+Fault = tuple[str, str, Plant]
+"""The check that finds it, words of the remedy, and how it is planted."""
+
+
+def hook(path: str, old: str, new: str) -> Fault:
+    """The installed hooks or their settings differ from what the configuration says."""
+    return "hooks", "hooks install", lambda s: s.edit(s.etc / path, old, new)
+
+
+def script(old: str, new: str, name: str = "job_submit.lua") -> Fault:
+    """slurmctld's Lua does not do its work, which a test job shows."""
+    return "canary", "slurmctld's log", lambda s: s.lua(old, new, name)
+
+
+def config(check: str, remedy: str, old: str, new: str) -> Fault:
+    return check, remedy, lambda s: s.edit(s.config, old, new)
+
+
+def sql(check: str, remedy: str, change: str, back: str) -> Fault:
+    return check, remedy, lambda s: s.sql(change, back)
+
+
+def scontrol(check: str, remedy: str, change: str, back: str) -> Fault:
+    return check, remedy, lambda s: s.scontrol(change, back)
+
+
+def slurm_conf(check: str, remedy: str, old: str, new: str) -> Fault:
+    return check, remedy, lambda s: s.slurm_conf(old, new)
+
+
+PARTITION = "update partitionname=pollux state="
+FORGET = (
+    "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0010%';"
+    "DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'"
+)
+REMEMBER = "INSERT INTO pollux.schema_migration SELECT * FROM away; DROP TABLE away"
+LEASE = "UPDATE pollux.leader SET lease_until = now() {} interval '1 day'"
+LIMIT = "ALTER ROLE pollux_daemon CONNECTION LIMIT"
+WORKS = "create reservation=works starttime=now+60minutes duration=60 nodes=ALL users=root flags=maint"
+END = "-- END Pollux"
+OWN_FILTER = f"{END}\nfunction slurm_cli_pre_submit() return slurm.SUCCESS end"
+ADDRESS = 'addresses = ["http://127.0.0.'
+
+FILES: dict[str, Fault] = {
+    "the cluster's name": config("cluster-name", 'set cluster = "dev"', '"dev"', '"div"'),
+    "a hook of another version": hook("hooks/directives.lua", "READERS", "Readers"),
     "an unreadable hook": (
         "hooks",
         "hooks install",
         lambda s: s.chmod(s.etc / "hooks/directives.lua", 0o600),
     ),
-    "job_submit.lua without Pollux": (
-        "hooks",
-        "hooks install",
-        lambda s: s.edit(s.etc / "job_submit.lua", "BEGIN Pollux", "x"),
-    ),
-    "another gateway in the hook": (
-        "hooks",
-        "hooks install",
-        lambda s: s.edit(s.config, 'addresses = ["http://127.0.0.1', 'addresses = ["http://127.0.0.2'),
-    ),
-    "another lease in the hook": (
-        "hooks",
-        "hooks install",
-        lambda s: s.edit(s.config, "lease_s = 120.0", "lease_s = 77.0"),
-    ),
+    "job_submit.lua without Pollux": hook("job_submit.lua", "BEGIN Pollux", "x"),
+    "another gateway in the hook": hook("polluxd.toml", f"{ADDRESS}1", f"{ADDRESS}2"),
+    "another lease in the hook": hook("polluxd.toml", "lease_s = 120.0", "lease_s = 77.0"),
     "no cli_filter.lua": ("hooks", "hooks install", lambda s: s.away(s.etc / "cli_filter.lua")),
-    "polluxd's password": (
-        "database",
-        "pg_hba.conf",
-        lambda s: s.edit(s.config, "pollux_daemon:", "pollux_daemon:x"),
-    ),
+    "polluxd's password": config("database", "pg_hba.conf", "pollux_daemon:", "pollux_daemon:x"),
     "no gateway": (
         "gateway",
         "polluxd-gateway",
@@ -198,70 +217,25 @@ FILES: dict[str, tuple[str, str, Plant]] = {
     ),
     "no configuration": ("configuration", "example-config", lambda s: s.away(s.config)),
     "a missing device": ("devices", "driver", lambda s: s.away(s.cluster.directory / "dev/gpu2")),
-    "an older schema": (
-        "schema",
-        "polluxd migrate",
-        lambda s: s.sql(
-            "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0010%';"
-            "DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'",
-            "INSERT INTO pollux.schema_migration SELECT * FROM away; DROP TABLE away",
-        ),
+    "an older schema": sql("schema", "polluxd migrate", FORGET, REMEMBER),
+    "a role that cannot log in": sql(
+        "roles", "db init", "ALTER ROLE pollux_read NOLOGIN", "ALTER ROLE pollux_read LOGIN"
     ),
-    "a role that cannot log in": (
-        "roles",
-        "db init",
-        lambda s: s.sql("ALTER ROLE pollux_read NOLOGIN", "ALTER ROLE pollux_read LOGIN"),
+    "nobody leads": sql("leader", "systemctl", LEASE.format("-"), LEASE.format("+")),
+    "a partition is down": scontrol("partition", "state=up", f"{PARTITION}down", f"{PARTITION}up"),
+    "a node is drained": scontrol(
+        "nodes", "resume", "update nodename=n1 state=drain reason=test", "update nodename=n1 state=resume"
     ),
-    "nobody leads": (
-        "leader",
-        "systemctl",
-        lambda s: s.sql(
-            "UPDATE pollux.leader SET lease_until = now() - interval '1 day'",
-            "UPDATE pollux.leader SET lease_until = now() + interval '1 day'",
-        ),
+    "the site's own function below Pollux' lines": script(
+        END, f"{END}\nfunction slurm_job_submit() return slurm.SUCCESS end"
     ),
-    "a partition is down": (
-        "partition",
-        "state=up",
-        lambda s: s.scontrol(
-            "update partitionname=pollux state=down", "update partitionname=pollux state=up"
-        ),
-    ),
-    "a node is drained": (
-        "nodes",
-        "resume",
-        lambda s: s.scontrol("update nodename=n1 state=drain reason=test", "update nodename=n1 state=resume"),
-    ),
-    "the site's own function below Pollux' lines": (
-        "canary",
-        "slurmctld's log",
-        lambda s: s.lua(
-            "-- END Pollux", "-- END Pollux\nfunction slurm_job_submit() return slurm.SUCCESS end"
-        ),
-    ),
-    "a hook that is not called": (
-        "canary",
-        "slurmctld's log",
-        lambda s: s.lua("pcall(dofile,", 'false, "off" --'),
-    ),
-    "a hook that Lua cannot read": (
-        "canary",
-        "slurmctld's log",
-        lambda s: s.lua("function", "func tion", "hooks/directives.lua"),
-    ),
-    "a job_submit.lua that Lua cannot read": (
-        "canary",
-        "slurmctld's log",
-        lambda s: s.lua("-- END Pollux", "-- END Pollux\nfunction ("),
-    ),
+    "a hook that is not called": script("pcall(dofile,", 'false, "off" --'),
+    "a hook that Lua cannot read": script("function", "func tion", "hooks/directives.lua"),
+    "a job_submit.lua that Lua cannot read": script(END, f"{END}\nfunction ("),
     "a cli_filter.lua that passes Pollux by": (
         "canary",
         "CliFilterPlugins",
-        lambda s: s.edit(
-            s.etc / "cli_filter.lua",
-            "-- END Pollux",
-            "-- END Pollux\nfunction slurm_cli_pre_submit() return slurm.SUCCESS end",
-        ),
+        lambda s: s.edit(s.etc / "cli_filter.lua", END, OWN_FILTER),
     ),
     "a heartbeat that slurmctld cannot read": (
         "canary",
@@ -269,38 +243,15 @@ FILES: dict[str, tuple[str, str, Plant]] = {
         lambda s: (s.beat(0), s.lua("polluxd/heartbeat", "polluxd/hidden/heartbeat")),
     ),
     "an old heartbeat": ("heartbeat", "systemctl", lambda s: s.beat(1000)),
-    "no connection left for polluxd": (
-        "database",
-        "max_connections",
-        lambda s: s.sql(
-            "ALTER ROLE pollux_daemon CONNECTION LIMIT 0", "ALTER ROLE pollux_daemon CONNECTION LIMIT -1"
-        ),
-    ),
+    "no connection left for polluxd": sql("database", "max_connections", f"{LIMIT} 0", f"{LIMIT} -1"),
     "a passfile for everybody": ("passfile", "chmod 600", lambda s: s.secret("passfile", "database")),
-    "a configuration of another program": (
-        "configuration",
-        "example-config",
-        lambda s: s.edit(s.config, "[moves]\n", "[moves]\nspeed = 3\n"),
+    "a configuration of another program": config(
+        "configuration", "example-config", "[moves]\n", "[moves]\nspeed = 3\n"
     ),
-    "hooks that anybody can change": (
-        "hooks",
-        "chmod 755",
-        lambda s: s.chmod(s.etc / "hooks", 0o777),
-    ),
-    "a partition takes no jobs": (
-        "partition",
-        "state=up",
-        lambda s: s.scontrol(
-            "update partitionname=pollux state=inactive", "update partitionname=pollux state=up"
-        ),
-    ),
-    "a maintenance ahead": (
-        "reservation",
-        "delete reservation=works",
-        lambda s: s.scontrol(
-            "create reservation=works starttime=now+60minutes duration=60 nodes=ALL users=root flags=maint",
-            "delete reservation=works",
-        ),
+    "hooks that anybody can change": ("hooks", "chmod 755", lambda s: s.chmod(s.etc / "hooks", 0o777)),
+    "a partition takes no jobs": scontrol("partition", "state=up", f"{PARTITION}inactive", f"{PARTITION}up"),
+    "a maintenance ahead": scontrol(
+        "reservation", "delete reservation=works", WORKS, "delete reservation=works"
     ),
 }
 
@@ -311,32 +262,21 @@ def munge_frozen(site: Site) -> None:
     daemon.send(signal.SIGSTOP)
 
 
-SLURM: dict[str, tuple[str, str, Plant]] = {
-    "no submission hook": (
-        "plugins",
-        "JobSubmitPlugins=lua",
-        lambda s: s.slurm_conf("JobSubmitPlugins=lua\n", ""),
-    ),
+REQUEUE = "JobRequeue=1\n"
+PROLOG = "JobRequeue=1\nProlog=/bin/true\nPrologEpilogTimeout={}\n"
+
+SLURM: dict[str, Fault] = {
+    "no submission hook": slurm_conf("plugins", "JobSubmitPlugins=lua", "JobSubmitPlugins=lua\n", ""),
     "a call of the prolog of polluxd 0.1": (
         "former-scripts",
         "take the call out",
-        lambda s: s.slurm_conf("JobRequeue=1\n", f"JobRequeue=1\nProlog={s.etc}/hooks/prolog\n"),
+        lambda s: s.slurm_conf(REQUEUE, f"{REQUEUE}Prolog={s.etc}/hooks/prolog\n"),
     ),
-    "no requeue": (
-        "requeue",
-        "JobRequeue=1",
-        lambda s: s.slurm_conf("JobRequeue=1\n", "JobRequeue=0\n"),
+    "no requeue": slurm_conf("requeue", "JobRequeue=1", REQUEUE, "JobRequeue=0\n"),
+    "a long wait after a requeue": slurm_conf(
+        "requeue", "cred_expire", "AuthInfo=", "AuthInfo=cred_expire=900,"
     ),
-    "a long wait after a requeue": (
-        "requeue",
-        "cred_expire",
-        lambda s: s.slurm_conf("AuthInfo=", "AuthInfo=cred_expire=900,"),
-    ),
-    "no filter of sbatch": (
-        "plugins",
-        "CliFilterPlugins=lua",
-        lambda s: s.slurm_conf("CliFilterPlugins=lua\n", ""),
-    ),
+    "no filter of sbatch": slurm_conf("plugins", "CliFilterPlugins=lua", "CliFilterPlugins=lua\n", ""),
     "no slurmdbd": (
         "slurmdbd",
         "set up slurmdbd",
@@ -346,36 +286,22 @@ SLURM: dict[str, tuple[str, str, Plant]] = {
             s.slurm_conf("accounting_storage/slurmdbd", "accounting_storage/none"),
         ),
     ),
-    "GPUs that Slurm does not count": (
-        "accounting",
-        "AccountingStorageTRES",
-        lambda s: s.slurm_conf("AccountingStorageTRES=gres/gpu\n", ""),
+    "GPUs that Slurm does not count": slurm_conf(
+        "accounting", "AccountingStorageTRES", "AccountingStorageTRES=gres/gpu\n", ""
     ),
-    "ended jobs are forgotten at once": (
-        "memory",
-        "MinJobAge=300",
-        lambda s: s.slurm_conf("MinJobAge=7200", "MinJobAge=2"),
+    "ended jobs are forgotten at once": slurm_conf(
+        "memory", "MinJobAge=300", "MinJobAge=7200", "MinJobAge=2"
     ),
-    "a slow scheduler": (
-        "scheduler",
-        "start_timeout_s = 120",
-        lambda s: s.slurm_conf("sched_min_interval=0", "sched_min_interval=40000000"),
+    "a slow scheduler": slurm_conf(
+        "scheduler", "start_timeout_s = 120", "sched_min_interval=0", "sched_min_interval=40000000"
     ),
-    "a scheduler that batches": (
-        "scheduler",
-        "batch_sched_delay",
-        lambda s: s.slurm_conf("batch_sched_delay=0", "batch_sched_delay=60"),
+    "a scheduler that batches": slurm_conf(
+        "scheduler", "batch_sched_delay", "batch_sched_delay=0", "batch_sched_delay=60"
     ),
-    "a prolog that may take minutes": (
-        "scripts",
-        "training_timeout_s = 960",
-        lambda s: s.slurm_conf("JobRequeue=1\n", "JobRequeue=1\nProlog=/bin/true\nPrologEpilogTimeout=900\n"),
+    "a prolog that may take minutes": slurm_conf(
+        "scripts", "training_timeout_s = 960", REQUEUE, PROLOG.format(900)
     ),
-    "a prolog without any time": (
-        "scripts",
-        "PrologEpilogTimeout=60",
-        lambda s: s.slurm_conf("JobRequeue=1\n", "JobRequeue=1\nProlog=/bin/true\nPrologEpilogTimeout=3\n"),
-    ),
+    "a prolog without any time": slurm_conf("scripts", "PrologEpilogTimeout=60", REQUEUE, PROLOG.format(3)),
     "slurmctld is down": (
         "slurmctld",
         "start slurmctld",

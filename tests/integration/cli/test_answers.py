@@ -9,14 +9,13 @@ import pwd
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from contrib.devcluster.processes import free_ports
+from contrib.devcluster.processes import Daemon, free_ports, wait_until
 from polluxd.site import slurm_checks
 from polluxd.site.findings import Level
 from polluxd.site.slurm_checks import Slurm
@@ -70,24 +69,13 @@ def address(dev_cluster, scratch):
     for path in (config, passfile):
         path.chmod(0o600)
         os.chown(path, DAEMON.pw_uid, DAEMON.pw_gid)
-    log = folder / "log"
-    with log.open("wb") as said:
-        server = subprocess.Popen(
-            [BIN / "polluxd", "gateway", "--config", config],
-            user=DAEMON.pw_uid,
-            group=DAEMON.pw_gid,
-            extra_groups=[],
-            env=dev_cluster.client_environment,
-            stderr=said,
-        )
-    until = time.monotonic() + PATIENCE_S
-    while b"listens at" not in log.read_bytes():
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(0.05)
+    command = [str(BIN / "polluxd"), "gateway", "--config", str(config)]
+    log, env = folder / "log", dev_cluster.client_environment
+    server = Daemon("gateway", command, log, env=env, user=DAEMON.pw_name)
+    server.start()
+    wait_until(lambda: server.must_run() or "listens at" in log.read_text(), PATIENCE_S, "the gateway")
     yield f"http://127.0.0.1:{port}"
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(PATIENCE_S) == 0, log.read_text()
+    assert server.stop(grace_s=PATIENCE_S) == 0, log.read_text()
     store.close()
 
 
