@@ -21,7 +21,7 @@ import pytest
 from contrib.devcluster import DevCluster, Polluxd
 from polluxd.apply.placed import held
 from polluxd.errors import LeaderLost, StoreRejected
-from polluxd.model import NO_PLACEMENT, JobState, Step
+from polluxd.model import NO_PLACEMENT, JobState, Move, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.scontrol import ScontrolClient
 from polluxd.store import Store
@@ -37,6 +37,11 @@ def identity(user: str) -> dict[str, Any]:
     """
     account = pwd.getpwnam(user)
     return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account.pw_uid else {}
+
+
+def digits(epochs: float) -> str:
+    """Return the options of a training on digits, of about 45 steps of 0.05 s an epoch on one GPU."""
+    return f"--epochs {epochs:g} --alpha 0.03 --beta 0.0005 --sync 0.01 0.02"
 
 
 def polluxd(
@@ -85,19 +90,13 @@ class Loop:
     def try_sbatch(
         self, name: str, body: str, *, directive: str | None, gpus: int = 1
     ) -> subprocess.CompletedProcess[str]:
-        lines = [
-            "#!/bin/bash",
-            f"#SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1",
-        ]
-        lines += [f"#SBATCH --output={self.folder}/{name}.log --cpus-per-task=1"]
-        lines += [directive] if directive else []
-        lines += [
-            f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={self.folder}/checkpoints-{name}",
-            f"cd {ROOT}",
-            body,
-        ]
         script = self.folder / f"{name}.sbatch"
-        script.write_text("\n".join(lines) + "\n")
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --job-name={name} --nodes=1 --gpus-per-node={gpus} --ntasks-per-node=1\n"
+            f"#SBATCH --output={self.folder}/{name}.log --cpus-per-task=1\n{directive or ''}\n"
+            f"export PATH={BIN}:$PATH POLLUX_CHECKPOINT_DIR={self.folder}/checkpoints-{name}\n"
+            f"cd {ROOT}\n{body}\n"
+        )
         return subprocess.run(
             ["sbatch", str(script)],
             env={**os.environ, **self.cluster.client_environment},
@@ -111,13 +110,10 @@ class Loop:
     def train(
         self, name: str, epochs: float, *options: str, directive: str | None = "#POLLUX min-gpus=1"
     ) -> int:
-        """A training on digits; about 45 steps of 0.05 s an epoch on one GPU."""
-        words = [
-            "pollux run contrib/examples/digits_mlp.py",
-            f"--epochs {epochs:g} --alpha 0.03 --beta 0.0005",
-        ]
-        words += ["--sync 0.01 0.02", f"--result {self.folder}/{name}.json", *options]
-        return self.sbatch(name, " ".join(words), directive=directive)
+        """A training on digits."""
+        words = ("pollux run contrib/examples/digits_mlp.py", digits(epochs))
+        body = " ".join([*words, f"--result {self.folder}/{name}.json", *options])
+        return self.sbatch(name, body, directive=directive)
 
     def job(self, job_id: int) -> SlurmJob:
         return self.slurm.jobs([job_id])[job_id]
@@ -151,26 +147,32 @@ class Loop:
         assert (plain.restart_count, plain.admin_comment, plain.spec) == (0, "", None)
         return plain
 
+    def plan(self, job_id: int, path: str, source: Placement | None, target: Placement) -> Move:
+        """Have polluxd move a job from `source`, or from where it is; return the move once it is written."""
+        planned: list[Move] = []
+
+        def written() -> bool:
+            job, leader = self.job(job_id), self.store.leader()
+            here = source or held(job)
+            assert not job.state.finished, f"it ended before it could be moved: {job.raw_state}"
+            if leader is None or not here:
+                return False
+            words = (job_id, job.restart_count, path, here, target, "by the test", leader.epoch)
+            try:
+                planned.append(self.store.plan_move(*words))
+            except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
+                return False
+            return True
+
+        self.until(written, why=f"a {path} to be planned")
+        return planned[0]
+
     def park(self, job_id: int) -> None:
         """Have polluxd send a running job back to the queue.
 
         A plan does the same when there are more jobs than GPUs.
         """
-
-        def planned() -> bool:
-            job, leader = self.job(job_id), self.store.leader()
-            here = held(job)
-            assert not job.state.finished, "it ended before it could be parked"
-            if leader is None or not here:
-                return False
-            words = (job_id, job.restart_count, "park", here, NO_PLACEMENT, "by the test", leader.epoch)
-            try:
-                self.store.plan_move(*words)
-            except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
-                return False
-            return True
-
-        self.until(planned, why="a park to be planned")
+        self.plan(job_id, "park", None, NO_PLACEMENT)
 
     def explained(self, job_id: int, words: str, seconds: float = 60.0) -> None:
         self.daemon.explained(self.store, job_id, words, seconds)
@@ -193,12 +195,7 @@ class Loop:
 
     def cancel_all(self) -> None:
         if self.submitted:
-            subprocess.run(
-                ["scancel", *map(str, self.submitted)],
-                env={**os.environ, **self.cluster.client_environment},
-                capture_output=True,
-                check=False,
-            )
+            self.cluster.command("scancel", *map(str, self.submitted))
             self.until(lambda: all(self.job(j).state.finished for j in self.submitted), why="scancel")
         self.submitted.clear()
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from contrib.chaos.ledger import Ledger, Lineage, ledgers, lineage
 from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import pids_with_environment
-from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -88,22 +87,7 @@ class Elastic:
     def order(self, path: str, nodes: Sequence[str]) -> int:
         """Have polluxd move the job; return the move's id once it is written."""
         source, target = Placement(self.nodes, 1), Placement(tuple(nodes), 1)
-        planned: list[Move] = []
-
-        def plan() -> bool:
-            job, leader = self.slurm, self.loop.store.leader()
-            assert not job.state.finished, f"it ended before it could be moved: {job.raw_state}"
-            if leader is None:
-                return False
-            words = (self.job_id, job.restart_count, path, source, target, "by the test", leader.epoch)
-            try:
-                planned.append(self.loop.store.plan_move(*words))
-            except (StoreRejected, LeaderLost):  # another move is under way, or the leader has changed
-                return False
-            return True
-
-        self.loop.until(plan, why=f"a {path} to be planned")
-        return planned[0].id
+        return self.loop.plan(self.job_id, path, source, target).id
 
     def moved(self, number: int) -> Move:
         """Wait until a move ends, whether it succeeds or fails."""

@@ -13,7 +13,7 @@ import pytest
 from contrib.devcluster import DevCluster
 from polluxd.model import JobState, Move, Step
 
-from .conftest import Loop, loop_on, polluxd
+from .conftest import Loop, digits, loop_on, polluxd
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -97,10 +97,9 @@ def test_the_second_gateway_serves_while_the_first_is_away(pair: Loop) -> None:
 
 
 def test_a_script_without_a_launcher_proves_itself_by_munge(loop: Loop) -> None:
-    words = "--epochs 6 --alpha 0.03 --beta 0.0005 --sync 0.01 0.02"
     job_id = loop.sbatch(
         "direct",
-        f"srun --ntasks=1 {sys.executable} contrib/examples/digits_mlp.py {words} --result {loop.folder}/direct.json",
+        f"srun --ntasks=1 {sys.executable} contrib/examples/digits_mlp.py {digits(6)}",
         directive="#POLLUX max-gpus=1",
     )
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")
@@ -129,10 +128,9 @@ def test_ranks_in_a_container_without_munge_report_by_the_launchers_token(loop: 
     munge = loop.cluster.directory / "munge"
     container.write_text(HIDING.format(munge=munge, etc=loop.cluster.slurm_conf.parent))
     container.chmod(0o755)
-    words = "--epochs 8 --alpha 0.03 --beta 0.0005 --sync 0.01 0.02"
     job_id = loop.sbatch(
         "contained",
-        f"pollux run --container {container} contrib/examples/digits_mlp.py {words}",
+        f"pollux run --container {container} contrib/examples/digits_mlp.py {digits(8)}",
         directive="#POLLUX max-gpus=1 resize=requeue",
     )
     loop.until(lambda: loop.store.reports().get(job_id), why="a report")

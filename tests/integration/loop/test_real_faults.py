@@ -166,6 +166,4 @@ def test_the_late_scontrol_is_carried_out_and_late(loop: Loop, tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0
-    assert "Comment=seen" in loop.cluster.command(
-        "scontrol", "-o", "show", "node", loop.cluster.node_names[0]
-    )
+    assert "Comment=seen" in loop.cluster.command("scontrol", "show", "node", loop.cluster.node_names[0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -201,6 +200,6 @@ def test_a_shrink_beside_a_job_that_is_cancelled(elastic_loop: Loop) -> None:
 
     assert gone.moved(growth).step is Step.TRAINING
     gone.steps_among(3)
-    subprocess.run(["scancel", str(gone.job_id)], env=elastic_loop.cluster.client_environment, check=True)
+    elastic_loop.cluster.command("scancel", str(gone.job_id))
     gone.alone("the job was cancelled")
     assert again.end().repeated == 0

@@ -105,11 +105,7 @@ def test_no_trial_is_lost_counted_twice_or_failed_wrongly(loop: Loop) -> None:
     for pid in pids_with_environment(f"SLURM_JOB_ID={search.job(killed['task']).job_id}"):
         if (Path("/proc") / str(pid) / "comm").read_text() != "slurmstepd\n":  # Slurm's own
             os.kill(pid, signal.SIGKILL)
-    subprocess.run(
-        ["scontrol", "requeue", requeued["task"]],
-        env={**os.environ, **loop.cluster.client_environment},
-        check=True,
-    )
+    loop.cluster.command("scontrol", "requeue", requeued["task"])
     loop.until(search.over, why="the end of all tasks")
     ended = {task: search.job(task).state for task in search.tasks}
     study = search.study()
