@@ -10,7 +10,7 @@ import signal
 import subprocess
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from .errors import DevClusterError
 from .processes import Daemon, free_ports, wait_until
@@ -115,8 +115,8 @@ class DevPostgres:
             self._daemon.stop(signal.SIGQUIT if immediate else signal.SIGINT, grace_s=10)
             self._daemon = None
 
-    def execute(self, sql: str, *, database: str | None = None) -> None:
-        """Run statements as the superuser, outside a transaction."""
+    def execute(self, sql: str, *, database: str | None = None) -> list[tuple[Any, ...]]:
+        """Run statements as the superuser, outside a transaction; return the rows of the last one."""
         import psycopg2  # noqa: PLC0415 - keeps `install.sh` able to import this package before the venv is filled
 
         connection = psycopg2.connect(self._dsn("postgres", database or self.database))
@@ -124,6 +124,7 @@ class DevPostgres:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(sql)
+                return cursor.fetchall() if cursor.description else []
         finally:
             connection.close()
 

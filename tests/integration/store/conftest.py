@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psycopg2
 import pytest
 
 from contrib.devcluster.postgres import DevPostgres
@@ -41,11 +40,11 @@ def cluster() -> str:
 
 @pytest.fixture
 def new_store(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Store]]:
-    """Makes stores of this test's cluster; all are closed at its end."""
+    """Makes stores, of this test's cluster unless said otherwise; all are closed at its end."""
     made: list[Store] = []
 
-    def make(**options: Any) -> Store:
-        made.append(Store(postgres.url, cluster, **{"lease_s": 0.3, **options}))
+    def make(url: str = postgres.url, name: str = cluster, **options: Any) -> Store:
+        made.append(Store(url, name, **{"lease_s": 0.3, **options}))
         return made[-1]
 
     yield make
@@ -71,13 +70,10 @@ def seen_jobs() -> Callable[..., SlurmJob]:
 
 def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> None:
     """Let polluxd have seen a job that runs."""
-    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, most_gpus, most_nodes)"
-            " VALUES (%s, %s, %s, '{}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING",
-            (cluster, job_id, uid),
-        )
-    connection.close()
+    postgres.execute(
+        "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, most_gpus, most_nodes) VALUES"
+        f" ('{cluster}', {job_id}, {uid}, '{{}}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING"
+    )
 
 
 class RefusedByStore(Exception):

@@ -7,7 +7,6 @@ import shlex
 import stat
 import subprocess
 
-import psycopg2
 import pytest
 from click.testing import Result
 from sqlalchemy import make_url
@@ -120,8 +119,5 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     assert "polluxctl db upgrade" in printed
     assert run("upgrade", config(etc)).exit_code == 0
     assert run("check", config(etc)).exit_code == 0
-    connection = psycopg2.connect(superuser(server).replace("dbname=postgres", "dbname=site"))
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT value FROM pollux.setting WHERE cluster = 'main' AND name = 'paused'")
-        assert cursor.fetchone() == (True,)
-    connection.close()
+    kept = "SELECT value FROM pollux.setting WHERE cluster = 'main' AND name = 'paused'"
+    assert server.execute(kept, database="site") == [(True,)]

@@ -92,12 +92,11 @@ def test_readers_read_all_but_the_tokens_and_write_nothing(store, postgres):
 
 
 def test_every_function_pins_its_search_path(postgres):
-    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace::regnamespace::text = 'pollux'"
-            " AND NOT EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search_path=pg_catalog%')"
-        )
-        assert cursor.fetchall() == []
+    found = postgres.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.pronamespace::regnamespace::text = 'pollux'"
+        " AND NOT EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c LIKE 'search_path=pg_catalog%')"
+    )
+    assert found == []
 
 
 def test_even_the_owner_cannot_store_what_is_not_finite(store, agent, postgres, cluster):

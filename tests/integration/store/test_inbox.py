@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 
-import psycopg2
 import pytest
 
 from polluxd.gateway.records import Holder
@@ -108,9 +107,10 @@ def test_a_report_wakes_polluxd_when_its_news_change(store, agent, report, postg
     job.publish(report(times={"first_step_at": 100}, resized=4))
     for _ in range(2):
         job.publish(report(times={"first_step_at": 100}, resized=4, resize_refused={"id": 5, "why": "no"}))
-    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT wakes FROM pollux.report_history WHERE cluster = %s ORDER BY id", (cluster,))
-        assert [wakes for (wakes,) in cursor] == [False, False, True, False, True, True, False]
+    rows = postgres.execute(
+        f"SELECT wakes FROM pollux.report_history WHERE cluster = '{cluster}' ORDER BY id"
+    )
+    assert [wakes for (wakes,) in rows] == [False, False, True, False, True, True, False]
 
 
 def test_a_drain_is_for_the_attempt_that_it_is_meant_for(store, agent):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,17 +46,13 @@ def test_only_one_leads_and_epochs_grow(new_store):
 def test_of_many_that_try_at_once_one_leads(new_store):
     stores = [new_store(lease_s=30) for _ in range(6)]
     gate = threading.Barrier(len(stores))
-    epochs = []
 
     def run(store):
         gate.wait()
-        epochs.append(store.lead())
+        return store.lead()
 
-    threads = [threading.Thread(target=run, args=(store,)) for store in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(stores)) as pool:
+        epochs = list(pool.map(run, stores))
     assert sorted(e for e in epochs if e is not None) == [1]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg2
 import pytest
 from sqlalchemy import make_url
 
@@ -84,19 +84,17 @@ def test_an_applied_migration_is_never_edited():
     assert [f"{m.checksum}  {m.name}.sql" for m in migrations()] == recorded
 
 
-def test_repeating_changes_nothing(postgres, database):
-    store = Store(url(postgres, database), "c")
+def test_repeating_changes_nothing(new_store, postgres, database):
+    store = new_store(url(postgres, database), "c")
     assert store.migrate() == [m.name for m in migrations()]
     before = schema_of(postgres, database)
     assert store.migrate() == []
     assert schema_of(postgres, database) == before
-    store.close()
 
 
-def test_owner_and_superuser_make_the_same_schema(postgres, database):
-    store = Store(url(postgres, database), "c")
+def test_owner_and_superuser_make_the_same_schema(new_store, postgres, database):
+    store = new_store(url(postgres, database), "c")
     store.migrate()
-    store.close()
     # The `postgres` fixture migrated this one as the superuser.
     assert schema_of(postgres, database) == schema_of(postgres, "pollux")
 
@@ -131,74 +129,57 @@ def pollux_schema(postgres, database):
     return sorted(line for line in lines if "ON LANGUAGE plpgsql" not in line)
 
 
-def test_an_upgrade_from_0_1_0_ends_in_the_schema_of_a_new_database(postgres, former):
-    store = Store(url(postgres, former, admin=True), "c")
+def test_an_upgrade_from_0_1_0_ends_in_the_schema_of_a_new_database(new_store, postgres, former):
+    store = new_store(url(postgres, former, admin=True), "c")
     assert store.migrate() == [m.name for m in migrations()]
     assert store.migrate() == []
     store.check_schema()
-    store.close()
     assert pollux_schema(postgres, former) == pollux_schema(postgres, "pollux")
     whole = schema_of(postgres, former)
     for gone in ("pollux_roles", "pollux_crypto", "pgcrypto", "pollux_agent"):
         assert gone not in whole
 
 
-def test_an_upgrade_takes_users_their_logins(postgres, former):
-    Store(url(postgres, former, admin=True), "c").migrate()
-    users = f"pollux_{former}_1000_abcd"
-    with (
-        psycopg2.connect(url(postgres, former).replace("+psycopg2", "")) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute("SELECT rolname FROM pg_roles WHERE rolname IN (%s, 'pollux_daemon')", (users,))
-        assert cursor.fetchall() == [("pollux_daemon",)]
+def test_an_upgrade_takes_users_their_logins(new_store, postgres, former):
+    new_store(url(postgres, former, admin=True), "c").migrate()
+    names = f"('pollux_{former}_1000_abcd', 'pollux_daemon')"
+    assert postgres.execute(f"SELECT rolname FROM pg_roles WHERE rolname IN {names}") == [("pollux_daemon",)]
 
 
-def test_jobs_of_former_agents_stay_as_they_are_until_a_token_is_given_out(postgres, former):
-    store = Store(url(postgres, former, admin=True), "c")
+def test_jobs_of_former_agents_stay_as_they_are_until_a_token_is_given_out(new_store, postgres, former):
+    store = new_store(url(postgres, former, admin=True), "c")
     store.migrate()
     assert store.records(restarts_since=0.0).pins == {7: FORMER_AGENT}
     records = GatewayStore(make_url(postgres.gateway_url).set(database=former), "c")
     records.issue(Holder(1000, 7, 0), b"x" * 32)
     assert store.records(restarts_since=0.0).pins == {}
-    store.close()
 
 
-def test_an_upgrade_wants_a_superuser_once(postgres, former):
+def test_an_upgrade_wants_a_superuser_once(new_store, postgres, former):
     """The owner cannot take users their roles: it migrates all the same."""
-    store = Store(url(postgres, former), "c")
+    store = new_store(url(postgres, former), "c")
     assert store.migrate() == [m.name for m in migrations()]
-    store.close()
 
 
-def test_a_schema_that_is_older_than_0_1_0_is_refused(postgres, former):
+def test_a_schema_that_is_older_than_0_1_0_is_refused(new_store, postgres, former):
     postgres.execute("UPDATE pollux.schema_migration SET name = '0008_allocation_changes'", database=former)
-    store = Store(url(postgres, former), "c")
+    store = new_store(url(postgres, former), "c")
     with pytest.raises(StoreRejected, match=r"migrate with polluxd 0\.1\.0 first"):
         store.migrate()
-    store.close()
 
 
-def test_two_at_once_take_turns(postgres, database):
-    import threading
-
-    stores = [Store(url(postgres, database), "c") for _ in range(3)]
-    done: list[list[str]] = []
-    threads = [threading.Thread(target=lambda s=s: done.append(s.migrate())) for s in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def test_two_at_once_take_turns(new_store, postgres, database):
+    stores = [new_store(url(postgres, database), "c") for _ in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(Store.migrate, stores))
     assert sorted(map(len, done)) == [0, 0, len(migrations())]
-    for store in stores:
-        store.close()
 
 
-def test_a_migration_that_fails_leaves_no_trace(postgres, database, monkeypatch):
+def test_a_migration_that_fails_leaves_no_trace(new_store, postgres, database, monkeypatch):
     from polluxd.store import migrations as module
     from polluxd.store.sqlfiles import SqlFile
 
-    store = Store(url(postgres, database), "c")
+    store = new_store(url(postgres, database), "c")
     store.migrate()
     bad = SqlFile("9999_bad", "CREATE TABLE pollux.unfinished (x int); SELECT 1/0")
     monkeypatch.setattr(module, "all_migrations", lambda: [*migrations(), bad])
@@ -207,20 +188,18 @@ def test_a_migration_that_fails_leaves_no_trace(postgres, database, monkeypatch)
     monkeypatch.undo()
     assert "unfinished" not in schema_of(postgres, database)
     assert store.migrate() == []
-    store.close()
 
 
-def test_a_migration_edited_after_it_was_applied_is_refused(postgres, database):
-    store = Store(url(postgres, database), "c")
+def test_a_migration_edited_after_it_was_applied_is_refused(new_store, postgres, database):
+    store = new_store(url(postgres, database), "c")
     store.migrate()
     postgres.execute("UPDATE pollux.schema_migration SET checksum = 'other'", database=database)
     with pytest.raises(StoreRejected, match=migrations()[0].name):
         store.migrate()
-    store.close()
 
 
-def test_a_database_without_the_schema_says_what_to_run(postgres, database):
-    store = Store(url(postgres, database), "c")
+def test_a_database_without_the_schema_says_what_to_run(new_store, postgres, database):
+    store = new_store(url(postgres, database), "c")
     for ask in (store.reports, store.check_schema):
         with pytest.raises(StoreRejected, match="polluxd migrate"):
             ask()
@@ -229,18 +208,16 @@ def test_a_database_without_the_schema_says_what_to_run(postgres, database):
     postgres.execute("DELETE FROM pollux.schema_migration", database=database)
     with pytest.raises(StoreRejected, match=f"lacks the migrations {migrations()[0].name}"):
         store.check_schema()
-    store.close()
 
 
-def test_missing_roles_are_named(tmp_path_factory, postgres):
+def test_missing_roles_are_named(new_store, postgres):
     postgres.execute("CREATE ROLE lonely LOGIN PASSWORD 'x'", database="postgres")
     postgres.execute("GRANT CONNECT ON DATABASE postgres TO lonely", database="postgres")
     base = make_url(postgres.url).set(username="lonely", password="x", database="postgres")
     postgres.execute("ALTER ROLE pollux_read RENAME TO pollux_read_away", database="postgres")
     try:
-        store = Store(base, "c")
+        store = new_store(base, "c")
         with pytest.raises(StoreRejected, match="pollux_read"):
             store.migrate()
-        store.close()
     finally:
         postgres.execute("ALTER ROLE pollux_read_away RENAME TO pollux_read", database="postgres")

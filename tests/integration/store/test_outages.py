@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import tempfile
 import threading
@@ -14,6 +15,7 @@ import pytest
 from sqlalchemy import make_url
 
 from contrib.devcluster.postgres import DevPostgres
+from contrib.devcluster.processes import descendants, wait_until
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.errors import StoreUnavailable
@@ -53,21 +55,11 @@ def url(server, store):
 
 
 @pytest.fixture
-def access_to(server, url):
-    """Makes access of attempts to a gateway, with a token."""
-    records = GatewayStore(server.gateway_url, "c")
-
-    def make(job_id, *, attempt=0, interval=0.5):
-        introduce(server, "c", job_id, 1000)
-        grant = Grant(token_of(records, job_id, attempt=attempt), interval)
-        return GatewayAccess((url,), "", job_id, attempt, grant)
-
-    return make
-
-
-@pytest.fixture
-def access(access_to):
-    return access_to(7)
+def access(server, url):
+    """Of job 7 to the gateway, with a token."""
+    introduce(server, "c", 7, 1000)
+    grant = Grant(token_of(GatewayStore(server.gateway_url, "c"), 7), 0.5)
+    return GatewayAccess((url,), "", 7, 0, grant)
 
 
 def freeze(server, number):
@@ -75,21 +67,13 @@ def freeze(server, number):
 
     While Postgres is stopped, connections stay open and nobody answers.
     """
-    import os
-
-    from contrib.devcluster.processes import descendants
-
-    pid = server.pid
-    for each in [pid, *descendants([pid])]:
+    for each in [server.pid, *descendants([server.pid])]:
         with contextlib.suppress(ProcessLookupError):  # a child of Postgres may end at any time
             os.kill(each, number)
 
 
-def eventually(condition, seconds=80.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+def eventually(condition):
+    wait_until(condition, 80, "the store or its gateway")
 
 
 def test_a_stopped_database_is_told_and_recovered_from(store, server):

@@ -14,7 +14,6 @@ import pytest
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, StoreRejected
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
-from polluxd.store import Store
 
 pytestmark = pytest.mark.slurm
 
@@ -23,6 +22,12 @@ N1 = Placement(("n1",), 4)
 
 def plan(*allocations, objective=1.0):
     return Plan(allocations, objective=objective, upper_bound=2.0, solver="counts")
+
+
+def record(store, *allocations, **more):
+    """Record a cycle that decided so; return its number."""
+    words = {"mode": "enforce", "durations": {}, "started_at": time.time(), **more}
+    return store.record_cycle(plan(*allocations), **words)
 
 
 def test_a_jobs_life(store, seen):
@@ -169,19 +174,16 @@ def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
     assert store.reports()[7].attempt == 0
 
 
-def test_clusters_do_not_see_each_other(store, seen, agent, postgres, cluster):
-    from polluxd.store import Store
-
+def test_clusters_do_not_see_each_other(store, new_store, seen, agent, cluster):
     store.sync_jobs([seen(7)])
     agent(7).publish()
     store.set_settings({"paused": True}, "root")
-    other = Store(postgres.url, cluster + "b")
+    other = new_store(name=cluster + "b")
     assert other.jobs_view() == []
     assert other.reports() == {}
     assert other.settings() == PolicySettings()
     assert other.lead() is not None
     assert store.lead() is not None
-    other.close()
 
 
 def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
@@ -217,19 +219,16 @@ def test_a_cycle_and_its_decisions_are_read_back(store, seen, agent):
     assert store.explain(99) is None
 
 
-def test_only_decisions_that_changed_are_written(store, seen, postgres, cluster):
+def test_only_decisions_that_changed_are_written(store, new_store, seen):
     store.lead()
     store.sync_jobs([seen(7), seen(8)])
-    words = {"mode": "enforce", "durations": {}, "started_at": time.time()}
     stays = Allocation(7, N1, 90.0, 1.25, 128, False, "stays: 8 GPUs would bring 5 %")
     waits = Allocation(8, NO_PLACEMENT, 0.0, 0.0, 0, False, "waits")
-    first = store.record_cycle(plan(stays, waits), **words)
+    first = record(store, stays, waits)
     drifted = replace(stays, goodput=91.0, reason="stays: 8 GPUs would bring 6 %")
-    second = store.record_cycle(plan(drifted, waits), **words)
-    third = store.record_cycle(
-        plan(replace(waits, placement=N1, goodput=50.0, reason="starts"), drifted), **words
-    )
-    fourth = store.record_cycle(plan(drifted), **words)
+    second = record(store, drifted, waits)
+    third = record(store, replace(waits, placement=N1, goodput=50.0, reason="starts"), drifted)
+    fourth = record(store, drifted)
 
     def written() -> list[tuple[int, int]]:
         return sorted((a.job_id, cycle) for cycle in (first, second, third, fourth) for a in made(cycle))
@@ -252,25 +251,22 @@ def test_only_decisions_that_changed_are_written(store, seen, postgres, cluster)
     assert store.explain(8).cycle.id == third
     # Small changes add up, and are then one.
     further = replace(stays, goodput=101.0)
-    assert made(store.record_cycle(plan(further), **words)) == [further]
+    assert made(record(store, further)) == [further]
     # Another leader knows nothing of what is stored.
-    another = Store(postgres.url, cluster, lease_s=3600)
+    another = new_store(lease_s=3600)
     store.resign()
     assert another.lead() is not None
-    last = another.record_cycle(plan(further), **words)
-    assert another.allocations(last, made_in_it=True) == [further]
-    another.close()
+    assert another.allocations(record(another, further), made_in_it=True) == [further]
 
 
 def test_decisions_that_hold_are_not_pruned(store, seen):
     store.lead()
     store.sync_jobs([seen(7), seen(8)])
     now = time.time()
-    words = {"mode": "enforce", "durations": {}}
     stays = Allocation(7, N1, 90.0, 1.25, 128, False, "stays")
     gone = Allocation(8, N1, 90.0, 1.25, 128, False, "stays")
     cycles = [
-        store.record_cycle(plan(*decided), started_at=now - ago, **words)
+        record(store, *decided, started_at=now - ago)
         for decided, ago in (((stays, gone), 9000), ((stays,), 8000), ((stays,), 50))
     ]
     store.prune(now, history_s=3600, snapshots_s=3600, jobs_s=1e6)
@@ -283,12 +279,9 @@ def test_decisions_that_hold_are_not_pruned(store, seen):
 
 def test_only_jobs_that_changed_are_written(store, seen, postgres, cluster):
     def versions() -> dict[int, str]:
-        with (
-            closing(psycopg2.connect(postgres.url.replace("+psycopg2", ""))) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute("SELECT job_id, xmin::text FROM pollux.job WHERE cluster = %s", (cluster,))
-            return dict(cursor.fetchall())
+        return dict(
+            postgres.execute(f"SELECT job_id, xmin::text FROM pollux.job WHERE cluster = '{cluster}'")
+        )
 
     store.lead()
     now = time.time()
@@ -313,8 +306,7 @@ def test_a_period_has_its_cycles_and_mean_speedups(store, seen):
     for place, (at, speedup) in enumerate(((-10, 9.0), (10, 1.0), (20, 2.0), (2000, 9.0))):
         waits = Allocation(8, NO_PLACEMENT, 0.0, 0.5, 0, False, "waits")
         held = Allocation(7, N1, 90.0, speedup, 128, False, f"reason {place}")
-        words = {"mode": "enforce", "durations": {}, "started_at": begin + at}
-        numbers.append(store.record_cycle(plan(held, waits), **words))
+        numbers.append(record(store, held, waits, started_at=begin + at))
     assert [cycle.id for cycle in store.cycles_between(begin, begin + 100)] == numbers[1:3]
     # 9 for 10 s, 1 for 10 s, 2 for 80 s; job 8 had no GPUs.
     assert store.mean_speedups(begin, begin + 100) == {7: pytest.approx(2.6)}
@@ -411,10 +403,10 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
     store.advance(move.id, Step.TRAINING, now - 5990, epoch=epoch)
     store.plan_move(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
-    words = {"mode": "observe", "durations": {}, "snapshot_json": lambda: "{}"}
-    old = store.record_cycle(plan(Allocation(8, N1, 1, 1, 32, False, "r")), started_at=now - 9000, **words)
-    recent = store.record_cycle(plan(), started_at=now - 500, **words)
-    latest = store.record_cycle(plan(), started_at=now - 10, **words)
+    words = {"mode": "observe", "snapshot_json": lambda: "{}"}
+    old = record(store, Allocation(8, N1, 1, 1, 32, False, "r"), started_at=now - 9000, **words)
+    recent = record(store, started_at=now - 500, **words)
+    latest = record(store, started_at=now - 10, **words)
     postgres.execute(
         f"UPDATE pollux.report_history SET received_at = now() - interval '2 h' WHERE cluster = '{cluster}'"
     )
@@ -429,11 +421,9 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
 
 def test_a_cycle_is_recorded_without_a_snapshot_that_the_database_refuses(store, seen, caplog):
     store.sync_jobs([seen(7)])
-    words = {"mode": "enforce", "durations": {}, "started_at": time.time()}
     # jsonb refuses this character, as it refuses a text of more than 256 MB.
-    number = store.record_cycle(
-        plan(Allocation(7, N1, 1, 1, 32, False, "r")), snapshot_json=lambda: '{"x": "\\u0000"}', **words
-    )
+    snapshot = '{"x": "\\u0000"}'
+    number = record(store, Allocation(7, N1, 1, 1, 32, False, "r"), snapshot_json=lambda: snapshot)
     assert store.latest_cycle().id == number
     assert store.cycle_snapshot(number) is None
     assert [a.job_id for a in store.allocations(number)] == [7]
@@ -462,16 +452,8 @@ def test_the_lease_is_renewed_while_a_snapshot_takes_all_the_time_of_a_statement
             for statement in slow:
                 cursor.execute(statement)
             with ThreadPoolExecutor(1) as pool:
-                recording = pool.submit(
-                    store.record_cycle,
-                    plan(Allocation(7, N1, 1, 1, 32, False, "r")),
-                    **{
-                        "mode": "enforce",
-                        "durations": {},
-                        "started_at": time.time(),
-                        "snapshot_json": lambda: "{}",
-                    },
-                )
+                decided = Allocation(7, N1, 1, 1, 32, False, "r")
+                recording = pool.submit(record, store, decided, snapshot_json=lambda: "{}")
                 while not sleeps():
                     assert not recording.done(), recording.exception()
                 assert store.still_leading(), "the snapshot's statement holds the leader's row"
@@ -488,9 +470,8 @@ ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_rati
 
 
 def mode_and_advice(postgres, cluster):
-    with psycopg2.connect(postgres.url.replace("+psycopg2", "")) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT mode, advice FROM pollux.report WHERE cluster = %s", (cluster,))
-        return cursor.fetchone()
+    (found,) = postgres.execute(f"SELECT mode, advice FROM pollux.report WHERE cluster = '{cluster}'")
+    return found
 
 
 def test_mode_and_advice_are_kept_and_go_again(store, agent, seen, report, postgres, cluster):
