@@ -21,6 +21,7 @@ from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.simulated_job import Seats
 from polluxd.sim.workload import Submission
+from tests import build
 
 CHURN, REFIT = 0.01, 0.05
 """Shares of jobs per cycle: that leave and are replaced; that have a new fit and noise scale."""
@@ -44,18 +45,7 @@ def arrival(rng: random.Random, number: int) -> tuple[SnapshotJob, Report]:
     noise = NoiseScale(1.0, 10 ** rng.uniform(-1, 2.5))
     report = Report(0, 0.0, limits, theta, noise, explored_gpus=1, target=10 ** (3 + 3 * (number % 97) / 97))
     spec = JobSpec(min_gpus=rng.choice([1] * 9 + [2, 4]), max_gpus=rng.choice([None, None, None, 4, 16]))
-    job = SnapshotJob(
-        number,
-        f"job{number}",
-        "user",
-        "account",
-        "main",
-        spec,
-        0.0,
-        0.0,
-        move_cost=rng.uniform(10, 40),
-    )
-    return job, report
+    return build.job(number, spec, age=0.0, move_cost=rng.uniform(10, 40)), report
 
 
 def refitted(rng: random.Random, report: Report) -> Report:

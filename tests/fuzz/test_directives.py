@@ -74,21 +74,11 @@ VALUES = st.sampled_from((*NUMBERS, *NAMES))
 ANYTHING = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40
 )  # sbatch refuses a script with NUL
+INTERNAL = f"admin_comment=x companion-of=3 attempt=1 move=2 nonce={'a' * 32} submitted=1 pollux:v1 #"
 WORDS = st.one_of(
     st.builds("{}={}".format, st.sampled_from(KEYS), VALUES),
     st.builds("{}={}".format, st.sampled_from(KEYS), ANYTHING),
-    st.sampled_from(
-        (
-            "admin_comment=x",
-            "companion-of=3",
-            "attempt=1",
-            "move=2",
-            f"nonce={'a' * 32}",
-            "submitted=1",
-            "pollux:v1",
-            "#",
-        )
-    ),
+    st.sampled_from(INTERNAL.split()),
     ANYTHING,
 )
 LINES = st.builds(
@@ -118,22 +108,11 @@ def test_the_parser_reads_everything_that_the_hook_writes(hook: Hook, script: st
     assert 1 <= spec.min_gpus <= (spec.max_gpus or 65533) <= 65533
 
 
+COMMENT_KEYS = "cpus-per-gpu mem-per-gpu submitted begin companion-of attempt move nonce"
 COMMENT_WORDS = st.one_of(
     st.builds(
         "{}={}".format,
-        st.sampled_from(
-            (
-                *KEYS,
-                "cpus-per-gpu",
-                "mem-per-gpu",
-                "submitted",
-                "begin",
-                "companion-of",
-                "attempt",
-                "move",
-                "nonce",
-            )
-        ),
+        st.sampled_from((*KEYS, *COMMENT_KEYS.split())),
         st.one_of(VALUES, ANYTHING, st.just("0af" * 11), st.just("0af1" * 8)),
     ),
     ANYTHING,

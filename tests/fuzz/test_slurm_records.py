@@ -35,25 +35,8 @@ from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
 JOBS = jobs_query()
 
 ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-NUMBERS = st.sampled_from(
-    [
-        "0",
-        "1",
-        "-1",
-        "007",
-        "1K",
-        "2-4",
-        "1e3",
-        "NaN",
-        "inf",
-        "0x10",
-        "²",
-        "٣",
-        "9" * 18,
-        "9" * 19,
-        "9" * 5000,
-    ]
-)
+NINES = ["9" * digits for digits in (18, 19, 5000)]
+NUMBERS = st.sampled_from(["0", "1", "-1", "007", "1K", "2-4", "1e3", "NaN", "inf", "0x10", "²", "٣", *NINES])
 WORDS = st.sampled_from(
     ["", "(null)", "N/A", "n/a", "NONE", "Unknown", "UNLIMITED", "INVALID", "RUNNING", "COMPLETING", "CANCELLED by 0",
      "n[1-2]", "n[1-999999999]", "n[1-9][1-99999][1-99999]", "n[", "n]", "n[2-1]", "n1,n1", "@all", "n1!n2", "gpu",

@@ -103,16 +103,7 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
         ("late", "COMPLETED"),
     ]
     for job in summary["jobs"]:
-        assert set(job) == {
-            "name",
-            "job_id",
-            "state",
-            "jct_s",
-            "accuracy",
-            "moves",
-            "gpus",
-            "batch_size",
-        }
+        assert set(job) == {"name", "job_id", "state", "jct_s", "accuracy", "moves", "gpus", "batch_size"}
         assert job["accuracy"] > 0.5
         assert max(n for _, n in job["gpus"]) >= 1
         assert job["gpus"][-1][1] == 0

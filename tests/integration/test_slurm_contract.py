@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from math import floor
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -25,23 +24,9 @@ from polluxd.slurm.pyslurm_client import PyslurmClient
 from tests.integration.slurm_jobs import SlurmJobs
 
 
-class World(Protocol):
-    """A Slurm, and the hands of a user and of time."""
-
-    client: SlurmClient
-
-    def now(self) -> float: ...
-    def sleep(self, seconds: float) -> None: ...
-    def submit(
-        self, *, ours: bool = True, gpus: int = 1, begin_in: float = 0, after: int | None = None
-    ) -> int: ...
-    def lend(self, claim: Companion, *, nodes: int, gpus: int) -> int: ...
-    def finish(self, job_id: int) -> None: ...
-    def fail(self, job_id: int) -> None: ...
-    def hold(self, job_id: int) -> None: ...
-
-
 class FakeWorld:
+    """A Slurm in memory, and the hands of a user and of time."""
+
     def __init__(self, *, slurmdbd: bool = False) -> None:
         self.slurm = FakeSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)], slurmdbd=slurmdbd)
         self.client: SlurmClient = self.slurm
@@ -118,6 +103,7 @@ class RealWorld:
         self.jobs.cluster.command("scontrol", "hold", str(job_id))
 
 
+World = FakeWorld | RealWorld
 CLIENTS = ["scontrol", "pyslurm"] if find_spec("pyslurm") else ["scontrol"]
 
 

@@ -39,6 +39,13 @@ def answer(store: Any, name: str, *args: object, **words: object) -> object:
     return None if name == "plan_move" else given
 
 
+@pytest.fixture
+def both(store: Any) -> tuple[tuple[Any, int], ...]:
+    """The real store and the fake one, with the epochs that they lead under."""
+    fake = FakeStore(FakeRows(lambda: 50.0))
+    return (store, store.lead()), (fake, fake.lead())
+
+
 def known(store: Any) -> CycleRecords:
     """All that the store holds, as a decision reads it."""
     return store.records(restarts_since=0.0)
@@ -92,12 +99,10 @@ def test_moves_in_any_order(store, seen):
         ("resize", HERE, THERE, Step.STARTED),
     ],
 )
-def test_a_move_that_is_too_late_to_take_back_goes_on_and_nothing_is_noted(store, path, source, target, step):
-    epoch = store.lead()
-    rows = FakeRows(lambda: 0.0)
-    fake = FakeStore(rows)
-    fake.lead()
-    for each, leader in ((store, epoch), (fake, fake.epoch)):
+def test_a_move_that_is_too_late_to_take_back_goes_on_and_nothing_is_noted(
+    both, store, path, source, target, step
+):
+    for each, leader in both:
         move = each.plan_move(7, 0, path, source, target, "why", leader, at=1.0)
         assert each.advance(move.id, step, 2.0, epoch=leader)
         late = each.cancel_move(7, "ann@host")
@@ -106,11 +111,9 @@ def test_a_move_that_is_too_late_to_take_back_goes_on_and_nothing_is_noted(store
     assert store.setting_audit() == []
 
 
-def test_moves_within_allocations_are_found_alike(store, seen):
-    epoch = store.lead()
-    fake = FakeStore(FakeRows(lambda: 0.0))
-    fake.lead()
-    for each, leader in ((store, epoch), (fake, fake.epoch)):
+def test_moves_within_allocations_are_found_alike(both, seen):
+    (store, _), (fake, _) = both
+    for each, leader in both:
         each.sync_jobs([seen(7, restart_count=1), seen(8)])
         for job_id, attempt, path, begun in (
             (7, 0, "resize", Step.DRAINING),
@@ -176,12 +179,9 @@ def test_what_a_cycle_reads_is_of_one_moment(store, new_store, seen):
     assert [move.reason for move in known(store).moves] == ["before", "between"]
 
 
-def test_what_slurm_forgets_and_what_moves_have_cost(store, seen):
-    epoch = store.lead()
-    fake = FakeStore(FakeRows(lambda: 50.0))
-    fake.lead()
+def test_what_slurm_forgets_and_what_moves_have_cost(both, seen):
     found = []
-    for each, leader in ((store, epoch), (fake, fake.epoch)):
+    for each, leader in both:
         other = seen(8, gpus_per_node_held={})
         for attempt, held in enumerate(({}, {"n1": 4, "n2": 4}, {"n1": 2}, {})):
             job = seen(7, restart_count=attempt, gpus_per_node_held=held, submit_time=0.0)

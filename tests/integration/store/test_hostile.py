@@ -25,18 +25,8 @@ def hands(store, postgres):
 
 
 TABLES = (
-    *(
-        "job",
-        "report_history",
-        "acknowledgement",
-        "fingerprint",
-        "prior",
-        "cycle",
-        "allocation",
-        "move",
-        "leader",
-    ),
-    *("setting", "setting_audit", "schema_migration", "token"),
+    *("job", "report_history", "acknowledgement", "fingerprint", "prior", "cycle", "allocation", "move"),
+    *("leader", "setting", "setting_audit", "schema_migration", "token"),
 )
 NAMELESS = ("allocation", "schema_migration")
 """Tables without a cluster's name."""

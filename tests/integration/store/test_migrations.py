@@ -52,19 +52,9 @@ def schema_of(postgres: DevPostgres, database: str, *options: str) -> str:
     server = int((postgres.data / "PG_VERSION").read_text())
     if server > int(pg_dump.parts[-3]):
         pytest.skip(f"{pg_dump} reads no database of Postgres {server}")
+    place = ("-h", "127.0.0.1", "-p", str(postgres.port), "-U", "postgres", database)
     done = subprocess.run(
-        [
-            pg_dump,
-            "--schema-only",
-            *options,
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(postgres.port),
-            "-U",
-            "postgres",
-            database,
-        ],
+        [pg_dump, "--schema-only", *options, *place],
         env={"PGPASSWORD": base.password, "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
