@@ -316,33 +316,18 @@ def page(rows: list[dict[str, Any]], seeds: int) -> str:
         for scale, where in (("0", "adapted"), ("4", "at 4 M0"), ("8", "at 8 M0"))
     }
     kept = ", ".join(f"{count} {where}" for where, count in counts.items())
-    return PAGE.format(
-        kept=f"Of {len(adapting)} optimizers that adapt, these keep it: {kept}.",
-        pace=PACE,
-        gpus=GPUS,
-        largest=LARGEST,
-        epochs=EPOCHS,
-        m0=M0,
-        steps=steps,
-        seeds=seeds,
-        torch=torch.__version__,
-        commit=COMMIT,
-        margin=MARGIN,
-        families="\n".join(table),
-        rows="\n".join(map(line, rows)),
-    )
-
-
-PAGE = """# Optimizers
+    kept = f"Of {len(adapting)} optimizers that adapt, these keep it: {kept}."
+    table, body, version = "\n".join(table), "\n".join(map(line, rows)), torch.__version__
+    return f"""# Optimizers
 
 `make bench-optimizers` writes this page and `bench-out/optimizers.json` (14 minutes of one core). A perceptron without
-biases trains on scikit-learn's digits for {epochs} statistical epochs on one rank, from M0 = {m0}: {steps} steps.
-{seeds} seeds, torch {torch}, commit {commit}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The
+biases trains on scikit-learn's digits for {EPOCHS} statistical epochs on one rank, from M0 = {M0}: {steps} steps.
+{seeds} seeds, torch {version}, commit {COMMIT}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The
 networks of all seeds train side by side in one job: each has its own weights and its own order of the data. They share
 the learning-rate factor.
 
-Three trainings are compared with the one at M0. *Adapted*: the batch size begins at M0, and every {pace} steps the
-agent chooses for {gpus} emulated GPUs, on which the fixed time of a pass is that of 128 examples, up to {largest} M0.
+Three trainings are compared with the one at M0. *Adapted*: the batch size begins at M0, and every {PACE} steps the
+agent chooses for {GPUS} emulated GPUs, on which the fixed time of a pass is that of 128 examples, up to {LARGEST} M0.
 The other two hold the batch size at 4 and at 8 times M0 from the first step on. Steps above M0 have two passes.
 
 ## Families
@@ -351,7 +336,7 @@ The agent recognises a family by the optimizer's state after its first step. The
 
 | family | P | learning-rate rule | source |
 |---|---|---|---|
-{families}
+{table}
 
 An approximate P has one value per tensor. It weighs tensors as the optimizer's steps do, and elements of one tensor
 alike. `scaling="sde"` scales betas, eps and decoupled weight decay along (Malladi et al., 2022); it is off by default.
@@ -361,7 +346,7 @@ is therefore `sde`, which shortens the warm-up with the batch. The table uses be
 
 ## Accuracy
 
-The margin: with 95 % confidence accuracy is worse by less than {margin} than at M0. {kept}
+The margin: with 95 % confidence accuracy is worse by less than {MARGIN} than at M0. {kept}
 In brackets: the largest batch where the agent chose it, the median factor on the learning rate, the optimizer steps,
 and the bound. phi is the noise scale in examples, measured at 4 times M0.
 
@@ -385,7 +370,7 @@ without this correction. LAMB is not corrected: adapted, it lost 0.5 % with the 
 
 | optimizer | package | family | rule | at M0 | adapted | at 4 M0 | at 8 M0 | phi |
 |---|---|---|---|---|---|---|---|---|
-{rows}
+{body}
 """
 
 

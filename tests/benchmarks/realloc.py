@@ -139,17 +139,8 @@ class Script:
                 self.done = self._at + 1 == len(self._places)
                 self._at += not self.done
             target = self._target if self._places else job.placement
-            allocations.append(
-                Allocation(
-                    job_id=job.job_id,
-                    placement=target,
-                    goodput=1.0,
-                    speedup=1.0,
-                    batch_size=1,
-                    changed=job.placement != target,
-                    reason="benchmark",
-                )
-            )
+            changed = job.placement != target
+            allocations.append(Allocation(job.job_id, target, 1.0, 1.0, 1, changed, "benchmark"))
         return Plan(tuple(allocations), 1.0, 1.0, "script")
 
     @property

@@ -27,6 +27,7 @@ from tests.benchmarks.results import save
 from tests.benchmarks.store_load import cpu_seconds
 
 NODES, PER_NODE = 4, 125
+GPUS = NODES * PER_NODE
 AIM = 0.02
 """Of a core."""
 _RPC = re.compile(
@@ -128,46 +129,32 @@ def measure(waiting: int, running: int, seconds: float) -> dict[str, Any]:
         }
 
 
-_PAGE = """# Load on slurmctld
-
-`make bench-slurmctld` (as root) runs a real Slurm with {waiting:,} waiting and {running:,} running Pollux jobs on
-{gpus:,} stand-in GPUs, without polluxd and with it, for {seconds:.0f} s each. polluxd has its default pace: a look
-every 5 s, a decision every minute, at most 15 leases renewed a second. Commit {commit}.
-
-| measured | share of a core |
-|---|---|
-| slurmctld without polluxd | {without:.2f} % |
-| slurmctld with polluxd | {with_it:.2f} % |
-| difference (aim: below 2 %) | {difference:.2f} % |
-| polluxd itself, its Slurm commands included | {own:.2f} % |
-
-Slurm's own account of requests while polluxd ran (`sdiag`), the most expensive first:
-
-| request | per second | share of a core |
-|---|---|---|
-{rows}
-"""
-
-
 def write_page(path: Path, found: dict[str, Any]) -> None:
     rows = [
         f"| {name} | {one['per_s']:g} | {100 * one['share']:.2f} % |"
         for name, one in list(found["rpcs"].items())[:6]
     ]
-    path.write_text(
-        _PAGE.format(
-            waiting=found["waiting"],
-            running=found["running"],
-            gpus=NODES * PER_NODE,
-            seconds=found["seconds"],
-            commit=COMMIT,
-            without=100 * found["slurmctld_without"],
-            with_it=100 * found["slurmctld_with"],
-            difference=100 * found["by_polluxd"],
-            own=100 * found["polluxd"],
-            rows="\n".join(rows),
-        )
-    )
+    table = "\n".join(rows)
+    waiting, running, seconds = (found[name] for name in ("waiting", "running", "seconds"))
+    path.write_text(f"""# Load on slurmctld
+
+`make bench-slurmctld` (as root) runs a real Slurm with {waiting:,} waiting and {running:,} running Pollux jobs on
+{GPUS:,} stand-in GPUs, without polluxd and with it, for {seconds:.0f} s each. polluxd has its default pace: a look
+every 5 s, a decision every minute, at most 15 leases renewed a second. Commit {COMMIT}.
+
+| measured | share of a core |
+|---|---|
+| slurmctld without polluxd | {100 * found["slurmctld_without"]:.2f} % |
+| slurmctld with polluxd | {100 * found["slurmctld_with"]:.2f} % |
+| difference (aim: below 2 %) | {100 * found["by_polluxd"]:.2f} % |
+| polluxd itself, its Slurm commands included | {100 * found["polluxd"]:.2f} % |
+
+Slurm's own account of requests while polluxd ran (`sdiag`), the most expensive first:
+
+| request | per second | share of a core |
+|---|---|---|
+{table}
+""")
 
 
 def main() -> int:
