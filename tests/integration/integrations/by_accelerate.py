@@ -14,7 +14,7 @@ accelerate = pytest.importorskip("accelerate")
 
 from pollux.integrations.accelerate import attach  # noqa: E402
 from tests.integration.integrations.inputs import data  # noqa: E402
-from tests.integration.integrations.orders import Orders, Stop  # noqa: E402
+from tests.integration.integrations.orders import Orders, run  # noqa: E402
 
 
 def train(
@@ -37,40 +37,23 @@ def train(
     options = {"checkpoint_dir": checkpoints, "adaptive": adaptive, "measuring": {"every": 1}}
     job = attach(accelerator, model, optimizer, scheduler, **options)
     loader = job.loader(data(), 16, max_batch_size=64, per_gpu=(1, 32))
-    used: list[int] = []
-    sizes, kinds, factors, stopped = [], set(), set[float](), False
-    try:
-        for _ in job.epochs(epochs, statistical=True):
-            for x, y, ids in loader:
-                orders.give(job, job.progress.optimizer_steps)
-                with job.micro_batch():
-                    out = job.model(x)
-                    with accelerator.autocast():
-                        kinds.add(model[0](x).dtype)
-                    job.backward(mse_loss(out.float(), y))
-                used += ids.tolist() if job.training.data.local_samples else []
-                sizes.append((job.local_batch, job.accumulation))
-                factors.update(job.lr_factors)
-                if job.sync_gradients:
-                    accelerator.clip_grad_norm_(job.model.parameters(), 10.0)
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
-        job.close()
-    except Stop:
-        stopped = True
-    return {
-        "stopped": stopped,
-        "used": used,
-        "sizes": sizes,
-        "steps": job.progress.optimizer_steps,
-        "finished": job.progress.finished,
-        "noise": job.noise_scale,
-        "kinds": kinds,
-        "factors": factors,
-        "schedule": scheduler.last_epoch,
-        "weights": [p.detach().clone().numpy() for p in model.parameters()],
-    }
+    kinds = set()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        with job.micro_batch():
+            out = job.model(x)
+            with accelerator.autocast():
+                kinds.add(model[0](x).dtype)
+            job.backward(mse_loss(out.float(), y))
+        if job.sync_gradients:
+            accelerator.clip_grad_norm_(job.model.parameters(), 10.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+    found = run(job, loader, orders, epochs, step)
+    weights = [p.detach().clone().numpy() for p in model.parameters()]
+    return found | {"kinds": kinds, "schedule": scheduler.last_epoch, "weights": weights}
 
 
 def assert_logged(rest: dict[str, Any]) -> None:

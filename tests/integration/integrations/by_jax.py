@@ -15,7 +15,7 @@ optax = pytest.importorskip("optax")
 import pollux  # noqa: E402
 from pollux.integrations.jax import JaxModel, Optax  # noqa: E402
 from tests.integration.integrations.inputs import data  # noqa: E402
-from tests.integration.integrations.orders import Orders, Stop  # noqa: E402
+from tests.integration.integrations.orders import Orders, run  # noqa: E402
 
 
 def parameters() -> dict[str, Any]:
@@ -50,30 +50,9 @@ def train(
         model, optimizer, scheduler, checkpoint_dir=checkpoints, adaptive=adaptive, measuring={"every": 1}
     )
     loader = job.loader(data(), 16, max_batch_size=64, per_gpu=(1, 32))
-    used: list[int] = []
-    sizes, factors, stopped = [], set[float](), False
-    try:
-        for _ in job.epochs(epochs, statistical=True):
-            for x, y, ids in loader:
-                orders.give(job, job.progress.optimizer_steps)
-                used += ids.tolist() if job.training.data.local_samples else []
-                sizes.append((job.local_batch, job.accumulation))
-                factors.update(job.lr_factors)
-                job.step(lambda x=x, y=y: job.model(x, y), clip=10.0)
-        job.close()
-    except Stop:
-        stopped = True
-    return {
-        "stopped": stopped,
-        "used": used,
-        "sizes": sizes,
-        "steps": job.progress.optimizer_steps,
-        "finished": job.progress.finished,
-        "noise": job.noise_scale,
-        "factors": factors,
-        "schedule": scheduler.last_epoch,
-        "weights": [model.vector.detach().clone().numpy()],
-    }
+    found = run(job, loader, orders, epochs, lambda x, y: job.step(lambda: job.model(x, y), clip=10.0))
+    weights = [model.vector.detach().clone().numpy()]
+    return found | {"schedule": scheduler.last_epoch, "weights": weights}
 
 
 def assert_logged(rest: dict[str, Any]) -> None:

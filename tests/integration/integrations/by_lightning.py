@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 lightning = pytest.importorskip("lightning.pytorch")
 
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
-from tests.integration.integrations.inputs import data  # noqa: E402
+from tests.integration.integrations.inputs import QUIET, data  # noqa: E402
 from tests.integration.integrations.orders import Orders, Stop  # noqa: E402
 
 
@@ -81,17 +81,13 @@ def train(
         attach={"checkpoint_dir": checkpoints, "adaptive": adaptive, "measuring": {"every": 1}},
     )
     trainer = lightning.Trainer(
-        accelerator="cpu",
         strategy=strategy,
         max_epochs=epochs,
-        logger=lightning.loggers.CSVLogger(str(directory)),
         log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         gradient_clip_val=10.0,
         use_distributed_sampler=False,
         callbacks=[Script(orders)],
+        **{**QUIET, "logger": lightning.loggers.CSVLogger(str(directory))},
     )
     module, stopped = Module(), False
     try:

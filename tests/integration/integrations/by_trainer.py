@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
 
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
-from tests.integration.integrations.inputs import BASE, Numbers, model  # noqa: E402
+from tests.integration.integrations.inputs import BASE, Numbers, arguments, model  # noqa: E402
 from tests.integration.integrations.orders import Orders, Stop  # noqa: E402
 
 
@@ -65,18 +65,14 @@ def train(
 ) -> dict[str, Any]:
     os.environ["POLLUX_EXCHANGE_INTERVAL"] = "0"  # the ranks agree after every step, however fast it was
     script = Script(orders)
-    args = transformers.TrainingArguments(
-        str(output),
-        use_cpu=True,
+    args = arguments(
+        output,
         per_device_train_batch_size=16,
         num_train_epochs=epochs,
         learning_rate=1e-3,
         warmup_steps=2,
         logging_steps=1,
-        report_to=[],
-        save_strategy="no",
         eval_strategy="epoch",
-        disable_tqdm=True,
         seed=5,
         # Adam makes as much of rounding, where a gradient is zero by nature, as of a gradient.
         optim="sgd" if exact else "adamw_torch",

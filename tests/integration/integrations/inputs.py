@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,19 @@ from torch.utils.data import TensorDataset
 from tests.integration.integrations.orders import EXAMPLES
 
 BASE = 16
+QUIET = {
+    **{"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
+    **{"enable_progress_bar": False, "enable_model_summary": False},
+}
+"""Options of Lightning's Trainer."""
+
+
+def arguments(folder: Path | str, **more: Any) -> Any:
+    """Return Hugging Face's arguments of a quiet training on CPUs that leaves nothing."""
+    import transformers
+
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    return transformers.TrainingArguments(str(folder), **{**quiet, **more})
 
 
 def data() -> TensorDataset:

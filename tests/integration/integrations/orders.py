@@ -6,7 +6,7 @@ A library's own training loop receives these orders from outside.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,28 @@ class Stop(Exception):
 
 def stop() -> None:
     raise Stop
+
+
+def run(
+    job: Any, loader: Any, orders: Orders, epochs: int, step: Callable[[Any, Any], object]
+) -> dict[str, Any]:
+    """Train by a loop of a script's own, a pass by `step`; return what `test_contract` asks for."""
+    used: list[int] = []
+    sizes, factors, stopped = [], set[float](), False
+    try:
+        for _ in job.epochs(epochs, statistical=True):
+            for x, y, ids in loader:
+                orders.give(job, job.progress.optimizer_steps)
+                used += ids.tolist() if job.training.data.local_samples else []
+                sizes.append((job.local_batch, job.accumulation))
+                factors.update(job.lr_factors)
+                step(x, y)
+        job.close()
+    except Stop:
+        stopped = True
+    steps, finished = job.progress.optimizer_steps, job.progress.finished
+    found = {"stopped": stopped, "used": used, "sizes": sizes, "factors": factors}
+    return found | {"steps": steps, "finished": finished, "noise": job.noise_scale}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.huggingface import ElasticTrainer  # noqa: E402
 from pollux.integrations.trainer_state import TrainerState  # noqa: E402
 from tests.integration.integrations.by_trainer import LAUNCHED, Recording, train  # noqa: E402
-from tests.integration.integrations.inputs import Numbers, model  # noqa: E402
+from tests.integration.integrations.inputs import Numbers, arguments, model  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, KILLED, Orders, each_once  # noqa: E402
 from tests.unit.agent.launched_step import step  # noqa: E402
 
@@ -26,8 +26,8 @@ def test_an_evaluation_s_loss_does_not_depend_on_the_number_of_ranks(
     ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     def body() -> float:
-        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
-        loss: float = ElasticTrainer(model=model(), args=args).evaluate(Numbers())["eval_loss"]
+        trainer = ElasticTrainer(model=model(), args=arguments(tmp_path))
+        loss: float = trainer.evaluate(Numbers())["eval_loss"]
         return loss
 
     [alone], others = ranks(1, body), ranks(2, body)
@@ -36,10 +36,8 @@ def test_an_evaluation_s_loss_does_not_depend_on_the_number_of_ranks(
 
 def test_callbacks_with_a_state_go_on_from_it(tmp_path: Path) -> None:
     def patient() -> Any:
-        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
-        return ElasticTrainer(
-            model=model(), args=args, callbacks=[transformers.EarlyStoppingCallback(n) for n in (3, 5)]
-        )
+        stopping = [transformers.EarlyStoppingCallback(n) for n in (3, 5)]
+        return ElasticTrainer(model=model(), args=arguments(tmp_path), callbacks=stopping)
 
     def impatience(trainer: Any) -> list[int]:
         found = trainer.callback_handler.callbacks
@@ -59,8 +57,7 @@ def test_callbacks_with_a_state_go_on_from_it(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_refused(ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     def make(**options: Any) -> ElasticTrainer:
-        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **options)
-        return ElasticTrainer(model=model(), args=args, train_dataset=Numbers())
+        return ElasticTrainer(model=model(), args=arguments(tmp_path, **options), train_dataset=Numbers())
 
     def body() -> None:
         with pytest.raises(PolluxAgentError, match="auto_find_batch_size"):
@@ -117,9 +114,8 @@ def by_language_model(
 ) -> Any:
     """Return the weights after three steps over all sentences, and the evaluation's loss."""
     elastic = kind is ElasticTrainer
-    args = transformers.TrainingArguments(
-        str(folder),
-        use_cpu=True,
+    args = arguments(
+        folder,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=1 if elastic else 4,
         num_train_epochs=3,
@@ -127,9 +123,6 @@ def by_language_model(
         lr_scheduler_type="constant",
         optim="sgd",
         max_grad_norm=0.3,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
     )
     torch.manual_seed(0)
     config = transformers.LlamaConfig(

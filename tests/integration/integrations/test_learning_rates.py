@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 from pollux.goodput import BatchChoice
+from tests.integration.integrations.inputs import QUIET, Numbers, arguments, data, model
 
 ATTACH = {"scaling": "linear", "adaptive": True}
 
@@ -30,7 +31,6 @@ def by_lightning(folder: str) -> tuple[list[float], list[list[float]]]:
     from lightning.pytorch.loggers import CSVLogger
 
     from pollux.integrations.lightning import ElasticStrategy
-    from tests.integration.integrations.inputs import data
 
     seen: list[float] = []
 
@@ -52,13 +52,10 @@ def by_lightning(folder: str) -> tuple[list[float], list[list[float]]]:
 
     trainer = lightning.Trainer(
         strategy=ElasticStrategy(max_batch_size=64, per_gpu=(1, 16), attach=ATTACH),
-        accelerator="cpu",
         max_epochs=1,
-        logger=CSVLogger(folder),
         log_every_n_steps=1,
         callbacks=[LearningRateMonitor(logging_interval="step")],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
+        **{**QUIET, "logger": CSVLogger(folder)},
     )
     trainer.fit(Module(), DataLoader(data(), 16))
     with open(next(Path(folder).rglob("metrics.csv"))) as file:
@@ -81,7 +78,6 @@ def by_trainer(folder: str) -> tuple[list[float], list[float]]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers = pytest.importorskip("transformers")
     from pollux.integrations.huggingface import ElasticTrainer
-    from tests.integration.integrations.inputs import Numbers, model
 
     seen: list[float] = []
 
@@ -91,21 +87,12 @@ def by_trainer(folder: str) -> tuple[list[float], list[float]]:
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             watch(self.trainer.job, seen)
 
-    arguments = transformers.TrainingArguments(
-        folder,
-        per_device_train_batch_size=16,
-        num_train_epochs=1,
-        learning_rate=0.01,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-    )
     start = Start()
     trainer = ElasticTrainer(
         model=model(),
-        args=arguments,
+        args=arguments(
+            folder, per_device_train_batch_size=16, num_train_epochs=1, learning_rate=0.01, logging_steps=1
+        ),
         train_dataset=Numbers(),
         max_batch_size=64,
         attach=ATTACH,

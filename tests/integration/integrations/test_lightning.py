@@ -16,22 +16,13 @@ lightning = pytest.importorskip("lightning.pytorch")
 from pollux.errors import PolluxAgentError  # noqa: E402
 from pollux.integrations.lightning import ElasticStrategy  # noqa: E402
 from tests.integration.integrations.by_lightning import Module, train  # noqa: E402
-from tests.integration.integrations.inputs import data  # noqa: E402
+from tests.integration.integrations.inputs import QUIET, data  # noqa: E402
 from tests.integration.integrations.orders import EXAMPLES, Orders  # noqa: E402
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     def fit(module: Any, **options: Any) -> None:
-        trainer = lightning.Trainer(
-            accelerator="cpu",
-            strategy=ElasticStrategy(),
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            **options,
-        )
+        trainer = lightning.Trainer(strategy=ElasticStrategy(), max_epochs=1, **QUIET, **options)
         trainer.fit(module, DataLoader(data(), batch_size=16))
 
     manual = Module()

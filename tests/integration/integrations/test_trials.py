@@ -14,7 +14,7 @@ from pollux.errors import SearchError
 from pollux.loop.trial import Trial, trial
 from pollux.search.journal import journal_path
 from pollux.search.study import Search
-from tests.integration.integrations.inputs import Numbers, data, model
+from tests.integration.integrations.inputs import QUIET, Numbers, arguments, data, model
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,10 @@ def own_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_trainer(folder: Path, found: Trial, metric: str) -> None:
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     from pollux.integrations.huggingface import ElasticTrainer, TrialCallback
 
-    args = transformers.TrainingArguments(
-        str(folder), num_train_epochs=2, per_device_train_batch_size=16, eval_strategy="epoch", report_to=[]
-    )
+    args = arguments(folder, num_train_epochs=2, per_device_train_batch_size=16, eval_strategy="epoch")
     trainer = ElasticTrainer(
         model=model(),
         args=args,
@@ -47,14 +45,11 @@ def by_lightning(folder: Path, found: Trial, metric: str) -> None:
     loader = DataLoader(data(), batch_size=16, shuffle=True)
     trainer = lightning.Trainer(
         max_epochs=2,
-        accelerator="cpu",
         devices=1,
         strategy=ElasticStrategy(),
         callbacks=[TrialMonitor(found, "val_loss" if metric == "loss" else metric)],
         default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
+        **QUIET,
     )
     trainer.fit(Module(), loader, DataLoader(data(), batch_size=16))
 
