@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
+from polluxd.store import Store
+
 POLLUXCTL = Path(sys.executable).with_name("polluxctl")
+
+
+@pytest.fixture(scope="module")
+def store(dev_postgres, request):
+    """The store of the module's cluster, which it leads; nobody renews that, however slow the machine."""
+    made = Store(dev_postgres.url, request.module.CLUSTER, lease_s=3600)
+    made.migrate()
+    assert made.lead() is not None
+    yield made
+    made.close()
 
 
 @pytest.fixture

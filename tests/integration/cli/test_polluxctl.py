@@ -10,7 +10,6 @@ import time
 import pytest
 
 from polluxd.model import Allocation, Placement, Plan, Step
-from polluxd.store import Store
 from tests.integration.store.slurm_job import seen
 
 from .conftest import POLLUXCTL
@@ -21,20 +20,17 @@ CLUSTER = "ctl"
 
 
 @pytest.fixture(scope="module")
-def store(dev_postgres):
-    """Return a migrated database with a job, a decision and a move."""
-    made = Store(dev_postgres.url, CLUSTER, lease_s=3600)  # nobody renews it here, however slow the machine
-    made.migrate()
-    epoch = made.lead()
-    assert epoch is not None
+def store(store):
+    """With a job, a decision and a move."""
     job = seen(
         11, name="resnet", user="ada", account="vision", partition="main", gpus_per_node_held={"n1": 2}
     )
-    made.sync_jobs([job])
+    store.sync_jobs([job])
     placed = Allocation(11, Placement(("n1",), 2), 200.0, 1.5, 64, True, "grows from 1 to 2 GPUs")
     plan = Plan((placed,), 0.5, 0.5, "counts")
-    made.record_cycle(plan, mode="enforce", durations={"decide_s": 0.01}, started_at=time.time())
-    move = made.plan_move(*(11, 0, "requeue", Placement(("n1",), 1), Placement(("n1",), 2)), "grows", epoch)
+    store.record_cycle(plan, mode="enforce", durations={"decide_s": 0.01}, started_at=time.time())
+    places = Placement(("n1",), 1), Placement(("n1",), 2)
+    move = store.plan_move(11, 0, "requeue", *places, "grows", store.epoch)
     for step in (
         Step.DRAINING,
         Step.CHECKPOINTED,
@@ -43,9 +39,8 @@ def store(dev_postgres):
         Step.STARTED,
         Step.TRAINING,
     ):
-        assert made.advance(move.id, step, time.time(), epoch=epoch)
-    yield made
-    made.close()
+        assert store.advance(move.id, step, time.time(), epoch=store.epoch)
+    return store
 
 
 def test_jobs_explain_and_moves_of_a_real_database(polluxctl):

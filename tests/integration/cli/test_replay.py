@@ -21,15 +21,6 @@ pytestmark = pytest.mark.slurm
 CLUSTER = "replay"
 
 
-@pytest.fixture(scope="module")
-def store(dev_postgres):
-    made = Store(dev_postgres.url, CLUSTER)
-    made.migrate()
-    assert made.lead() is not None
-    yield made
-    made.close()
-
-
 def record(store: Store, snapshot: Snapshot, cache: Cache | None = None) -> int:
     return store.record_cycle(
         decide(snapshot, cache=cache),

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from contrib.devcluster.processes import wait_until
 from polluxd.errors import ConfigError
 from polluxd.gateway.server import GatewayServer
 from polluxd.gateway.visitors import Bounds
@@ -206,10 +207,7 @@ def test_one_user_has_one_question_at_a_time(records, cluster):
         for thread in threads:
             thread.start()
         assert begun.acquire(timeout=PATIENCE_S)
-        until = time.monotonic() + PATIENCE_S
-        while answers.count(429) < 2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until(lambda: answers.count(429) >= 2, PATIENCE_S, "two refusals")
         going.set()
         for thread in threads:
             thread.join(PATIENCE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from pollux.slurm_job.access import GatewayAccess, Grant
 from polluxd.gateway.order_watch import answer_of
 from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TrainingMessage
 from polluxd.gateway.records import Holder, SentReport
+from polluxd.model import Move, Step
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.store import Store
 from polluxd.store.gateway_statements import GatewayStore
@@ -55,6 +57,18 @@ def new_store(postgres: DevPostgres, cluster: str) -> Iterator[Callable[..., Sto
 @pytest.fixture
 def store(new_store: Callable[..., Store]) -> Store:
     return new_store()
+
+
+@pytest.fixture
+def epoch(store: Store) -> int | None:
+    """Of the test's store, which leads."""
+    return store.lead()
+
+
+def advance(store: Store, epoch: int, move: Move, *steps: Step) -> None:
+    """Bring a move on, step by step."""
+    for step in steps:
+        assert store.advance(move.id, step, time.time(), epoch=epoch)
 
 
 @pytest.fixture

@@ -51,8 +51,7 @@ def known(store: Any) -> CycleRecords:
     return store.records(restarts_since=0.0)
 
 
-def test_moves_in_any_order(store, seen):
-    epoch = store.lead()
+def test_moves_in_any_order(store, seen, epoch):
     rows = FakeRows(lambda: 0.0)
     rows.epoch = epoch - 1
     fake = FakeStore(rows)
@@ -136,8 +135,7 @@ def test_moves_within_allocations_are_found_alike(both, seen):
     assert known(store).restarts == known(fake).restarts == {"alice": 1}
 
 
-def test_a_move_taken_back_and_pins(store, seen):
-    epoch = store.lead()
+def test_a_move_taken_back_and_pins(store, seen, epoch):
     store.sync_jobs([seen(7)])
     assert store.cancel_move(7, "ann@host") is None
     move = store.plan_move(7, 0, "requeue", HERE, THERE, "why", epoch)

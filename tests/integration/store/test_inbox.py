@@ -80,8 +80,7 @@ def test_a_job_that_ended_stores_nothing_in_any_attempt(store, agent, seen):
     assert store.report_history(7) == []
 
 
-def test_a_user_writes_nothing_for_another_users_job(store, agent, seen):
-    epoch = store.lead()
+def test_a_user_writes_nothing_for_another_users_job(store, agent, seen, epoch):
     store.sync_jobs([seen(7, uid=1000)])
     move = store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
     store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
@@ -113,8 +112,7 @@ def test_a_report_wakes_polluxd_when_its_news_change(store, agent, report, postg
     assert [wakes for (wakes,) in rows] == [False, False, True, False, True, True, False]
 
 
-def test_a_drain_is_for_the_attempt_that_it_is_meant_for(store, agent):
-    epoch = store.lead()
+def test_a_drain_is_for_the_attempt_that_it_is_meant_for(store, agent, epoch):
     before, after = agent(7), agent(7, attempt=1)
     move = store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
     assert before.instructions() == NOTHING
@@ -124,8 +122,7 @@ def test_a_drain_is_for_the_attempt_that_it_is_meant_for(store, agent):
     assert agent(8).instructions() == NOTHING
 
 
-def test_an_acknowledgement_counts_once_and_may_be_repeated(store, agent):
-    epoch = store.lead()
+def test_an_acknowledgement_counts_once_and_may_be_repeated(store, agent, epoch):
     job = agent(7)
     job.publish()
     move = store.plan_move(7, 0, "requeue", N1, N2, "grow", epoch)
@@ -154,8 +151,9 @@ def test_a_report_after_the_others_is_the_latest(store, agent, report):
     assert store.reports()[7].batch_size == 128
 
 
-def test_a_first_step_and_an_acknowledgement_end_a_wait_when_a_move_is_under_way(store, agent, report, seen):
-    epoch = store.lead()
+def test_a_first_step_and_an_acknowledgement_end_a_wait_when_a_move_is_under_way(
+    store, agent, report, seen, epoch
+):
     job = agent(7)
     store.sync_jobs([seen(7)])
     stepped = report(times={"first_step_at": time.time()})

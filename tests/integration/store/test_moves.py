@@ -19,11 +19,6 @@ SMALL = Placement(("n1",), 2)
 LARGE = Placement(("n1", "n2"), 4)
 
 
-@pytest.fixture
-def epoch(store):
-    return store.lead()
-
-
 def test_a_move_goes_forward_only_and_each_step_has_its_time(store, epoch):
     move = store.plan_move(7, 0, "requeue", SMALL, LARGE, "more goodput", epoch, at=100.0)
     assert (move.step, move.source, move.target, move.reason) == (Step.PLANNED, SMALL, LARGE, "more goodput")

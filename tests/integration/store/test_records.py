@@ -153,8 +153,7 @@ def test_jobs_that_are_not_ours_are_not_remembered(store, seen):
     assert store.jobs_view() == []
 
 
-def test_a_job_id_used_again_inherits_nothing(store, seen, agent):
-    epoch = store.lead()
+def test_a_job_id_used_again_inherits_nothing(store, seen, agent, epoch):
     now = time.time()
     store.sync_jobs([seen(7, restart_count=3, submit_time=now - 1000)])
     agent(7, attempt=3).publish()
@@ -318,8 +317,7 @@ def test_a_cycle_without_a_decision_says_why(store):
     assert (store.latest_cycle().solver, store.latest_cycle().note) == (None, "Slurm is away")
 
 
-def test_the_view_shows_the_newest_move(store, seen):
-    epoch = store.lead()
+def test_the_view_shows_the_newest_move(store, seen, epoch):
     store.sync_jobs([seen(7)])
     for number in range(2):
         move = store.plan_move(7, number, "requeue", N1, N1, f"reason {number}", epoch)
@@ -395,8 +393,7 @@ def test_the_table_checks_names_and_shapes_and_audits_changes_by_hand(store, pos
     assert [(c.who, c.name) for c in store.setting_audit()] == [("postgres", "paused")]
 
 
-def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres, cluster):
-    epoch = store.lead()
+def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres, cluster, epoch):
     now = time.time()
     store.sync_jobs([seen(7, state=JobState.COMPLETED, end_time=now - 5000), seen(8)])
     agent(8).publish()

@@ -10,20 +10,11 @@ import time
 import pytest
 
 from polluxd.model import Placement, Step
+from tests.integration.store.conftest import advance
 
 pytestmark = pytest.mark.slurm
 
 SMALL, LARGE = Placement(("n1",), 4), Placement(("n1", "n3"), 4)
-
-
-@pytest.fixture
-def epoch(store):
-    return store.lead()
-
-
-def advance(store, epoch, move, *steps):
-    for step in steps:
-        assert store.advance(move.id, step, time.time(), epoch=epoch)
 
 
 def test_a_grow_is_told_from_recruiting_until_its_first_step(store, agent, epoch):
