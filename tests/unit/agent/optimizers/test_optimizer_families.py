@@ -379,7 +379,7 @@ def test_the_agent_applies_the_rule_of_the_family() -> None:
         job.training.models[0].meter.agreed = (NoiseScale(sqr=0.0, var=1.0),)
         if n == 2:
             job.training.choice = BatchChoice(32, 1)
-        regression.train_step(job, optimizer, x, y)
+        regression.train_step(job, x, y)
     job.close()
     assert min(seen) == pytest.approx(0.996)
     assert optimizer.param_groups[0]["betas"][1] == 0.999
