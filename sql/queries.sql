@@ -407,7 +407,7 @@ SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.
        p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
        p.mode, p.advice,
        a.speedup, a.reason AS decision_reason, a.cycle_id,
-       m.path AS move_path, m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
+       m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
        coalesce(n.count, 0) AS moves,
        CASE WHEN j.gpus > 0 AND j.ended_at IS NULL
                  AND (p.attempt = j.attempt AND p.times ->> 'first_step_at' IS NOT NULL) IS NOT TRUE

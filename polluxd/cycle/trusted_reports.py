@@ -193,25 +193,23 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     The new fit comes from the observed progress. Until `CONFIRMED` rates of its present place show the contradiction,
     the job only gains no GPUs. It would never get another rate of a place that it has left.
     """
+    if report.params is None:
+        return report
     here, rates = history.progress.here(), history.progress.newest(CONFIRMED)
     first = rates if here is None else {**rates, history.progress.place: here}
-    if held.gpus and report.params is not None and len(rates) < len(first):
-        places = sorted(first)
-        if any(_contradictions(places, _reached(first, places, _claims(report, places, held)))):
+    if held.gpus and len(rates) < len(first):
+        places, _, reached = _reached(first, report, held)
+        if any(_contradictions(places, reached)):
             report = replace(report, most_gpus=held.gpus)
     if len(rates) < 2:
         return report
-    places = sorted(rates)
-    claims = _claims(report, places, held)
-    reached = _reached(rates, places, claims)
+    places, claims, reached = _reached(rates, report, held)
     # At one noise scale, the present one: a rate of an hour ago was at another.
     now = reached[0] * claims
     bounded = np.array(_physical(places, now.tolist()))
     if np.any(bounded < now):
         doubts.append("its progress: a speedup beyond the number of GPUs")
         reached, now = reached * bounded / now, bounded
-    if report.params is None:
-        return report
     for small, large in _contradictions(places, reached):
         claim, was = claims[large] / claims[small], now[large] / now[small]
         doubts.append(
@@ -233,16 +231,20 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     return report
 
 
-def _claims(report: Report, places: Sequence[TrainedOn], held: Held) -> Floats:
-    """Return the steps per second [places] that the job claims now; 1 where it has no fit."""
-    if report.params is None:
-        return np.ones(len(places))
-    return np.maximum(claimed(report, places, held.adaptive), 1e-12)
+def _reached(
+    rates: Mapping[TrainedOn, Rate], report: Report, held: Held
+) -> tuple[list[TrainedOn], Floats, Floats]:
+    """Return the places, the steps per second that the job claims there now, and the parts that it reached [2, places].
 
-
-def _reached(rates: Mapping[TrainedOn, Rate], places: Sequence[TrainedOn], claims: Floats) -> Floats:
-    """Return the parts of its claims that a job reached [2, places]: of those at that time, and of the present ones."""
-    return np.array([[rates[p].share for p in places], [rates[p].steps for p in places] / claims])
+    Parts of its claims at that time, and of the present ones.
+    """
+    places = sorted(rates)
+    claims = np.maximum(claimed(report, places, held.adaptive), 1e-12)
+    return (
+        places,
+        claims,
+        np.array([[rates[p].share for p in places], [rates[p].steps for p in places] / claims]),
+    )
 
 
 def _contradictions(places: Sequence[TrainedOn], reached: Floats) -> Iterator[tuple[int, int]]:

@@ -92,7 +92,6 @@ class JobView:
     decision_reason: str | None
     cycle_id: int | None
     moves: int
-    move_path: str | None
     move_step: str | None
     """Step of the newest move; one that is not terminal is under way."""
     move_reason: str | None

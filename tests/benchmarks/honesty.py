@@ -51,7 +51,7 @@ BLOCK = 100
 OFF = 0.1
 """Largest log-error of the step times that an agent measures: 10 %."""
 NOISE_OFF, NOISE_OFF_MIN = 0.3, (3.0, 30.0)
-"""Log-error of the noise scale beyond that of its statistics, and the minutes for which it stays: averages are slow."""
+"""Largest log-error of the noise scale beyond its statistics', and the minutes for which it stays."""
 SHARES = 1.5
 """Shares of the error that `Agent` adds up for one step time: half for the run, one for the configuration."""
 MOST_HOURS = 6.0
@@ -101,7 +101,7 @@ class RoughAgent(Agent):
         self, nodes: int, gpus: int, m: int, step: float, sync: float, noise: NoiseScale, *where: Any
     ) -> None:
         if self.now >= self._noise_off_until:
-            self._noise_off = float(np.exp(self._random.normal(0.0, NOISE_OFF)))
+            self._noise_off = float(np.exp(self._random.uniform(-NOISE_OFF, NOISE_OFF)))
             self._noise_off_until = self.now + 60.0 * float(self._random.uniform(*NOISE_OFF_MIN))
         super().measure(nodes, gpus, m, step, sync, noise._replace(var=noise.var * self._noise_off), *where)
 

@@ -65,7 +65,6 @@ VIEW = JobView(
     decision_reason="grows from 2 to 4 GPUs: the marginal GPU helps it most",
     cycle_id=42,
     moves=1,
-    move_path="requeue",
     move_step="training",
     move_reason="grows",
     move_detail="",

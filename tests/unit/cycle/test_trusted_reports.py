@@ -69,6 +69,19 @@ def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed(
     assert seen == pytest.approx(rate(4) / rate(1), rel=0.05)
 
 
+def test_a_contradiction_is_held_against_a_job_for_three_hours():
+    job = Job(params=PERFECT)
+    for gpus, minutes, believed in (
+        (1, 7, True),
+        (4, 7, False),
+        (1, 170, False),
+        (1, 20, True),
+        (4, 7, False),
+    ):
+        kept, doubts = job.train(gpus, minutes=minutes)
+        assert (kept.params == PERFECT, doubts == ()) == (believed, believed), (gpus, minutes)
+
+
 def test_a_single_slow_rate_of_a_size_that_the_job_has_left_keeps_it_from_no_gpus():
     """A node that failed, or a noisy measurement: the job gets no second rate there."""
     job = Job()
@@ -212,17 +225,15 @@ def test_a_job_whose_noise_scale_grows_or_is_measured_wrong_is_believed(stages):
 def test_a_job_of_fixed_batch_size_is_believed_whatever_its_noise_scale():
     job = Job(noise=NoiseScale(1e-9, 1e9), limits=BatchLimits(128, 4096, 8, 128))
     for gpus in (1, 4, 8):
-        _, doubts = job.train(gpus, adaptive=False)
-        assert doubts == ()
+        assert job.train(gpus, adaptive=False)[1] == ()
 
 
-def test_an_evaluation_says_nothing_of_the_jobs_speed():
+@pytest.mark.parametrize("course", [[(1.0, 2), (0.0, 1)] * 3, [(1.0, 5), (0.4, 3), (1.0, 5)] * 2])
+def test_evaluations_and_slow_rates_among_good_ones_raise_no_doubt(course):
     job = Job()
     job.train(1)
-    for _ in range(3):
-        job.train(4, minutes=2, restarts=False)
-        _, doubts = job.train(4, minutes=1, speed=0.0, restarts=False)
-        assert doubts == ()
+    for speed, minutes in course:
+        assert job.train(4, minutes=minutes, speed=speed * rate(4), restarts=False)[1] == ()
 
 
 @pytest.mark.parametrize(("speed", "doubted"), [(1.0, False), (0.6, True)])
@@ -236,21 +247,11 @@ def test_one_slow_rate_stops_growth_and_two_further_ones_raise_a_doubt(speed, do
     assert (bool(doubts), kept.most_gpus) == (doubted, None)
 
 
-def test_a_slow_rate_among_good_ones_raises_no_doubt():
-    job = Job()
-    job.train(1)
-    for speed, minutes in ((1.0, 5), (0.4, 3), (1.0, 5), (1.0, 5), (0.4, 3), (1.0, 5)):
-        _, doubts = job.train(4, minutes=minutes, speed=speed * rate(4), restarts=False)
-        assert doubts == ()
-
-
 def test_fits_for_types_that_the_job_was_not_seen_on_are_not_believed():
     faster = {"a100": PERFECT, "h100": PERFECT}
     job = Job(params_by_type=lambda report: faster, gpu_type="h100")
     kept, _ = job.train(4, gpu_type="a100")
-    assert (kept.gpu_type, dict(kept.params_by_type)) == ("a100", {}), (
-        "one type was seen: configured speeds hold"
-    )
+    assert (kept.gpu_type, dict(kept.params_by_type)) == ("a100", {}), "one type: configured speeds hold"
     kept, _ = job.train(4, gpu_type="t4", speed=rate(4, params=PERFECT) / 3)
     assert set(kept.params_by_type) <= {"a100"}, "nobody has seen it on an h100"
 
