@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
 
 from polluxd.printable import printable
 
@@ -35,9 +34,10 @@ class TextFormatter(logging.Formatter):
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging calls
+    def format(self, record: logging.LogRecord) -> str:
         # Indented, since the exception's own message may hold a line that looks like a record.
-        return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).splitlines())
+        first, *others = super().format(record).splitlines()
+        return "\n".join([first, *(f"    {printable(line)}" for line in others)])
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
         ids = " ".join(f"{name}={number}" for name, number in _about.get().items())

@@ -147,15 +147,12 @@ class ProgressRates:
         shares = [rate.share for rate in self._window]
         even = min(shares) >= EVEN * max(shares) and self._at_best
         if even or report.at - self._rated_at >= PAUSED_S:
-            rate = _mean(self._window) if even else _upper_quartile(self._unrated)
+            mean = Rate(fmean(rate.steps for rate in self._window), fmean(shares))
+            rate = mean if even else _upper_quartile(self._unrated)
             self._rates.setdefault(self.place, deque(maxlen=WINDOWS)).append(rate)
             self._rated_at = self._newest_rate_at[self.place] = report.at
             self._unrated = []
         self._begin_window(report)
-
-
-def _mean(rates: Collection[Rate]) -> Rate:
-    return Rate(fmean(rate.steps for rate in rates), fmean(rate.share for rate in rates))
 
 
 def _median(rates: Collection[Rate]) -> Rate:

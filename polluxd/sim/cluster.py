@@ -100,7 +100,6 @@ class Cloud:
     """UTILITY below which nodes are given back (Pollux, section 4.2.2)."""
     high: Share = 0.65
     """UTILITY above which nodes are rented."""
-
     hour_value: Duration = 0.0
     """What it is worth that a job ends an hour sooner. Above 0, nodes beyond `least` are rented by their price, as
     polluxd does it (`cloud_hour_value`), and `low` and `high` have no effect."""

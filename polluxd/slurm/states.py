@@ -20,8 +20,10 @@ _STATES = {
 
 _OFF_OR_BOOTING = {"POWERED_DOWN", "POWERING_UP"}
 """Slurm boots such a node for the job that it gives it to."""
-_USABLE = _OFF_OR_BOOTING | {"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD"}
-_USABLE |= {"DYNAMIC_NORM", "BLOCKED"}
+_USABLE = {
+    *("IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED", "RESERVED", "CLOUD", "DYNAMIC_NORM", "BLOCKED"),
+    *_OFF_OR_BOOTING,
+}
 """A node in any other state (DRAIN, DOWN, MAINT, REBOOT_ISSUED, POWERING_DOWN, ...) gets no work.
 Reservations themselves say who may use a RESERVED node (`rules`)."""
 

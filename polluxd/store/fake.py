@@ -17,7 +17,7 @@ from typing import Any
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import LeaderLost, StoreRejected, StoreUnavailable
-from polluxd.model import RESTARTING_PATHS, Move, Placement, Plan, Report, Spent, Step
+from polluxd.model import RESTARTING_PATHS, DaemonMode, Move, Placement, Plan, Report, Spent, Step
 from polluxd.slurm.protocol import SlurmJob
 
 from .costs import cost_of, is_move, totals
@@ -183,7 +183,16 @@ class FakeStore:
     def remember_fits(self) -> None:
         self._must_answer(self.epoch)
 
-    def record_cycle(self, _plan: Plan | None, *, note: str = "", **_facts: object) -> int:
+    def record_cycle(
+        self,
+        plan: Plan | None,
+        *,
+        mode: DaemonMode | str,
+        note: str = "",
+        durations: Mapping[str, float],
+        started_at: float,
+        snapshot_json: Callable[[], str] | None = None,
+    ) -> int:
         self._must_answer(self.epoch)
         self.rows.cycles, self.rows.note = self.rows.cycles + 1, note
         return self.rows.cycles

@@ -88,22 +88,18 @@ class GrowingNoise:
     def iterations(self, batch_size: int, epoch: int) -> float:
         return self.app.iterations(batch_size, epoch // PARTS)
 
-    def on(self, gpu_type: str) -> Application | None:
-        return None
-
 
 class RoughAgent(Agent):
     """An agent whose step times are off by at most `OFF`, and its gradient statistics by more."""
 
     _noise_off, _noise_off_until = 1.0, 0.0
 
-    def measure(
-        self, nodes: int, gpus: int, m: int, step: float, sync: float, noise: NoiseScale, *where: Any
-    ) -> None:
+    def measure(self, *row: Any) -> None:
+        super().measure(*row)
         if self.now >= self._noise_off_until:
             self._noise_off = float(np.exp(self._random.uniform(-NOISE_OFF, NOISE_OFF)))
             self._noise_off_until = self.now + 60.0 * float(self._random.uniform(*NOISE_OFF_MIN))
-        super().measure(nodes, gpus, m, step, sync, noise._replace(var=noise.var * self._noise_off), *where)
+        self.noise = self.noise._replace(var=self.noise.var * self._noise_off)
 
     def _error(self, share: float = 1.0) -> float:
         return float(np.exp(self._random.uniform(-OFF, OFF) * share / SHARES))

@@ -2,7 +2,7 @@
 
 It writes tests/benchmarks/simulator_week.md.
 
-    python tests/benchmarks/simulator_week.py [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
+    python -m tests.benchmarks.simulator_week [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
 """
 
 from __future__ import annotations

@@ -276,13 +276,13 @@ def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
-    """A checkpoint's folder and its `state.pt`, opened once for all that is read. Raises CheckpointError."""
+    """A checkpoint's folder and its `state.pt`. Raises CheckpointError, also for OSErrors of the body that reads it."""
     at = path if path.suffix == ".pt" else path / _STATE  # 0.1.0 wrote one file
     try:
         with PrivateFolder(at.parent) as folder, folder.read(at.name) as file:
             yield folder, CheckpointFile(file, at)
     except OSError as error:
-        raise CheckpointError(f"{at} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def adopt(name: str, directory: Path) -> bool:

@@ -256,7 +256,7 @@ class StartMachine:
         self.failures.append(failure)
         if self.recovers:
             return
-        # Where rank 0 has ended well, nothing is restored.
+        # Where rank 0 has ended well, nothing is restored. Node 0 stays in each move: its ranks are the first ones.
         over = not self.running[0] and all(each.rank >= self.terms.workers[0] for each in self.failures)
         if lost and self.terms.may_retry and not over and self._restores():
             self.recovers = True

@@ -61,8 +61,8 @@ class Meeting:
         # This thread may outlive its end, as Python sees it, by a moment, and must not be the one that takes a signal
         # which the main thread has blocked by then: SIGIO of the channels would end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-        own, ports = JobNode(allocation.workers, node_name()), candidate_ports(key)
         try:
+            own, ports = JobNode(allocation.workers, node_name()), candidate_ports(key)
             if allocation.num_nodes == 1:
                 found = [own]
             elif allocation.node_rank == 0:

@@ -130,7 +130,7 @@ class NodeWorkers:
     def _fails(self, local_rank: int, status: int, why: str) -> None:
         """In a worker: note that it fails."""
         note = self._notes[local_rank]
-        note.why, note.status = why.encode(errors="replace")[:NOTE_BYTES], status
+        note.why, note.status = why.replace("\0", "\\0").encode(errors="replace")[:NOTE_BYTES], status
         note.at = time.time()
 
     def start(self, local_rank: int, env: Mapping[str, str], body: Callable[[], int]) -> None:

@@ -97,7 +97,9 @@ class SampleBuffer:
         self._kinds.append(kind)
 
     def flush(self) -> None:
-        """Start reading the samples. There are some, and no earlier ones are being read."""
+        """Start reading the samples."""
+        assert self._kinds, "there are samples"
+        assert self._pending is None, "no earlier ones are being read"
         found = [summed(squares, self.groups, self._device) for squares in (self._local, self._total)]
         work = None
         if self.group is not None:

@@ -292,6 +292,7 @@ def test_who_starts_again(terms: StartTerms, events: list[Event], again: tuple[A
     assert not end.ended_by
     found = end.next_nodes, end.asked, end.lost
     assert found == again if again else not end.next_nodes
+    assert events is not LOST or not outcome(*LOST, terms=terms).next_nodes, "nothing can be restored"
 
 
 def test_the_next_start_waits_for_nodes_that_leave() -> None:
