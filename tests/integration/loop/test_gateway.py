@@ -63,8 +63,8 @@ def test_an_order_waits_for_the_gateway_and_is_carried_out_once(pair: Loop) -> N
 
 
 def test_kill_9_of_the_gateways_again_and_again_loses_no_order(pair: Loop) -> None:
-    job_id = pair.train("stormy", 24)
-    pair.until(lambda: pair.store.reports().get(job_id), why="a report")
+    job_id = pair.train("stormy", 40)
+    pair.until(lambda: pair.completed_starts(job_id), why="the start's end")
     chance = random.Random(11)
     kills, parks = 0, 0
     deadline = time.monotonic() + 400
@@ -81,7 +81,7 @@ def test_kill_9_of_the_gateways_again_and_again_loses_no_order(pair: Loop) -> No
         kills += 1
     assert kills >= 5
     assert parks == 2
-    assert pair.trained(job_id, "stormy", 24).restart_count >= 1
+    assert pair.trained(job_id, "stormy", 40).restart_count >= 1
 
 
 def test_the_second_gateway_serves_while_the_first_is_away(pair: Loop) -> None:
