@@ -204,14 +204,14 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     if len(rates) < 2:
         return report
     places, claims, reached = _reached(rates, report, held)
-    # At one noise scale, the present one: a rate of an hour ago was at another.
-    now = reached[0] * claims
-    bounded = np.array(_physical(places, now.tolist()))
-    if np.any(bounded < now):
+    # At one noise scale, and as they were: as in `_contradictions`, both have to show it.
+    now = reached * claims
+    bounded = np.array([_physical(places, row) for row in now.tolist()])
+    if (bounded < now).any(axis=1).all():
         doubts.append("its progress: a speedup beyond the number of GPUs")
         reached, now = reached * bounded / now, bounded
     for small, large in _contradictions(places, reached):
-        claim, was = claims[large] / claims[small], now[large] / now[small]
+        claim, was = claims[large] / claims[small], now[0, large] / now[0, small]
         doubts.append(
             f"its fit: {claim:.1f} times the goodput on {places[large].gpus} GPUs as on {places[small].gpus}, "
             f"its progress was {was:.1f} times as fast"
