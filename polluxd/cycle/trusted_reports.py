@@ -234,24 +234,18 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
 def _reached(
     rates: Mapping[TrainedOn, Rate], report: Report, held: Held
 ) -> tuple[list[TrainedOn], Floats, Floats]:
-    """Return the places, the steps per second that the job claims there now, and the parts that it reached [2, places].
-
-    Parts of its claims at that time, and of the present ones.
-    """
+    """Return places, the job's claims there now, and the parts reached [2, places]: of claims then, and of these."""
     places = sorted(rates)
     claims = np.maximum(claimed(report, places, held.adaptive), 1e-12)
-    return (
-        places,
-        claims,
-        np.array([[rates[p].share for p in places], [rates[p].steps for p in places] / claims]),
-    )
+    parts = np.array([[rates[p].share for p in places], [rates[p].steps for p in places] / claims])
+    return places, claims, parts
 
 
 def _contradictions(places: Sequence[TrainedOn], reached: Floats) -> Iterator[tuple[int, int]]:
     """Yield pairs of places in which a job reaches less of its claims on more GPUs of a type.
 
     Both parts have to say so. An honest job falls short of its present claims where its noise scale has grown since,
-    and of its claims at that time where it measured its noise scale wrong: by a third for minutes, in real trainings.
+    and of its claims at that time where it measured its noise scale wrong for some minutes.
     """
     for small, large in combinations(range(len(places)), 2):
         more = places[large].gpus > places[small].gpus and places[small].gpu_type == places[large].gpu_type

@@ -25,7 +25,8 @@ from polluxd.policy.shapes import ANY, ANYWHERE, ONE_RACK, OVER_RACKS, Shape, St
 
 GROWTH = 2
 CROWDED = 0.75
-"""Part of the GPUs that smallest sizes take on a crowded cluster: most larger starts would park running jobs there."""
+"""Part of the GPUs that smallest sizes, by user within the equal share, take on a crowded cluster: most larger starts
+would park running jobs there."""
 
 
 def measured_on(job: SnapshotJob) -> int:
@@ -44,8 +45,12 @@ class Caps:
     """The most GPUs that measurements justify, for the jobs of a domain."""
 
     def __init__(self, domain: Domain, settings: PolicySettings) -> None:
-        share = ceil(domain.capacity / max(len({job.user for job in domain.jobs}), 1))
-        crowded = sum(max(job.spec.min_gpus, 1) for job in domain.jobs) > CROWDED * domain.capacity
+        smallest = Counter[str]()
+        for job in domain.jobs:
+            smallest[job.user] += max(job.spec.min_gpus, 1)
+        share = ceil(domain.capacity / max(len(smallest), 1))
+        # A job of an absurd size must not make the cluster crowded for other users.
+        crowded = sum(min(gpus, share) for gpus in smallest.values()) > CROWDED * domain.capacity
         most = 1 if crowded else min(settings.start_gpus, domain.gpus_per_node)
         silent = Counter[str]()
         dividing: dict[str, list[int]] = {}

@@ -87,9 +87,9 @@ def test_a_job_starts_with_no_more_than_its_users_equal_share_of_the_gpus(start,
     assert max(a.placement.gpus for a in plan.allocations) == gpus
 
 
-@pytest.mark.parametrize(("other", "gpus"), [(8, 4), (12, 1)])
-def test_a_job_starts_on_min_gpus_where_smallest_sizes_take_three_quarters_of_the_gpus(other, gpus):
-    plan = decide(snapshot(nodes(4), [job(1, user="bob"), job(2, JobSpec(min_gpus=other, max_gpus=other))]))
+@pytest.mark.parametrize(("other", "user", "gpus"), [(8, "bob", 4), (12, "bob", 1), (12, "eve", 4)])
+def test_a_job_starts_on_min_gpus_where_smallest_sizes_take_three_quarters_of_the_gpus(other, user, gpus):
+    plan = decide(snapshot(nodes(4), [job(1, user="bob"), job(2, JobSpec(other, other), user=user)]))
     assert [a.placement.gpus for a in plan.allocations] == [gpus, other]
 
 
