@@ -38,9 +38,6 @@ to another batch size, and its progress says nothing of its claims."""
 CONFIRMED = 3
 """Rates of a place on which a doubt may rest. In a single rate, short pauses may have slowed a job evenly, one between
 every two reports: it moves no median of three."""
-KEPT_S = 3 * 3600.0
-"""Time after which the rates of a place that the job has left contradict nothing. A noise scale that was measured wrong
-there would be held against the job to its end. A false fit is found out again within minutes."""
 PAUSED_S = 300.0
 """Time after which a rate is taken all the same: the upper quartile between reports, since pauses only slow a job."""
 
@@ -71,7 +68,6 @@ class ProgressRates:
         self.advanced_at = 0.0
         """When progress was last seen to rise."""
         self._rates: dict[TrainedOn, deque[Rate]] = {}
-        self._newest_rate_at: dict[TrainedOn, float] = {}
         self._newest: Report | None = None
         self._since = self._rated_at = 0.0
         # Between the reports since the present window began (a time without pauses), and since the last rate was taken.
@@ -84,13 +80,8 @@ class ProgressRates:
         """Of the newest report."""
 
     def newest(self, least: int = 1) -> Mapping[TrainedOn, Rate]:
-        """Return the median of the newest rates of each place that has `least` or more, not older than `KEPT_S`."""
-        since = (self._newest.at if self._newest else 0.0) - KEPT_S
-        return {
-            place: _median(rates)
-            for place, rates in self._rates.items()
-            if len(rates) >= least and self._newest_rate_at[place] >= since
-        }
+        """Return the median of the newest rates of each place that has `least` rates or more."""
+        return {place: _median(rates) for place, rates in self._rates.items() if len(rates) >= least}
 
     @property
     def seen(self) -> Collection[TrainedOn]:
@@ -150,8 +141,7 @@ class ProgressRates:
             mean = Rate(fmean(rate.steps for rate in self._window), fmean(shares))
             rate = mean if even else _upper_quartile(self._unrated)
             self._rates.setdefault(self.place, deque(maxlen=WINDOWS)).append(rate)
-            self._rated_at = self._newest_rate_at[self.place] = report.at
-            self._unrated = []
+            self._rated_at, self._unrated = report.at, []
         self._begin_window(report)
 
 

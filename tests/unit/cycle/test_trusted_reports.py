@@ -69,19 +69,6 @@ def test_a_curve_that_its_progress_contradicts_is_replaced_by_what_was_observed(
     assert seen == pytest.approx(rate(4) / rate(1), rel=0.05)
 
 
-def test_a_contradiction_is_held_against_a_job_for_three_hours():
-    job = Job(params=PERFECT)
-    for gpus, minutes, believed in (
-        (1, 7, True),
-        (4, 7, False),
-        (1, 170, False),
-        (1, 20, True),
-        (4, 7, False),
-    ):
-        kept, doubts = job.train(gpus, minutes=minutes)
-        assert (kept.params == PERFECT, doubts == ()) == (believed, believed), (gpus, minutes)
-
-
 def test_a_single_slow_rate_of_a_size_that_the_job_has_left_keeps_it_from_no_gpus():
     """A node that failed, or a noisy measurement: the job gets no second rate there."""
     job = Job()
