@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from polluxd.sim.agent import Agent, Memory
@@ -52,6 +53,8 @@ class Policy(Protocol):
     """Agents know what earlier runs of their application measured."""
     seconds_between_fits: float = 0.0
     """Agents renew their fit no more often."""
+    borrowers: Mapping[int, float] = MappingProxyType({})
+    """By job number, the share of full speed of each job that runs in the idle cycles of others' GPUs."""
 
     def decide(self, view: View) -> Mapping[int, Seats]:
         """Seats of each job by its number; a job left out gets none."""
@@ -126,6 +129,7 @@ class _Engine:
         self._outages = scenario.outages(horizon)
         self._down: dict[int, float] = {}
         self._sizes = scenario.sizes
+        self._borrowers: Mapping[int, float] = {}
         self._rented = list(range(scenario.nodes))
         self._booting: dict[int, float] = {}
         self._resized_at = self._looked_at = float("-inf")
@@ -184,7 +188,8 @@ class _Engine:
             slow = {node for node, jobs in spread.items() if jobs > 1}
         for job in active:
             hit = len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
-            job.advance(self._now, seconds, self._scenario.interference if hit else 0.0)
+            speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
+            job.advance(self._now, seconds, 1.0 - speed)
 
     def _fail(self, active: Sequence[SimulatedJob]) -> None:
         """Take down nodes and their jobs; bring repaired nodes back."""
@@ -247,10 +252,11 @@ class _Engine:
         began = time.perf_counter()
         placed = self._policy.decide(view)
         self._decision_seconds.append(time.perf_counter() - began)
+        self._borrowers = dict(self._policy.borrowers)
         used = Counter[int]()
-        for seats in placed.values():
+        for number, seats in placed.items():
             for node, gpus in seats:
-                used[node] += gpus
+                used[node] += 0 if number in self._borrowers else gpus
         over = [node for node, gpus in used.items() if gpus > capacity[node]]
         assert not over, f"{type(self._policy).__name__} put {used[over[0]]} GPUs of jobs on node {over[0]}"
         for job in active:
@@ -260,7 +266,7 @@ class _Engine:
         self._decided_at = self._now
         self._seen = self._present(active)
         busy = sum(used.values())
-        weight = sum(job.gpus * job.efficiency for job in active)
+        weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
 
     def _move(self, job: SimulatedJob, seats: Seats) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from polluxd.sim.cluster import NodeGroup, Scenario
-from polluxd.sim.engine import View, simulate
+from polluxd.sim.engine import Policy, View, simulate
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.policies.baseline_packing import compact, emptiest_first, seated
 from polluxd.sim.policies.gavel import share, shares
@@ -59,9 +59,7 @@ def test_optimus_gives_more_to_who_has_more_left(apps):
     policy = POLICIES["optimus"](TWO)
     seen = {}
 
-    class Watched:
-        chooses_batch, reacts, remembers, seconds_between_fits = False, False, False, 0.0
-
+    class Watched(Policy):
         def decide(self, view: View):
             found = policy.decide(view)
             if len(view.jobs) == 2 and not seen:
@@ -81,6 +79,12 @@ def test_gandiva_takes_turns(apps):
 def test_gandiva_grows_into_idle_gpus(apps):
     asked, grown = run("fifo", [job("a", 0, 2)], apps), run("gandiva", [job("a", 0, 2)], apps)
     assert grown["a"].ended_at < asked["a"].ended_at
+
+
+def test_slaq_prefers_the_young(apps):
+    old, young = job("old", 0, 1, 20.0, batch=1024), job("young", 3600, 1, batch=1024)
+    found = run("slaq", [old, young], apps)
+    assert found["young"].ended_at < found["old"].ended_at
 
 
 def test_gavel_shares_time_alike(apps):
@@ -113,6 +117,13 @@ def test_sia_s_program_keeps_each_type_within_its_gpus():
     ]
     chosen = program(options, {"a": 4, "b": 4})
     assert [(o.kind, o.gpus) for o in chosen] == [("b", 4), ("a", 4)]
+
+
+def test_antman_lets_the_overflow_borrow_idle_cycles(apps):
+    trace = [job("a", 0, 8, 4.0), job("b", 0, 8, 0.3)]
+    found, alone = run("antman", trace, apps), run("antman", trace[:1], apps)
+    assert found["b"].started_at == found["a"].started_at
+    assert found["a"].ended_at == alone["a"].ended_at, "the guaranteed job is not slowed"
 
 
 def test_themis_serves_the_worst_treated(apps):

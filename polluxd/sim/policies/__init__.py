@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Policy
+from polluxd.sim.policies.antman import AntMan
 from polluxd.sim.policies.gandiva import Gandiva
 from polluxd.sim.policies.gavel import Gavel
 from polluxd.sim.policies.lucid import Lucid
@@ -18,6 +19,7 @@ from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.policies.pollux_paper import PolluxPaper
 from polluxd.sim.policies.shockwave import Shockwave
 from polluxd.sim.policies.sia import Sia
+from polluxd.sim.policies.slaq import Slaq
 from polluxd.sim.policies.themis import Themis
 from polluxd.sim.policies.tiresias import Tiresias
 
@@ -27,7 +29,9 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "tiresias": lambda _scenario: Tiresias(),
     "optimus": lambda _scenario: Optimus(),
     "gandiva": lambda _scenario: Gandiva(),
+    "slaq": lambda _scenario: Slaq(),
     "gavel": lambda _scenario: Gavel(),
+    "antman": lambda _scenario: AntMan(),
     "themis": lambda _scenario: Themis(),
     "shockwave": lambda _scenario: Shockwave(),
     "lucid": lambda _scenario: Lucid(),
