@@ -1,6 +1,6 @@
 """The job side of polluxd: `pollux.attach`, `pollux.trial` and `pollux run`.
 
-Importing this package imports neither torch nor scipy: polluxd reads `pollux.goodput` from it.
+Importing this package does not import torch: polluxd reads `pollux.goodput` from it.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg.lapack import dposv
-from scipy.optimize import nnls
 
 from pollux.goodput import ThroughputParams, rack_pair
 
@@ -246,7 +244,7 @@ def _start(data: _Data, prior: Floats | None, first_measured: NDArray[np.bool_],
     times = np.exp(np.where(data.grad_seen, log_grad, log_step - np.log(2.0)))
     root = np.sqrt(np.where(data.grad_seen, 1.0, 1e-3) * data.weights[1]) / times
     system = np.array([root, root * data.m]).T
-    (alpha, beta), _ = nnls(system, root * times)
+    alpha, beta = not_negative(system, root * times)
     shortest = float(times.min())
     # A term at zero has no slope in the logarithm: start it at a small value.
     alpha, beta = max(alpha, 0.02 * shortest), max(beta, 0.02 * shortest / float(data.m.max()))
@@ -257,12 +255,30 @@ def _start(data: _Data, prior: Floats | None, first_measured: NDArray[np.bool_],
         rows = data.reach == reach
         if rows.any():
             k, t = data.beyond[rows], rest[rows]
-            (a, b), _ = nnls(np.array([1.0 / t, k / t]).T, np.ones_like(t))
+            a, b = not_negative(np.array([1.0 / t, k / t]).T, np.ones_like(t))
             start[first] = max(a, 0.1 * float(t.min()))
             start[second] = max(b, 0.01 * float(t.min()))
     logs: Floats = np.log(np.clip(start, SMALLEST, LARGEST))
     logs[_GAMMA] = gamma
     return logs
+
+
+def not_negative(system: Floats, wanted: Floats) -> tuple[float, float]:
+    """Return the x [2], not negative, that minimises |system x - wanted|; `system` is [n, 2].
+
+    Two unknowns have three candidates beside zero: both, or one of them alone. scipy's `nnls` finds the same, but its
+    import holds the interpreter for half a second, in the middle of a training.
+    """
+    (p, q), (_, r) = system.T @ system
+    u, v = system.T @ wanted
+    determinant = p * r - q * q
+    if determinant > 1e-12 * p * r:
+        x, y = (r * u - q * v) / determinant, (p * v - q * u) / determinant
+        if x >= 0 and y >= 0:
+            return float(x), float(y)
+    x, y = max(u, 0.0) / p if p > 0 else 0.0, max(v, 0.0) / r if r > 0 else 0.0
+    # One unknown alone lowers |wanted|^2 by the square of what it explains.
+    return (float(x), 0.0) if x * x * p >= y * y * r else (0.0, float(y))
 
 
 def loss(u: Floats, data: _Data, prior: Floats | None) -> tuple[float, Floats, Floats]:
@@ -343,8 +359,10 @@ def _descend(
         held = ((at <= lower) & (slope > 0)) | ((at >= upper) & (slope < 0))
         damped = curvature.copy()
         damped.flat[:: at.size + 1] += np.where(held, _HELD, damping) * (1.0 + curvature.diagonal())
-        _, step, fault = dposv(damped, -slope)  # of a positive definite system
-        if fault:
+        try:
+            np.linalg.cholesky(damped)  # fails where the system is not positive definite
+            step = np.linalg.solve(damped, -slope)
+        except np.linalg.LinAlgError:
             damping *= 10
             continue
         there = np.minimum(np.maximum(at + np.minimum(np.maximum(step, -_FAR), _FAR), lower), upper)

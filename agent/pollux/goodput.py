@@ -3,8 +3,8 @@
     GOODPUT(a, m, s) = THROUGHPUT(a, m, s) * EFFICIENCY(M)         M = K m (s + 1)
 
 The source is section 3 of Pollux (OSDI 2021). `K` GPUs on `N` nodes, `m` examples per GPU and pass, `s` accumulation
-passes before the synchronising pass. All functions broadcast over numpy arrays. Neither torch nor scipy is needed, so
-that the daemon and the agent share one model. Units: seconds, examples, GPUs.
+passes before the synchronising pass. All functions broadcast over numpy arrays. torch is not needed, so that the daemon
+and the agent share one model. Units: seconds, examples, GPUs.
 """
 
 from __future__ import annotations

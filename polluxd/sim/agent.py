@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from pollux.fit import fit
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, rack_pair
 
 Row = tuple[int, int, int, float, float, int]
@@ -24,8 +25,6 @@ def fitted(
 
     Jobs of one kind measure the same things first: fits are shared.
     """
-    from pollux.fit import fit  # noqa: PLC0415 - scipy: half a second that no other command should pay
-
     *columns, racks = zip(*rows, strict=True)
     return fit(*columns, racks=racks, prior=prior, start=start, tolerance=1e-6)
 

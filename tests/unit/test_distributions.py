@@ -62,5 +62,5 @@ def test_polluxd_asks_for_the_agent_of_its_own_version_and_for_no_torch(
         lines = Parser().parsestr(read(wheel, "METADATA")).get_all("Requires-Dist") or []
         needed[name] = {r.name: r for r in map(Requirement, lines) if not r.marker}
     assert str(needed["polluxd"]["pollux-agent"].specifier) == f"=={__version__}"
-    assert set(needed["pollux_agent"]) == {"numpy", "scipy"}
+    assert set(needed["pollux_agent"]) == {"numpy"}
     assert "torch" not in needed["polluxd"]

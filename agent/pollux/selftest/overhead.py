@@ -11,8 +11,7 @@ to one core, because the kernel now and then puts three of four ranks on one of 
 
 Plain: DDP, torch's DataLoader with a DistributedSampler. Pollux: `attach`, its loader, hook, timing, control exchange
 and refitting thread, at a fixed batch size. The first rounds of each variant are left out: in them kernels, connections
-and Adam's second moments warm up. The import of SciPy by the refitting thread is left out too: it takes about a second
-of one core, once per start.
+and Adam's second moments warm up.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import pollux
-import pollux.fit
 from pollux.errors import PolluxAgentError
 
 SEED = 1

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pollux.fit import fit
 from pollux.goodput import ThroughputParams
 from pollux.tuning.measurements import Configuration, ProfileRows
 from pollux.tuning.prior import Prior
@@ -152,8 +153,6 @@ class StepProfile:
             found = sampled(self.model, rows)
             if found is not None:
                 return found
-        from pollux.fit import fit  # noqa: PLC0415 - scipy costs a second to import: in the thread that needs it
-
         return fit(
             rows.nodes,
             rows.gpus,

@@ -22,6 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pollux.fit import fit
 from pollux.goodput import (
     BATCH_SIZES,
     BatchLimits,
@@ -66,8 +67,6 @@ def sampled(model: ThroughputModel, rows: ProfileRows) -> SampledParams | None:
     theta is fitted around the measurements: from one GPU to twice the most measured, nodes filled as measured, local
     batches from half the least measured to twice the most.
     """
-    from pollux.fit import fit  # noqa: PLC0415 - scipy costs a second to import: in the thread that needs it
-
     try:
         model.fit(rows)
         nodes, gpus, batch = _around(rows)

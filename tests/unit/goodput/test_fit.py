@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from pollux import fit as fitting
-from pollux.fit import NODE_FACTOR, SMALLEST, fit
+from pollux.fit import NODE_FACTOR, SMALLEST, fit, not_negative
 from pollux.goodput import ThroughputParams, accumulation_time, step_time
 
 PLANTED = ThroughputParams(0.05, 0.001, 0.02, 0.003, 0.08, 0.005, 2.0)
@@ -215,3 +216,17 @@ def test_absurd_times_still_give_finite_parameters():
     found = fit([1, 1, 4], [1, 4, 16], [1, 10**6, 64], [1e-9, np.nan, 1e5], [1e-9, 1e6, 1e-6])
     assert np.all(np.isfinite(found[:7]))
     assert min(found[:6]) >= SMALLEST
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 10_000), st.sampled_from(["free", "alike", "zero"]))
+def test_two_unknowns_that_are_not_negative_are_those_of_scipy(rows, seed, kind):
+    rng = np.random.default_rng(seed)
+    system = np.abs(rng.standard_normal((rows, 2))) * 10.0 ** rng.uniform(-4, 4, 2)
+    if kind != "free":
+        system[:, 1] = system[:, 0] * 3 if kind == "alike" else 0.0
+    wanted = rng.standard_normal(rows) + 1.0
+    left = np.linalg.norm(system @ np.array(not_negative(system, wanted)) - wanted)
+    least = np.linalg.norm(system @ nnls(system, wanted)[0] - wanted)
+    assert min(not_negative(system, wanted)) >= 0
+    assert left <= least * (1 + 1e-6) + 1e-9

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 
 import pytest
 
@@ -285,3 +287,31 @@ def test_growth_goes_on_where_only_the_second_doubling_pays() -> None:
     gain = goodput.evaluate(1, 1, there.local_batch, there.accumulation) / goodput.evaluate(1, 1, 32, 0)
     assert float(gain) > HYSTERESIS
     assert choose(PARAMS, CALM, limits, 1, 1, at_first) is None
+
+
+REFITTED = """
+import sys, time, torch, pollux
+from torch import nn
+from pollux.tuning import batch_choice
+batch_choice.FIRST_REFIT = 0.01
+model = nn.Linear(6, 1)
+job = pollux.attach(model, torch.optim.SGD(model.parameters(), 0.01))
+data = torch.utils.data.TensorDataset(torch.randn(640, 6), torch.randn(640, 1))
+loader = job.loader(data, batch_size=32, max_batch_size=128)
+job.training.timer._file_every = 0.0
+end = time.monotonic() + 90
+for _ in job.epochs(100000):
+    for x, y in loader:
+        job.step(lambda: nn.functional.mse_loss(job.model(x), y))
+    if job.params is not None or time.monotonic() > end:
+        break
+assert job.params is not None
+print(*(name for name in sys.modules if name.partition(".")[0] == "scipy"))
+"""
+
+
+def test_a_rank_that_was_refitted_has_loaded_no_scipy() -> None:
+    # Its import holds the interpreter for half a second: all ranks would wait in the second second of a training.
+    argv = [sys.executable, "-c", REFITTED]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    assert (shown.returncode, shown.stdout.strip()) == (0, ""), shown.stderr
