@@ -109,7 +109,7 @@ clean: ## remove what the targets made, the virtual environment excepted
 
 #: Suites on private clusters, each with a page or a folder of results
 
-doctor-test: setup ## `polluxctl doctor` on a private cluster: 44 planted faults, each with its remedy (6 minutes)
+doctor-test: setup ## `polluxctl doctor` on a private cluster: 43 planted faults, each with its remedy (6 minutes)
 	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
 
 sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/, tests/benchmarks/sites.md
@@ -159,9 +159,6 @@ test-torch-versions: ## the agent's unit tests with the oldest and the newest to
 reference: setup ## what is generated from settings and commands: example configuration, manual pages, docs/reference
 	@$(PYTHON) -m contrib.man.generate
 
-schema: ## after a new migration, which sql/schema.sql must equal: write its checksum
-	cd sql/migrations && sha256sum *.sql > SHA256SUMS
-
 docs-images: ## pictures of the documentation: demo, simulator, pages in Chromium (10 minutes; Debian package chromium); docs/images
 	@contrib/devcluster/install.sh chromium fonts-dejavu-core
 	@$(PYTHON) -m pytest -q tests/browser
@@ -183,10 +180,6 @@ install-test: setup ## `make deb` first: a bare Debian root to the first job, by
 
 ansible-test: setup ## `make deb` first: the same root by contrib/ansible with `--connection=local`; a second run changes nothing (root; minutes)
 	@contrib/packaging/ansible_test.sh
-
-upgrade-test: setup ## `make deb` first: packages of PREVIOUS (a commit) to these, an agent writing all through; removal, purge (root; minutes)
-	@contrib/packaging/previous.sh $(PREVIOUS)
-	@contrib/packaging/upgrade_test.sh dist/previous dist/previous/install.md
 
 BENCH := PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks
 

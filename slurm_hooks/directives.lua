@@ -71,15 +71,6 @@ local function gpu_types(text)
   return table.concat(kinds, ",")
 end
 
--- "relaunch" was a third path once: say what to write instead.
-local function resize(text)
-  local accepted, allowed = one_of("in-place or requeue")(text)
-  if text == "relaunch" then
-    allowed = allowed .. "; the path relaunch is gone: write requeue, or leave resize out"
-  end
-  return accepted, allowed
-end
-
 -- Of a file that the agent writes, too.
 local function search(text)
   if #text <= 64 and string.match(text, "^%w[%w._-]*$") then
@@ -97,7 +88,7 @@ local READERS = {
   ["preemptible"] = one_of("yes or no"),
   ["prior"] = one_of("yes or no"),
   ["mode"] = one_of("observe, advise or enforce"),
-  ["resize"] = resize,
+  ["resize"] = one_of("in-place or requeue"),
   ["continue"] = one_of("yes or no"),
   ["search"] = search,
 }

@@ -357,11 +357,8 @@ WHERE cluster = :cluster AND job_id = :job_id AND step NOT IN ('training', 'park
 UPDATE pollux.move SET cancelled_by = :cancelled_by WHERE cluster = :cluster AND id = :id;
 
 -- name: pins
--- Jobs that stay as they are: who pinned them, or null for those that have run since polluxd 0.1, whose agents cannot
--- report. A new agent in such a job has a token.
-SELECT j.job_id, j.pinned_by FROM pollux.job j
-WHERE j.cluster = :cluster AND j.ended_at IS NULL AND (j.pinned_by IS NOT NULL OR j.former_agent AND NOT EXISTS (
-    SELECT FROM pollux.token t WHERE t.cluster = j.cluster AND t.job_id = j.job_id));
+-- Jobs that stay as they are, and who pinned them.
+SELECT job_id, pinned_by FROM pollux.job WHERE cluster = :cluster AND ended_at IS NULL AND pinned_by IS NOT NULL;
 
 -- name: pin_of
 SELECT pinned_by FROM pollux.job WHERE cluster = :cluster AND job_id = :job_id AND ended_at IS NULL FOR UPDATE;

@@ -28,27 +28,3 @@ $$;
 ALTER ROLE pollux_read SET statement_timeout = '30s';
 ALTER ROLE pollux_read SET default_transaction_read_only = on;
 ALTER ROLE pollux_gateway SET temp_file_limit = '64MB';
-
--- polluxd 0.1 gave each user a login. They go, with their sessions.
-DO $$
-DECLARE
-    former record;
-BEGIN
-    IF to_regclass('pollux_roles.agent') IS NOT NULL THEN
-        FOR former IN SELECT r.rolname FROM pg_catalog.pg_roles r JOIN pollux_roles.agent a ON a.role = r.rolname LOOP
-            PERFORM pg_terminate_backend(s.pid) FROM pg_catalog.pg_stat_activity s WHERE s.usename = former.rolname;
-            EXECUTE pg_catalog.format('DROP OWNED BY %I', former.rolname);
-            EXECUTE pg_catalog.format('DROP ROLE %I', former.rolname);
-        END LOOP;
-        DROP SCHEMA pollux_roles CASCADE;
-    END IF;
-    IF EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'pollux_agent') THEN
-        DROP OWNED BY pollux_agent;
-        BEGIN
-            DROP ROLE pollux_agent;
-        EXCEPTION WHEN dependent_objects_still_exist THEN
-            RAISE WARNING 'role pollux_agent has rights in another database, where this file was not run yet: it stays';
-        END;
-    END IF;
-END
-$$;

@@ -100,8 +100,6 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "virtual environment" 5 make_venv
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
   step "torch" 40 "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
-  # A polluxd of 0.1.0 would take the agent's command away with it.
-  "$venv/bin/pip" uninstall -q -y polluxd >>"$log" 2>&1
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
     -e './agent[torch,huggingface,lightning,jax,keras,tensorboard,tune]' -e '.[sim,dev,docs,optimizers]'

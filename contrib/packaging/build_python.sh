@@ -31,7 +31,7 @@ install_wheel() {
 }
 install_wheel pollux_agent pollux
 install_wheel polluxd polluxctl polluxd
-for file in polluxd/polluxd/_sql/roles.sql polluxd/polluxd/_sql/schema.sql polluxd/polluxd/_slurm_hooks/job_submit.lua pollux_agent/pollux/py.typed; do
+for file in polluxd/polluxd/_sql/roles.sql polluxd/polluxd/_sql/migrations/0001_schema.sql polluxd/polluxd/_slurm_hooks/job_submit.lua pollux_agent/pollux/py.typed; do
   [ -e "$work/${file%%/*}"/lib/python*/site-packages/"${file#*/}" ] || { echo "build_python.sh: the wheel lacks $file" >&2; exit 1; }
 done
 ls -lh "$out"/*.whl "$out"/*.tar.gz | awk '{ print "  " $NF " (" $5 ")" }'

@@ -52,3 +52,27 @@ reaches "${there[@]}" POLLUX_GATEWAY_CA=/etc/pollux/ca.crt || fail "doctor does 
 gives_token
 inside sh -c "tr '\\0' '\\n' </proc/\$(pgrep -nu eve python3)/environ" | grep -qx POLLUX_GATEWAY=https://head.example.org:9851 || fail "the job has another gateway"
 say "the gateway serves off loopback by the site's certificate; $((SECONDS - tls_began)) s"
+
+# Removal, as the page has it, then purge.
+kept() { inside sha256sum /etc/pollux/polluxd.toml /etc/pollux/pgpass; }
+drained() { inside sinfo -h -o '%T %E' | grep -E 'drain|down'; }
+files=$(kept)
+follow "$repository/docs/administrator-guide/install.md" Removal
+! inside sh -c "systemctl is-active -q polluxd || systemctl is-active -q polluxd-gateway" || fail "polluxd runs after its removal"
+[ "$(kept)" = "$files" ] || fail "the removal took a file of the site"
+inside scancel -u root,eve
+inside sh -c "printf '#!/bin/bash\n#POLLUX max-gpus=1\nsleep 60\n' | sbatch --gres=gpu:1 --output=/tmp/plain.log" >>"$log" 2>&1 || fail "sbatch without Pollux"
+until_true 60 "a job with a #POLLUX line does not start without Pollux" inside sh -c 'squeue -h -o %T | grep -qx RUNNING'
+# Also without the folder of the hooks: nothing calls them.
+inside rm -r /etc/pollux/hooks
+inside systemctl restart slurmctld slurmd
+inside sh -c "printf '#!/bin/bash\n#POLLUX max-gpus=1\nsrun true\n' | sbatch --wait --gres=gpu:1 --output=/tmp/bare.log" >>"$log" 2>&1 || fail "a job without the hooks"
+! drained || fail "the removal drained the node"
+# The other packages have no file that a removal leaves.
+inside apt-get purge -y polluxd >>"$log" 2>&1 || fail "apt-get purge"
+[ -z "$(inside sh -c 'dpkg-query -W -f "\${Package}\n" "pollux*" 2>/dev/null')" ] || fail "dpkg still knows a package"
+left=$(inside sh -c 'for file in /usr/lib/pollux /usr/bin/pollux* /etc/pollux/polluxd.toml /usr/lib/systemd/system/pollux* \
+  /lib/systemd/system/pollux* /etc/systemd/system/*/pollux* /usr/share/pollux* /usr/share/doc/pollux*; do [ ! -e "$file" ] && [ ! -L "$file" ] || echo "$file"; done')
+[ -z "$left" ] || fail "the purge left $(echo $left)"
+inside systemctl is-active -q slurmctld slurmd || fail "Slurm without Pollux"
+say "removed and purged; jobs with #POLLUX lines start as plain jobs"

@@ -123,7 +123,6 @@ def load_config(path: Path | str = DEFAULT_PATH) -> Config:
 
 def parse_config(document: Mapping[str, Any], origin: str) -> Config:
     """Check a decoded document, named `origin`. Raises ConfigError."""
-    document = _without_former_keys(document, origin)
     faults = _not_in_the_file(document)
     try:
         config = Config.model_validate(document)
@@ -132,20 +131,6 @@ def parse_config(document: Mapping[str, Any], origin: str) -> Config:
     if faults:
         raise ConfigError("\n".join(f"{origin}: {fault}" for fault in faults))
     return config
-
-
-def _without_former_keys(document: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Leave out what 0.1.0 wrote into every file: an upgrade of the packages is to leave polluxd running."""
-    found = dict(document)
-    database = found.get("database")
-    if isinstance(database, Mapping) and "secret_file" in database:
-        found["database"] = {key: value for key, value in database.items() if key != "secret_file"}
-        log.warning(
-            "%s: database.secret_file has no effect any more: jobs have no tickets; remove it", origin
-        )
-    if found.pop("answers", None) is not None:
-        log.warning("%s: [answers] has no effect any more: [gateway] takes its place; remove it", origin)
-    return found
 
 
 def _not_in_the_file(document: Mapping[str, Any]) -> list[str]:

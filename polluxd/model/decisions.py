@@ -153,7 +153,7 @@ class Move:
     that keeps a move from being applied twice. `path` is `start` (first placement of a pending job), `requeue`
     (running job to another placement), `park` (running job to none) or `resize` (in place: the processes that stay
     live on). The nodes of a resize's target begin with the job's batch host, and are a subset of the source's (shrink)
-    or a superset (grow). A database may hold finished moves of the path `relaunch`, which polluxd no longer takes.
+    or a superset (grow).
     """
 
     id: int

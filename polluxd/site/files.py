@@ -22,8 +22,7 @@ class FileState:
     """How a file should be."""
 
     path: Path
-    content: str | None
-    """None: there should be no such file. What one there has may be a secret, and is not shown."""
+    content: str
     mode: int = 0o644
     uid: int = 0
     gid: int = 0
@@ -60,8 +59,6 @@ def differences(states: Sequence[FileState]) -> list[Difference]:
 def _difference(wanted: FileState) -> Difference | None:
     present = read_text(wanted.path)
     if present == wanted.content:
-        if present is None:
-            return None
         found = wanted.path.stat()
         faults = []
         if stat.S_IMODE(found.st_mode) != wanted.mode:
@@ -69,8 +66,6 @@ def _difference(wanted: FileState) -> Difference | None:
         if (found.st_uid, found.st_gid) != (wanted.uid, wanted.gid):
             faults.append(f"owner {found.st_uid}:{found.st_gid}, should be {wanted.uid}:{wanted.gid}")
         return Difference(wanted, "; ".join(faults)) if faults else None
-    if wanted.content is None:
-        return Difference(wanted, "should not exist")
     verb = "missing" if present is None else "differs"
     diff = difflib.unified_diff(
         (present or "").splitlines(keepends=True),
@@ -92,10 +87,7 @@ def apply(found: Sequence[Difference]) -> list[Path]:
         try:
             if wanted.kept and wanted.path.exists():
                 copies.append(_copied(wanted.path))
-            if wanted.content is None:
-                wanted.path.unlink(missing_ok=True)
-            else:
-                _write(wanted)
+            _write(wanted)
         except OSError as error:
             raise ConfigError(f"{wanted.path}: {error.strerror}: run the command as root") from None
     return copies
@@ -120,7 +112,7 @@ def _write(wanted: FileState) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(wanted.content or "")
+            file.write(wanted.content)
             os.fchown(file.fileno(), wanted.uid, wanted.gid)
             os.fchmod(file.fileno(), wanted.mode)
         temporary.replace(path)

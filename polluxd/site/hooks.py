@@ -36,18 +36,8 @@ LUA_FILES = (
     "cli_filter.lua",
 )
 """What Slurm loads."""
-FORMER_CALLS = {"Prolog": "prolog", "Epilog": "epilog", "TaskProlog": "task_prolog"}
-"""What slurm.conf called of polluxd 0.1."""
 PLUGINS = {"JobSubmitPlugins": "lua", "CliFilterPlugins": "lua"}
 """What slurm.conf needs."""
-FORMER_FILES = ("hooks/ticket", "hooks.json", "ticket.secret")
-"""Files of polluxd 0.1 that nobody needs."""
-_STUB = """\
-#!/bin/sh
-# Does nothing. polluxd 0.1 had a script here. Without it slurmd would drain the node, or fail every job: this file may
-# go when no running slurmd and no script of the site calls it.
-exit 0
-"""
 
 
 class Role(StrEnum):
@@ -125,10 +115,7 @@ def wanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str
 
 
 def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[str]]:
-    """Return the files without Pollux, and what people must do themselves.
-
-    Scripts of polluxd 0.1 stay: slurmd drains a node whose prolog is missing.
-    """
+    """Return the files without Pollux, and what people must do themselves."""
     states: list[FileState] = []
     problems: list[str] = []
     for name, empty in _EMPTY.items():
@@ -140,8 +127,6 @@ def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[s
     text = read_text(site.slurm_conf)
     if text is not None:
         bare = without_block(text, "#")
-        calling = _calling(site, bare + text_of_includes(site.slurm_conf, bare))
-        problems += [f"{words}: take the call out first" for words in calling]
         if Role.CONTROLLER in roles:
             states.append(_as_it_is(site.slurm_conf, bare))
             problems.append(
@@ -155,17 +140,6 @@ def unwanted(site: Site, roles: Sequence[Role]) -> tuple[list[FileState], list[s
     return states, problems
 
 
-def _calling(site: Site, conf: str) -> list[str]:
-    """Describe each line of slurm.conf that leads to a script of polluxd 0.1."""
-    found = []
-    for key, name in FORMER_CALLS.items():
-        for present in re.findall(rf"^[ \t]*{key}[ \t]*=[ \t]*(\S+)", conf, re.MULTILINE | re.IGNORECASE):
-            ours = f"{site.hooks}/{name}"
-            if calls(present, ours):
-                found.append(f"{key}={present} of slurm.conf calls {ours}")
-    return found
-
-
 _EMPTY = {
     "job_submit.lua": "function slurm_job_submit(job, partitions, uid) return slurm.SUCCESS end\n"
     "function slurm_job_modify(job, record, partitions, uid) return slurm.SUCCESS end\n",
@@ -176,16 +150,9 @@ _EMPTY = {
 
 
 def own_files(site: Site) -> list[FileState]:
-    """Return Pollux' scripts, which no site edits.
-
-    Of polluxd 0.1's, those that slurmd may still call become scripts that do nothing, and the others go.
-    """
+    """Return Pollux' scripts, which no site edits."""
     source = source_folder()
-    states = [FileState(site.hooks / name, (source / name).read_text(), kept=False) for name in LUA_FILES]
-    for name in FORMER_CALLS.values():
-        if (site.hooks / name).exists():
-            states.append(FileState(site.hooks / name, _STUB, 0o755, kept=False))
-    return states + [FileState(site.pollux / name, None, kept=False) for name in FORMER_FILES]
+    return [FileState(site.hooks / name, (source / name).read_text(), kept=False) for name in LUA_FILES]
 
 
 def _script(site: Site, name: str, block: str) -> FileState:
@@ -213,31 +180,7 @@ def _slurm_conf(site: Site) -> tuple[list[FileState], list[str]]:
             "slurm-wlm-basic-plugins; elsewhere: Slurm built with Lua)"
         ]
     merged, problems = merged_slurm_conf(text, PLUGINS, included)
-    problems += [
-        f"{words} of polluxd 0.1, which does nothing any more: take the call out"
-        for words in _calling(site, merged + "\n" + included)
-    ]
     return [_as_it_is(site.slurm_conf, merged)], [f"{site.slurm_conf}: {problem}" for problem in problems]
-
-
-def calls(present: str, ours: str) -> bool:
-    """Return whether a script of the site, or a folder of them, calls ours, as far as they can be read."""
-    if present == ours:
-        return True
-    found = Path(present)
-    scripts = sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
-    try:
-        # Where Slurm runs a folder of scripts, one of them may be a link to ours.
-        return any(
-            str(each.resolve()) == ours or _names(each.read_text(errors="replace"), ours) for each in scripts
-        )
-    except OSError:
-        return False  # the site's own affair
-
-
-def _names(script: str, ours: str) -> bool:
-    """Whether a line that is no comment has the path."""
-    return any(ours in line for line in script.splitlines() if not line.lstrip().startswith("#"))
 
 
 def text_of_includes(path: Path, text: str) -> str:

@@ -19,7 +19,7 @@ from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 
 from .findings import Finding, clock, fault, ok, warning
-from .hooks import FORMER_CALLS, Role, Site, calls
+from .hooks import Role, Site
 
 OLDEST = (22, 5)
 NEWEST = (26, 5)
@@ -73,7 +73,6 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
     if config is not None:
         yield _cluster_name(settings, config)
     yield from _plugins(settings, site)
-    yield from _scripts(settings, site)
     yield from _gpus(settings)
     if Role.CONTROLLER in roles:
         yield from _rights(slurm, settings, site)
@@ -181,19 +180,6 @@ def _plugins(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
 
 def _words(text: str) -> list[str]:
     return [word.strip().lower().rpartition("/")[2] for word in text.split(",")]
-
-
-def _scripts(settings: Mapping[str, str], site: Site) -> Iterator[Finding]:
-    for key, name in FORMER_CALLS.items():
-        ours = f"{site.hooks}/{name}"
-        for script in filter(None, settings.get(key, "").split(",")):
-            if calls(script, ours):
-                say = warning if Path(ours).exists() else fault
-                yield say(
-                    "former-scripts",
-                    f"{key}={script} calls {ours} of polluxd 0.1, which does nothing any more",
-                    "take the call out; then restart slurmctld and slurmd",
-                )
 
 
 def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:

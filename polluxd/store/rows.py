@@ -219,15 +219,6 @@ def cycle(row: Row) -> CycleView:
     return _made(CycleView, row, started_at=row["started_at"].timestamp())
 
 
-FORMER_AGENT = "its agent reports to polluxd 0.1: the job trains plainly until it ends"
-"""Why a job that has run since an upgrade stays as it is."""
-
-
-def pin_reason(row: Row) -> str:
-    """Why a job stays as it is: who pinned it, or its agent."""
-    return FORMER_AGENT if row["pinned_by"] is None else f"pinned by {row['pinned_by']}"
-
-
 def job_times(row: Row) -> JobTimes:
     return _made(JobTimes, row)
 

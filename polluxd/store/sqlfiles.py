@@ -44,13 +44,8 @@ def sql_directory() -> Path:
     )
 
 
-def schema() -> str:
-    """The schema of a new database."""
-    return (sql_directory() / "schema.sql").read_text()
-
-
 def migrations() -> list[SqlFile]:
-    """The numbered migrations from polluxd 0.1.0 on, in order."""
+    """The numbered migrations, in order. Together they make the schema of a new database."""
     files = sorted((sql_directory() / "migrations").glob("[0-9][0-9][0-9][0-9]_*.sql"))
     return [SqlFile(path.stem, path.read_text()) for path in files]
 

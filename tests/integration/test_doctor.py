@@ -267,11 +267,6 @@ PROLOG = "JobRequeue=1\nProlog=/bin/true\nPrologEpilogTimeout={}\n"
 
 SLURM: dict[str, Fault] = {
     "no submission hook": slurm_conf("plugins", "JobSubmitPlugins=lua", "JobSubmitPlugins=lua\n", ""),
-    "a call of the prolog of polluxd 0.1": (
-        "former-scripts",
-        "take the call out",
-        lambda s: s.slurm_conf(REQUEUE, f"{REQUEUE}Prolog={s.etc}/hooks/prolog\n"),
-    ),
     "no requeue": slurm_conf("requeue", "JobRequeue=1", REQUEUE, "JobRequeue=0\n"),
     "a long wait after a requeue": slurm_conf(
         "requeue", "cred_expire", "AuthInfo=", "AuthInfo=cred_expire=900,"

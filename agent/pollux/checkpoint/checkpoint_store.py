@@ -11,9 +11,6 @@ them last. A directory under its own name is therefore whole, and a rank that is
 before as it was: after the first save, at least one intact checkpoint exists at any time. The checksums are read before
 a checkpoint is used, because a disk can lie. Any number of ranks reads it from a file system that all nodes share.
 `private_folder` describes which folders are accepted.
-
-Version 0.1.0 wrote `state.pt` of a plain training as a file `checkpoint-00000007.pt`, and the directory of a sharded
-one as `checkpoint-00000007.shards`. Both are read as if they had today's names.
 """
 
 from __future__ import annotations
@@ -40,8 +37,8 @@ logger = logging.getLogger("pollux")
 ALONE = ControlExchange(None, 0)
 """The exchange of one rank."""
 
-_NAME = re.compile(r"checkpoint-(\d{8,})(?:\.pt|\.shards)?")
-_TEMPORARY = re.compile(r"\.checkpoint-\d+(?:\.pt|\.shards)?\.tmp")
+_NAME = re.compile(r"checkpoint-(\d{8,})")
+_TEMPORARY = re.compile(r"\.checkpoint-\d+\.tmp")
 _STATE = "state.pt"
 
 KEPT = 2
@@ -277,7 +274,7 @@ def _facts(folder: PrivateFolder, name: str) -> tuple[int, str]:
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
     """A checkpoint's folder and its `state.pt`. Raises CheckpointError, also for OSErrors of the body that reads it."""
-    at = path if path.suffix == ".pt" else path / _STATE  # 0.1.0 wrote one file
+    at = path / _STATE
     try:
         with PrivateFolder(at.parent) as folder, folder.read(at.name) as file:
             yield folder, CheckpointFile(file, at)
@@ -310,7 +307,7 @@ def _number(name: str) -> int:
 def _remove(folder: PrivateFolder, name: str) -> None:
     """Remove a checkpoint, or the rest of one. One that stays does no harm: a failure is logged."""
     try:
-        folder.remove(name)  # a file of 0.1.0, or a link
+        folder.remove(name)  # a file or a link
         return
     except OSError:
         pass

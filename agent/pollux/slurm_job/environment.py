@@ -18,8 +18,6 @@ CONTAINER = "POLLUX_CONTAINER"
 """Command inside which `pollux run` starts the launcher of every node."""
 BATCH_PYTHON = "POLLUX_BATCH_PYTHON"
 """The interpreter of `pollux run` in the batch script, outside of the container, for companions' batch scripts."""
-FORMER_MARK = "POLLUX_TICKET_DIR"
-"""Set in Pollux jobs that were submitted under polluxd 0.1: they go on from their checkpoints."""
 LENT_RANKS = "POLLUX_LENT_RANKS"
 """Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
 starts all ranks again."""
@@ -62,7 +60,7 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
         return Path(environ["POLLUX_COMPANION"]).parent
     named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")
-    if not (in_pollux_job(environ) or (job_id and environ.get(FORMER_MARK))):
+    if not in_pollux_job(environ):
         return Path(named) if named else None
     own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
     beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"

@@ -92,16 +92,6 @@ def test_a_resize_costs_what_its_agent_says_and_is_counted_by_its_path(store, ag
     assert store.records(restarts_since=0.0).restarts == {}, "no process of the job's ended"
 
 
-def test_a_move_of_a_former_path_stays_in_the_history(store, agent, report, seen, epoch):
-    store.sync_jobs([seen(7)])
-    move = store.plan_move(7, 0, "relaunch", LARGE, SMALL, "x", epoch)
-    advance(store, epoch, move, Step.DRAINING, Step.CHECKPOINTED, Step.CONFIGURED, Step.TRAINING)
-    (cost,) = store.move_costs(7)
-    assert (cost["path"], cost["total_s"] >= 0) == ("relaunch", True)
-    assert [each.path for each in store.moves(7)] == ["relaunch"]
-    assert not store.open_moves()
-
-
 def test_a_claimed_pause_is_no_longer_than_the_move(store, agent, report, seen, epoch):
     store.sync_jobs([seen(7)])
     move = store.plan_move(7, 0, "resize", SMALL, LARGE, "x", epoch)

@@ -53,7 +53,6 @@ def test_companions_leave_in_place_even_where_slurm_cannot_shrink_a_job() -> Non
     [
         ("in-place", on("n1", "n2", "n3"), "resize"),
         ("in-place", on("n1"), "resize"),
-        ("relaunch", on("n1"), "requeue"),  # an agent of a former release
         ("requeue", on("n1"), "requeue"),
         ("in-place", on("n2"), "requeue"),  # its batch script would go
         ("in-place", on("n1", "n3"), "requeue"),  # one out, another in

@@ -85,7 +85,7 @@ def test_the_example_shows_every_key_with_its_default():
         (LEAST + '[moves]\npaths = ["requeue", "requeue"]', "moves.paths: expected each of"),
         (LEAST + '[moves]\npaths = ["teleport", "requeue"]', "moves.paths"),
         (
-            LEAST + '[moves]\npaths = ["relaunch", "requeue"]',
+            LEAST + '[moves]\npaths = ["teleport", "requeue"]',
             'moves.paths.0: expected each of "resize", "requeue" at most once',
         ),
         (LEAST.replace('"c"', '"a b"'), "slurm.cluster"),
@@ -245,15 +245,3 @@ def test_racks_by_node_list():
     assert racks_of(parsed(racks).slurm.racks) == {"n1": "r1", "n2": "r1", "n3": "r2"}
     assert "slurm.racks: node n2 is in two racks" in fault(racks.replace('"n3"', '"n[2-3]"'))
     assert "slurm.racks: rack r2: expected a node list" in fault(racks.replace('"n3"', '"n[3"'))
-
-
-def test_keys_that_0_1_0_wrote_into_every_file_have_no_effect(caplog):
-    document = {
-        "slurm": {"cluster": "c"},
-        "database": {"url": "postgresql://h/d", "secret_file": "/etc/pollux/ticket.secret"},
-        "answers": {"listen": "0.0.0.0:9851"},
-    }
-    plain = {"slurm": {"cluster": "c"}, "database": {"url": "postgresql://h/d"}}
-    assert parse_config(document, "polluxd.toml") == parse_config(plain, "polluxd.toml")
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "database.secret_file has no effect" in caplog.text

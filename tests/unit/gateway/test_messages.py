@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TokenRequest, TrainingMessage
-from polluxd.store.sqlfiles import schema
+from polluxd.store.sqlfiles import migrations
 from tests.integration.store.reports import payload
 
 ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_ratio": 1.25}
@@ -20,7 +20,7 @@ def sent(**changes) -> ReportMessage:
 
 
 def test_a_row_has_every_column_of_the_table_that_a_report_fills():
-    table = schema().split("CREATE TABLE pollux.report_history (")[1].split("\n);")[0]
+    table = migrations()[0].text.split("CREATE TABLE pollux.report_history (")[1].split("\n);")[0]
     columns = {line.split()[0] for line in table.splitlines() if line.strip()}
     of_attempt = {"id", "cluster", "job_id", "attempt", "uid", "at", "received_at", "wakes"}
     assert set(sent().row()) == columns - of_attempt

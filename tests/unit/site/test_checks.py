@@ -64,7 +64,6 @@ def test_a_sound_slurm(tmp_path):
         ({"at": "2026-01-01T00:00:00"}, "clock", "NTP"),
         ({"GresTypes": ""}, "gres", "GresTypes=gpu"),
         ({"SelectType": "select/linear"}, "gres", "cons_tres"),
-        ({"Prolog": "/etc/pollux/hooks/prolog"}, "former-scripts", "take the call out"),
         ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
         ({"level": "None"}, "rights", "adminlevel=operator"),
         ({"level": ""}, "rights", "adminlevel=operator"),
@@ -74,18 +73,6 @@ def test_a_fault_of_slurm(tmp_path, settings, check, remedy):
     faults = found(StubSlurm(**settings), tmp_path)
     assert list(faults) == [check]
     assert remedy in faults[check].remedy
-
-
-def test_a_site_s_scripts_that_call_a_script_of_polluxd_0_1_are_named(tmp_path):
-    ours = "/etc/pollux/hooks/task_prolog"
-    (tmp_path / "10-health").write_text(f"#!/bin/sh\n# {ours}\nexit 0\n")
-    slurm = StubSlurm(TaskProlog=f"{tmp_path}/*")
-    assert found(slurm, tmp_path) == {}
-    (tmp_path / "50-pollux").symlink_to(ours)
-    assert list(found(slurm, tmp_path)) == ["former-scripts"]
-    (tmp_path / "50-pollux").unlink()
-    (tmp_path / "60-all").write_text(f"#!/bin/sh\n{ours}\nexit 0\n")
-    assert found(slurm, tmp_path)["former-scripts"].level is Level.FAULT, "and the file is missing"
 
 
 class HidingSlurm(StubSlurm):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import subprocess
 
 import pytest
 from typer.testing import CliRunner
@@ -171,81 +170,3 @@ def test_polluxds_user_must_exist(etc):
     done = run(etc, "check", "--role=controller", "--user=nosuch")
     assert isinstance(done.exception, ConfigError)
     assert "useradd" in str(done.exception)
-
-
-def test_the_sites_own_prologs_are_its_own_affair(etc):
-    (etc / "own").write_text(f"#!/bin/sh\n# once {etc}/pollux/hooks/task_prolog\n")
-    (etc / "slurm.conf").write_text(f"ClusterName=main\nProlog={etc}/prolog.d/*\nTaskProlog={etc}/own\n")
-    install(etc, "--role=controller")
-    assert run(etc, "check", "--role=controller").exit_code == 0
-    assert "take the call out" not in run(etc, "remove", "--yes", "--role=controller").output
-
-
-def test_removal_names_the_calls_that_the_site_has_to_take_out_first(etc):
-    ours = f"{etc}/pollux/hooks"
-    (etc / "prolog.d").mkdir()
-    (etc / "prolog.d" / "50-pollux").symlink_to(f"{ours}/prolog")
-    (etc / "task").write_text(f"#!/bin/sh\n{ours}/task_prolog\n")
-    (etc / "epilog").write_text("#!/bin/sh\nexit 0\n")
-    conf = f"ClusterName=main\nProlog={etc}/prolog.d/*\nEpilog={etc}/epilog\ninclude more.conf\n"
-    (etc / "slurm.conf").write_text(conf)
-    (etc / "more.conf").write_text(f"TaskProlog={etc}/task\n")
-    (etc / "pollux" / "hooks").mkdir()
-    for name in ("prolog", "task_prolog"):
-        (etc / "pollux" / "hooks" / name).write_text("#!/bin/sh\n")
-    for role in ("controller", "node"):
-        said = run(etc, "remove", "--yes", f"--role={role}").output.replace("\n", " ")
-        assert f"Prolog={etc}/prolog.d/* of slurm.conf calls {ours}/prolog: take the call out first" in said
-        assert (
-            f"TaskProlog={etc}/task of slurm.conf calls {ours}/task_prolog: take the call out first" in said
-        )
-        assert said.count("take the call out first") == 2
-    assert (etc / "pollux" / "hooks" / "task_prolog").exists(), "without it every job of the node would fail"
-
-
-FORMER = """\
-ClusterName=main
-PrologFlags=X11,Alloc
-# BEGIN Pollux (`polluxctl hooks install` writes these lines; `polluxctl hooks remove` takes them out)
-JobSubmitPlugins=lua
-CliFilterPlugins=lua
-Prolog={etc}/pollux/hooks/prolog
-Epilog={etc}/pollux/hooks/epilog
-TaskProlog={etc}/pollux/hooks/task_prolog
-# END Pollux
-"""
-
-
-def test_an_upgrade_takes_out_what_polluxd_0_1_installed_and_drains_no_node(etc):
-    (etc / "slurm.conf").write_text(FORMER.format(etc=etc))
-    hooks = etc / "pollux" / "hooks"
-    hooks.mkdir()
-    for name in ("prolog", "epilog", "task_prolog"):
-        (hooks / name).write_text('#!/bin/sh\ntimeout 40 "$(dirname "$(readlink -f "$0")")/ticket"\nexit 0\n')
-        (hooks / name).chmod(0o755)
-    (hooks / "ticket").write_text("#!/usr/bin/python3 -IS\n")
-    (etc / "pollux" / "ticket.secret").write_text("5ec2e7" * 8)
-    (etc / "pollux" / "hooks.json").write_text('{"secret_file": "x"}')
-    said = install(etc, "--role=controller", "--role=node")
-    assert "5ec2e7" not in said
-    conf = (etc / "slurm.conf").read_text()
-    assert str(hooks) not in conf
-    assert "CliFilterPlugins=lua\n" in conf
-    assert not any(path.exists() for path in (hooks / "ticket", etc / "pollux" / "ticket.secret"))
-    assert not list((etc / "pollux").glob("*.pollux-old")), "no copy of a secret stays"
-    for name in ("prolog", "epilog", "task_prolog"):
-        done = subprocess.run([hooks / name], capture_output=True, check=False, env={"SLURM_JOB_GPUS": "0"})
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a running slurmd still calls it"
-    assert run(etc, "check", "--role=controller").exit_code == 0
-
-
-def test_an_upgrade_names_the_sites_script_that_calls_a_prolog_of_0_1(etc):
-    hooks = etc / "pollux" / "hooks"
-    hooks.mkdir()
-    (hooks / "prolog").touch(mode=0o755)
-    (etc / "prolog").write_text(f"#!/bin/sh\n{hooks}/prolog\nexit 0\n")
-    (etc / "slurm.conf").write_text(f"ClusterName=main\nProlog={etc}/prolog\n")
-    done = run(etc, "install", "--yes", "--role=controller")
-    assert done.exit_code == 1
-    assert "which does nothing any more: take the call out" in done.output.replace("\n", " ")
-    assert (hooks / "prolog").stat().st_mode & 0o111, "slurmd still finds it"

@@ -92,7 +92,7 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         ("#POLLUX adaptive=maybe", "#POLLUX line 3: bad value 'maybe' for adaptive (allowed: yes or no)"),
         ("#POLLUX mode=watch", "bad value 'watch' for mode (allowed: observe, advise or enforce)"),
         ("#POLLUX resize=or", "bad value 'or' for resize (allowed: in-place or requeue)"),
-        ("#POLLUX resize=relaunch", "the path relaunch is gone: write requeue, or leave resize out"),
+        ("#POLLUX resize=relaunch", "in-place or requeue"),
         ("#POLLUX continue=maybe", "bad value 'maybe' for continue"),
         ("#POLLUX adaptive", "#POLLUX line 3: expected key=value, got 'adaptive'"),
         ("#POLLUX min_gpus=2", "unknown key 'min_gpus', did you mean min-gpus?"),

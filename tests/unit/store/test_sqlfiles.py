@@ -38,7 +38,6 @@ def test_every_query_keeps_to_its_cluster():
 
 
 def test_migrations_are_numbered_without_a_gap():
-    """The schema of 0.1.0 ended with number 9."""
     names = [m.name for m in migrations()]
-    assert [int(name[:4]) for name in names] == list(range(10, 10 + len(names)))
+    assert [int(name[:4]) for name in names] == list(range(1, 1 + len(names)))
     assert len({m.checksum for m in migrations()}) == len(names)

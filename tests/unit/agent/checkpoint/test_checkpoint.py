@@ -217,8 +217,8 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_save_go(tmp_path: Path) -> None:
-    (tmp_path / ".checkpoint-00000008.pt.tmp").write_bytes(b"half, of 0.1.0")
-    for name in (".checkpoint-00000009.tmp", ".checkpoint-00000010.shards.tmp"):
+    (tmp_path / ".checkpoint-00000008.tmp").write_bytes(b"half")
+    for name in (".checkpoint-00000009.tmp", ".checkpoint-00000010.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "index-7.json").write_text("of a rank that is gone")
     saved = CheckpointStore(tmp_path).save(state(1), meta={})
@@ -237,40 +237,3 @@ def test_a_link_in_place_of_a_temporary_directory_is_removed_and_not_followed(tm
     assert [*(tmp_path / "run").iterdir()] == [saved]
     assert not saved.is_symlink()
     assert [path.name for path in other.iterdir()] == ["mine"]
-
-
-# -- checkpoints of version 0.1.0 ---------------------------------------------------------------------------------
-
-
-def of_0_1_0(directory: Path, number: int, step: int) -> Path:
-    """Write a plain training's checkpoint as version 0.1.0 did: one file."""
-    path = directory / f"checkpoint-{number:08d}.pt"
-    with path.open("wb") as file:
-        checkpoint_file.write_checkpoint(file, state(step), {"step": step, "fingerprint": "job 7"})
-    path.chmod(0o600)
-    return path
-
-
-def test_a_training_of_0_1_0_goes_on_and_its_files_give_way_to_directories(tmp_path: Path) -> None:
-    for number in (8, 9):
-        of_0_1_0(tmp_path, number, number)
-    store = CheckpointStore(tmp_path, fingerprint="job 7")
-    found, meta = latest(store)  # type: ignore[misc]
-    assert (meta["step"], found["nested"]) == (9, [1, {"lr": 0.1}, (2, None)])
-    assert found["model"]["w"].eq(9).all()
-    names = [
-        store.save(state(step), meta={"step": step}) and sorted(p.name for p in tmp_path.iterdir())
-        for step in (10, 11)
-    ]
-    assert names == [
-        ["checkpoint-00000009.pt", "checkpoint-00000010"],
-        ["checkpoint-00000010", "checkpoint-00000011"],
-    ]
-
-
-def test_a_damaged_directory_gives_way_to_a_file_of_0_1_0(tmp_path: Path) -> None:
-    of_0_1_0(tmp_path, 1, 1)
-    _flip(CheckpointStore(tmp_path).save(state(2), meta={"step": 2}) / "state.pt")
-    assert latest(CheckpointStore(tmp_path))[1]["step"] == 1  # type: ignore[index]
-    with pytest.raises(ForeignCheckpoint, match="job 7"):
-        CheckpointStore(tmp_path, fingerprint="job 8").newest()

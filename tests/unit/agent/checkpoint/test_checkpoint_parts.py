@@ -141,12 +141,11 @@ def test_checkpoints_are_found_by_name_and_in_the_order_of_their_numbers(tmp_pat
     store = CheckpointStore(tmp_path)
     assert CheckpointStore(tmp_path / "absent").paths() == []
     names = [
-        "checkpoint-00000009.pt",
-        "checkpoint-00000010.shards",
+        "checkpoint-00000009",
         "checkpoint-00000011",
         "checkpoint-100000000",
     ]
-    for name in (*reversed(names), "checkpoint-1", "checkpoint-00000012.tar", "restarts.json"):
+    for name in (*reversed(names), "checkpoint-1", "checkpoint-00000012.pt", "restarts.json"):
         (tmp_path / name).mkdir()
     assert [path.name for path in store.paths()] == names
     assert store.save({}, meta={}).name == "checkpoint-100000001"

@@ -263,22 +263,3 @@ def in_the_background(directory: str) -> list[float]:
 def test_a_save_beside_the_training_holds_the_weights_of_its_call(ranks: Any, tmp_path: Path) -> None:
     """Its copies lie in the memory of the copies before."""
     assert ranks(1, in_the_background, str(tmp_path)) == [[1.0, 2.0]]
-
-
-def upgraded(directory: str) -> tuple[int, list[str]]:
-    """Train, rename the checkpoints as version 0.1.0 named them, and train on."""
-    train(directory, 2)
-    dist.barrier()
-    if dist.get_rank() == 0:
-        for path in Path(directory).glob("checkpoint-*"):
-            path.rename(path.with_suffix(".shards"))
-    dist.barrier()
-    reached = train(directory, 3)[0]
-    dist.barrier()
-    return reached, sorted(path.name for path in Path(directory).glob("checkpoint-*"))
-
-
-def test_a_training_of_0_1_0_goes_on(ranks: Any, tmp_path: Path) -> None:
-    for reached, names in ranks(2, upgraded, str(tmp_path)):
-        assert reached == 5
-        assert names == ["checkpoint-00000001.shards", "checkpoint-00000002"]

@@ -62,7 +62,7 @@ def _sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "able"), [("", True), ("in-place", True), ("relaunch", False), ("requeue", False), ("x", False)]
+    ("asked", "able"), [("", True), ("in-place", True), ("requeue", False), ("x", False)]
 )
 def test_the_directive_bounds_what_a_job_is_able_to(asked: str, able: bool) -> None:
     assert resizes_in_place(training(), started(), LAUNCHED | {"POLLUX_RESIZE": asked}) is able
@@ -142,7 +142,7 @@ def test_an_order_beyond_the_job_s_ability_is_refused() -> None:
     assert "over" in str(objection(ask("n1"), world, in_place=True, resting=True))
 
 
-@pytest.mark.parametrize("change", [{"path": "requeue"}, {"path": "relaunch"}, {"nodes": None}, {"id": "x"}])
+@pytest.mark.parametrize("change", [{"path": "requeue"}, {"path": "teleport"}, {"nodes": None}, {"id": "x"}])
 def test_garbled_orders_are_refused(change: dict[str, Any]) -> None:
     order = {"id": 4, "path": "resize", "kind": "shrink", "nodes": ["n1"], "gpus_per_node": 2}
     with pytest.raises(PolluxAgentError):

@@ -26,11 +26,6 @@ def test_an_argument_is_taken_as_it_is_and_a_shared_variable_is_divided() -> Non
     assert checkpoint_directory(None, {"POLLUX_CHECKPOINT_DIR": "/scratch/a"}) == Path("/scratch/a")
 
 
-def test_a_job_that_was_submitted_under_polluxd_0_1_goes_on_from_its_checkpoints() -> None:
-    former = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_DIR": "/home/ann", "POLLUX_TICKET_DIR": "/run/pollux"}
-    assert checkpoint_directory(None, former) == Path("/home/ann/pollux-checkpoints/1")
-
-
 def test_a_second_user_of_a_shared_folder_has_an_own_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
--- The schema of a new database. A database of an earlier version becomes the same by migrations/ (a test compares).
+-- The schema of the first release. Until then a change is made here; from then on it is a file with the next number.
 -- Every key starts with `cluster`: several clusters may share one database.
 -- Columns that people read are timestamptz. Times inside jsonb are POSIX seconds.
 
@@ -32,7 +32,6 @@ CREATE TABLE pollux.job (
     most_gpus     integer NOT NULL DEFAULT 0 CHECK (most_gpus >= 0),
     most_nodes    integer NOT NULL DEFAULT 0 CHECK (most_nodes >= 0),
     pinned_by     text,
-    former_agent  boolean NOT NULL DEFAULT false,
     left_alone    text NOT NULL DEFAULT '',
     PRIMARY KEY (cluster, job_id)
 );
@@ -41,13 +40,11 @@ COMMENT ON COLUMN pollux.job.submitted_at IS 'first submission; Slurm resets its
 COMMENT ON COLUMN pollux.job.held_at IS 'when the job was last seen to hold GPUs';
 COMMENT ON COLUMN pollux.job.most_gpus IS 'most GPUs that the job has held; it cannot have measured more';
 COMMENT ON COLUMN pollux.job.pinned_by IS 'who pinned the job (polluxctl pin); its GPUs stay as they are';
-COMMENT ON COLUMN pollux.job.former_agent IS
-    'it ran under polluxd 0.1, whose agent has no way in any more: it trains on plainly, and is never moved';
 COMMENT ON COLUMN pollux.job.left_alone IS 'why polluxd leaves the job to Slurm; empty: it does not';
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
 -- The inbox: the gateway alone inserts rows into report_history, acknowledgement and fingerprint, after it has checked
--- each value (polluxd/gateway/messages.py), and changes none. report_history has no CHECK constraints, because Postgres
+-- each value (polluxd/gateway/payloads.py), and changes none. report_history has no CHECK constraints, because Postgres
 -- parses each of them again for each insert.
 CREATE TABLE pollux.report_history (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -115,7 +112,7 @@ COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL
 COMMENT ON COLUMN pollux.report_history.advice IS
     'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
 COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
-COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize or relaunch in effect (move.id); 0: none in this attempt';
+COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize in effect (move.id); 0: none in this attempt';
 COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
 COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks within half a second';
@@ -233,7 +230,7 @@ CREATE TABLE pollux.move (
     cluster       pollux.cluster_name NOT NULL,
     job_id        bigint NOT NULL CHECK (job_id > 0),
     attempt       integer NOT NULL CHECK (attempt >= 0),
-    path          text NOT NULL CHECK (path IN ('start', 'requeue', 'park', 'relaunch', 'resize')),
+    path          text NOT NULL CHECK (path IN ('start', 'requeue', 'park', 'resize')),
     source        jsonb NOT NULL,
     target        jsonb NOT NULL,
     reason        text NOT NULL,
@@ -262,7 +259,7 @@ CREATE INDEX move_drained ON pollux.move (cluster, ((times ->> 'draining')::doub
     WHERE times ? 'draining';
 -- Every cycle reads the resizes that failed after they had begun; there are few.
 CREATE INDEX move_broken ON pollux.move (cluster, job_id)
-    WHERE step = 'failed' AND path IN ('resize', 'relaunch');
+    WHERE step = 'failed' AND path = 'resize';
 
 -- A move's steps only go forward, and may be skipped: a first start drains nothing. A terminal step is final.
 CREATE FUNCTION pollux.guard_move() RETURNS trigger
