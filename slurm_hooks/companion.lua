@@ -12,28 +12,21 @@ makes the companion wait for polluxd.
 ]]
 
 -- The line's values as text; nil where the script's head has no such line; or false and a message.
-function pollux_companion(script)
-  local found, directives, number = nil, 0, 0
-  for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
-    number = number + 1
-    if string.match(line, "^%s*[^#%s]") then
-      break
-    end
-    local rest = string.match(line, "^#POLLUX%s+(.*)$")
-    if rest then
-      directives = directives + 1
-      if string.match(rest, "companion%-of") then
-        local job, attempt, move, nonce = string.match(
-          rest, "^companion%-of=(%d+) attempt=(%d+) move=(%d+) nonce=([0-9a-f]+)%s*$")
-        if not job or #job > 15 or #attempt > 15 or #move > 15 or #nonce ~= 32 then
-          return false, string.format(
-            "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX, got %s", number, pollux_quoted(rest))
-        end
-        found = { job = job, attempt = attempt, move = move, nonce = nonce }
+function pollux_companion(head)
+  local found = nil
+  for _, line in ipairs(head.lines) do
+    local text = string.match(line[2], "^%s*(.*)$")
+    if string.find(text, "companion-of", 1, true) then
+      local job, attempt, move, nonce = string.match(
+        text, "^companion%-of=(%d+) attempt=(%d+) move=(%d+) nonce=([0-9a-f]+)%s*$")
+      if not job or #job > 15 or #attempt > 15 or #move > 15 or #nonce ~= 32 then
+        return false, string.format(
+          "#POLLUX line %d: a companion has companion-of=JOB attempt=RESTARTS move=ID nonce=HEX, got %s", line[1], pollux_quoted(text))
       end
+      found = { job = job, attempt = attempt, move = move, nonce = nonce }
     end
   end
-  if found and directives > 1 then
+  if found and #head.lines > 1 then
     return false, "#POLLUX: a companion has no other directive than the line that says whose it is"
   end
   return found

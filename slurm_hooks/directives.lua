@@ -4,8 +4,12 @@ Read a job's Pollux directives: `#POLLUX key=value` lines, SBATCH_POLLUX and --p
 
 local KEYS = { "min-gpus", "max-gpus", "gpu-counts", "gpu-types", "adaptive", "preemptible", "prior", "mode", "resize", "continue", "search" }
 
--- Bytes of SBATCH_POLLUX and of --pollux, of one GPU type, and of all of a job's types. polluxd has the last two as well.
+-- Bytes of a #POLLUX line, of SBATCH_POLLUX and of --pollux, of one GPU type, and of all of a job's types. polluxd has the last two as well.
 local LONGEST_SOURCE, LONGEST_TYPE, LONGEST_TYPES = 1024, 64, 512
+
+-- Lines of a script's head, bytes at the start of a line by which it is known, and letters that are compared to guess what
+-- a word was meant to be. Each bounds what the hook costs on any script.
+local MOST_LINES, LONGEST_START, MOST_LETTERS = 1000, 96, 4000
 
 local quoted = pollux_quoted
 
@@ -115,8 +119,16 @@ function pollux_least_count(found)
   return count and count <= most and count or nil
 end
 
+-- Letters that are still compared for this job's sake. The guesses what a word was meant to be are a courtesy: where it is
+-- used up, there are no more of them.
+local letters_left = 0
+
 -- Insertions, deletions and replacements of letters between two short words.
 local function distance(a, b)
+  letters_left = letters_left - #a * #b
+  if letters_left < 0 then
+    return math.huge
+  end
   local row = {}
   for j = 0, #b do
     row[j] = j
@@ -147,19 +159,20 @@ local function meant_key(word)
 end
 
 -- "#pollux min-gpus=2", "# POLLUX min-gpus=2", "#POLLUX: min-gpus=2", "#pollux": a directive in all but the letter.
--- Not "##POLLUX min-gpus=2", by which people take a line out, nor prose about Pollux.
-local function almost(line)
-  local rest = string.match(string.upper(line), "^%s*#%s*POLLUX(.*)$")
+-- Not "##POLLUX min-gpus=2", by which people take a line out, nor prose about Pollux. `start` is the start of a line.
+local function almost(start)
+  local upper = string.upper(start)
+  local rest = string.match(upper, "^%s*#%s*POLLUX(.*)$")
   if not rest then
-    local word, tail = string.match(string.sub(line, 1, 1024), "^#(%u+)%s*(.*)$")
-    if not word or #word > 8 or distance(word, "POLLUX") > 2 then
+    local word, tail = string.match(start, "^#(%u+)%s*(.*)$")
+    if not word or word == "SBATCH" or #word > 8 or distance(word, "POLLUX") > 2 then
       return false
     end
     local key = string.match(tail, "^([%w_-]+)%s*=")
     return tail == "" or (key ~= nil and meant_key(key) ~= nil)
   end
   local key = string.match(rest, "^[%s:,]*([%w-]+)%s*=")
-  return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(string.upper(line), "^%s*#POLLUX%s*$") ~= nil
+  return (key ~= nil and READERS[string.lower(key)] ~= nil) or string.match(upper, "^%s*#POLLUX%s*$") ~= nil
 end
 
 -- "#POLLUX line 4" and "#POLLUX line 5" are one source.
@@ -171,6 +184,9 @@ end
 -- the source of each key: a key is given once per source, and a later source replaces an earlier one's value.
 -- Returns a message for the user where a word is wrong.
 local function read_words(text, where, found, sources)
+  if #text > LONGEST_SOURCE then
+    return pollux_too_long(where, text, LONGEST_SOURCE)
+  end
   local words = string.gsub(text, "%s#.*$", "") .. " "
   if string.find(words, "%S%s+=") or string.find(words, "=%s+[^%s=]+%s") then
     return where .. ": write key=value without spaces around the =, got " .. quoted(text)
@@ -202,26 +218,41 @@ local function read_words(text, where, found, sources)
   end
 end
 
--- The #POLLUX lines among the comments that head a batch script, where sbatch reads its own #SBATCH lines: a list of
--- { number, text }; then the number of the first #POLLUX line after the head, where it has no effect, and the number of
--- the first line of the head that looks like a directive and is none.
-local function directive_lines(script)
-  local lines, head, number, stray, mistyped = {}, true, 0, nil, nil
-  for line in string.gmatch(script .. "\n", "(.-)\r?\n") do
+-- What the hook reads of a batch script. slurmctld waits for it, so it takes one step forward a line, for a bounded number
+-- of lines, and looks at the starts of lines only; patterns that go back over a text see no user's line but a short one.
+--
+-- `lines`: the #POLLUX lines among the comments that head the script, where sbatch reads its own #SBATCH lines: a list of
+-- { number, text }; `stray`: the number of the first #POLLUX line after the head, where it has no effect; `behind`: what
+-- the head ends with; `mistyped`: the number of the first line of the head that looks like a directive and is none.
+function pollux_head(script)
+  local text = string.sub(script, 1, POLLUX_SCRIPT_BYTES) .. "\n"
+  local head, at, number = { lines = {}, behind = "the first command of the script" }, 1, 0
+  letters_left = MOST_LETTERS
+  while at <= #text do
+    local first, stop = string.find(text, "[^ \t\r\v\f]", at), string.find(text, "\n", at, true)
+    if first < stop and string.byte(text, first) ~= 35 then -- "#"
+      break
+    elseif number == MOST_LINES then
+      head.behind = "line " .. MOST_LINES
+      break
+    end
     number = number + 1
-    if head and string.match(line, "^%s*[^#%s]") then
-      head = false
+    local start = string.sub(text, at, math.min(stop - 1, at + LONGEST_START - 1))
+    if string.find(start, "^#POLLUX%s") or start == "#POLLUX" then
+      local last = string.byte(text, stop - 1) == 13 and stop - 2 or stop - 1 -- "\r"
+      head.lines[#head.lines + 1] = { number, string.sub(text, at + 8, last) }
+    elseif first < stop and not head.mistyped and almost(start) then
+      head.mistyped = number
     end
-    local rest = string.match(line, "^#POLLUX$") and "" or string.match(line, "^#POLLUX%s(.*)$")
-    if rest and not head then
-      stray = stray or number
-    elseif rest then
-      lines[#lines + 1] = { number, rest }
-    elseif head and almost(line) then
-      mistyped = mistyped or number
-    end
+    at = stop + 1
   end
-  return lines, stray, mistyped
+  -- The line break before a line belongs to what is found.
+  local stray = string.find(text, "\n#POLLUX%s", math.max(at - 1, 1))
+  if stray then
+    local _, breaks = string.gsub(string.sub(text, at, stray), "\n", "")
+    head.stray = number + breaks + 1
+  end
+  return head
 end
 
 -- What contradicts itself among the directives; nil where nothing does.
@@ -240,23 +271,19 @@ end
 -- The directives of a job, from three sources: the #POLLUX lines of its script, the variable SBATCH_POLLUX of the
 -- submitter's environment, and sbatch's option --pollux (`text` of each, or nil). A later source wins, key by key. The
 -- text "yes" opts in with the defaults; "no" makes a plain job of a script with #POLLUX lines.
--- Returns nil for a plain job; else the values by key; or false and a message for the user. A third value is the
--- number of the first #POLLUX line that has no effect; a fourth that of the first line meant as a directive.
-function pollux_directives(script, environment, option)
+-- Returns nil for a plain job; else the values by key; or false and a message for the user.
+function pollux_directives(head, environment, option)
   local found, sources = nil, {}
-  local lines, stray, mistyped = directive_lines(script)
-  for _, line in ipairs(lines) do
+  for _, line in ipairs(head.lines) do
     found = found or {}
     local complaint = read_words(line[2], "#POLLUX line " .. line[1], found, sources)
     if complaint then
-      return false, complaint, stray, mistyped
+      return false, complaint
     end
   end
   for _, source in ipairs({ { "SBATCH_POLLUX", environment }, { "--pollux", option } }) do
     local where, text = source[1], source[2]
-    if text ~= nil and #text > LONGEST_SOURCE then
-      return false, pollux_too_long(where, text, LONGEST_SOURCE), stray, mistyped
-    elseif text == "no" then
+    if text == "no" then
       found, sources = nil, {}
     elseif text == "" then
       return false, where .. ": expected key=value, or yes, or no, got nothing"
@@ -264,13 +291,13 @@ function pollux_directives(script, environment, option)
       found = found or {}
       local complaint = text ~= "yes" and read_words(text, where, found, sources)
       if complaint then
-        return false, complaint, stray, mistyped
+        return false, complaint
       end
     end
   end
   local problem = found and contradiction(found, sources)
   if problem then
-    return false, problem, stray, mistyped
+    return false, problem
   end
-  return found, nil, stray, mistyped
+  return found
 end

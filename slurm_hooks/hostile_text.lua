@@ -89,8 +89,3 @@ function pollux_hostile(job)
     end
   end
 end
-
--- The part of a script that the hook reads.
-function pollux_head(script)
-  return string.sub(script, 1, POLLUX_SCRIPT_BYTES)
-end

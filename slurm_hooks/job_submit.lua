@@ -222,22 +222,20 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
   disinherit(job)
-  script = pollux_head(script)
-  local companion
-  companion, fault = pollux_companion(script)
+  local head, companion = pollux_head(script), nil
+  companion, fault = pollux_companion(head)
   if companion then
     return submit_companion(job, companion, pollux_config or {})
   elseif companion == false then
     log_user("%s", fault)
     return slurm.ERROR
   end
-  local wanted, complaint, stray, mistyped = pollux_directives(
-    script, given((job.environment or {})["SBATCH_POLLUX"]), option_text)
-  if stray then
-    log_user("note: the #POLLUX line %d comes after the first command of the script and has no effect", stray)
+  local wanted, complaint = pollux_directives(head, given((job.environment or {})["SBATCH_POLLUX"]), option_text)
+  if head.stray then
+    log_user("note: the #POLLUX line %d comes after %s and has no effect", head.stray, head.behind)
   end
-  if mistyped then
-    log_user("note: line %d has no effect; did you mean '#POLLUX key=value', from the first column?", mistyped)
+  if head.mistyped then
+    log_user("note: line %d has no effect; did you mean '#POLLUX key=value', from the first column?", head.mistyped)
   end
   if wanted == nil then
     return slurm.SUCCESS

@@ -20,8 +20,7 @@ end
 -- One expression without parentheses: names joined by "&" alone, or by "|" alone.
 local function one_level(text)
   local joined = string.find(text, "&", 1, true) and string.find(text, "|", 1, true)
-  return not joined and string.match(text .. "&", "^[%w_.:+-]+[%w_.:+&|-]*$") ~= nil
-    and not string.match(text, "[&|][&|]") and not string.match(text, "[&|]$")
+  return text ~= "" and not joined and not string.find(text, "[^%w_.:+&|-]") and not string.find("&" .. text .. "&", "[&|][&|]")
 end
 
 -- Nil where polluxd can read the features; else what is wrong.

@@ -26,10 +26,10 @@ end
 
 _ANY_TYPES = """
 do
-  local read, submit, types = pollux_directives, pollux_submit, nil
-  pollux_directives = function(script, ...)
+  local read, submit, types = pollux_head, pollux_submit, nil
+  pollux_head = function(script)
     types = string.match(script, "gpu%-types=%S+")
-    return read((string.gsub(script, "gpu%-types=%S+", "")), ...)
+    return read((string.gsub(script, "gpu%-types=%S+", "")))
   end
   pollux_submit = function(job, ...)
     types = nil

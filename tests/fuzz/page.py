@@ -39,7 +39,14 @@ def with_row(text: str, inputs: int, target: str, tests: Collection[str], test: 
     known = rows.get(_short(target), {})
     rows[_short(target)] = {_short(name): known[_short(name)] for name in tests if _short(name) in known}
     rows[_short(target)][_short(test)] = row
-    return _page(rows)
+    return _page(rows, _notes(text))
+
+
+def with_note(text: str, inputs: int, target: str, words: str) -> str:
+    """Return the page with a target's line below the table replaced: what else was measured."""
+    if inputs < WHOLE:
+        return text
+    return _page(read_rows(text), [*_notes(text, but=target), f"- {target}: {words}"])
 
 
 def read_rows(text: str) -> dict[str, dict[str, Row]]:
@@ -52,7 +59,11 @@ def read_rows(text: str) -> dict[str, dict[str, Row]]:
     return rows
 
 
-def _page(rows: dict[str, dict[str, Row]]) -> str:
+def _notes(text: str, but: str = "") -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("- ") and not line.startswith(f"- {but}:")]
+
+
+def _page(rows: dict[str, dict[str, Row]], notes: list[str]) -> str:
     lines = []
     for target, tests in sorted(rows.items()):
         lines += [f"| {target} | {name} | {' | '.join(row)} |" for name, row in sorted(tests.items())]
@@ -60,7 +71,7 @@ def _page(rows: dict[str, dict[str, Row]]) -> str:
             sum(float(row[column].replace(",", "")) for row in tests.values()) for column in range(3)
         )
         lines.append(f"| **{target}** | | **{inputs:,.0f}** | **{seconds:.0f}** | **{cpu_s:.0f}** | |")
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in sorted(notes))
 
 
 def _short(name: str) -> str:

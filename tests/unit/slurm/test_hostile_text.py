@@ -43,7 +43,15 @@ def test_a_script_is_read_no_further_than_64_kib() -> None:
     padding = "# x\n" * (65536 // 4)
     assert submit(padding + "#POLLUX min-gpus=2").admin_comment is None
     assert submit("#POLLUX min-gpus=2\n" + padding * 40).admin_comment is not None
-    assert submit(padding[:60000] + "\n#POLLUX min-gpus=2").admin_comment is not None
+    long = "# " + "x" * 60 + "\n"
+    assert submit(long * 990 + "#POLLUX min-gpus=2").admin_comment is not None
+
+
+def test_the_head_of_a_script_has_at_most_1000_lines() -> None:
+    assert submit("\n" * 997 + "#POLLUX min-gpus=2").admin_comment is not None
+    outcome = submit("\n" * 998 + "#POLLUX min-gpus=2")
+    assert outcome.admin_comment is None
+    assert outcome.said == ["note: the #POLLUX line 1001 comes after line 1000 and has no effect"]
 
 
 LONGEST = {
@@ -81,6 +89,8 @@ def test_the_length_is_compared_before_the_content_is_scanned(field: str) -> Non
 
 def test_directives_have_at_most_1024_bytes() -> None:
     long = "min-gpus=2 " + "#" * 1100
+    said = refused(submit(f"#POLLUX {long}"))
+    assert said == "#POLLUX line 3 has 1111 bytes, at most 1024 are allowed: shorten it"
     said = refused(submit("# a plain job", environment={"SBATCH_POLLUX": long}))
     assert said == "SBATCH_POLLUX has 1111 bytes, at most 1024 are allowed: shorten it"
     # Slurm's list starts at 0.
