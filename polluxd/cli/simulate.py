@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from polluxd.config.setting_info import policy_info
 from polluxd.errors import ConfigError
-from polluxd.sim import plots, recorded
+from polluxd.sim import plots
+from polluxd.sim.applications import Application
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import OnProgress, applications_of, compare
 from polluxd.sim.generator import generate, stiffened
+from polluxd.sim.logs import Log, read_log, recognise
 from polluxd.sim.policies import POLICIES
+from polluxd.sim.recorded import fitting, replayed
 from polluxd.sim.scenario_file import read_scenario
 from polluxd.sim.workload import Submission, read_workload
 
@@ -60,7 +64,7 @@ def simulate(
         Path | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="trace in the OSDI'21, Philly or Helios format, or from `sacct --parsable2`",
+            help="trace in the OSDI'21 format, or a log: from `sacct --parsable2`, or of Philly, Helios or Acme",
         ),
     ] = None,
     scenario_file: Annotated[
@@ -87,6 +91,9 @@ def simulate(
     ] = None,
     nodes: Annotated[
         int | None, typer.Option("--nodes", help="nodes of the cluster [default: the scenario's, or 16]")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option("--gpus-per-node", help="GPUs of a node [default: the scenario's, or 4]")
     ] = None,
     objective: Annotated[
         str | None,
@@ -124,6 +131,7 @@ def simulate(
         raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
     options = {
         "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
         "seed": seed,
         "pollux": {"objective": objective, "daemon": daemon or None},
     }
@@ -131,36 +139,108 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
-    kind = None if workload is None else recorded.recognise(workload)
+    kind = None if workload is None else recognise(workload)
     if search:
         if workload is not None or generate_jobs is not None or daemon or plot is not None:
             raise ConfigError("--search takes no trace, --daemon and --plot: its trials are the jobs")
         _simulate_searches(search, profiles, policy or ["pollux", "fifo"], scenario, as_json)
         return
-    jobs, title = _jobs(workload, kind, generate_jobs, profiles, scenario)
-    with _watched(names, len(jobs)) as on_progress:
-        results = compare(jobs, profiles, names, scenario, on_progress=on_progress)
-    document = {"workload": title, "scenario": asdict(scenario), "policies": results}
-    if as_json is not None:
-        as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
-    if plot is not None:
-        plots.page(results, f"{title}: {len(jobs)} jobs on {_hardware(scenario)}", plot)
     console = Console(highlight=False)
-    if kind is not None:
-        # The trace does not say what was trained: the reader of the table must know what was assumed.
-        assumed = ", ".join(f"{count} {name}" for name, count in recorded.kinds(jobs))
-        console.print(f"{len(jobs)} jobs, taken to train as the nearest in duration: {assumed}", markup=False)
-        elastic = sum(not job.rigid for job in jobs)
-        console.print(
-            f"{elastic} of them taken as elastic: the log does not say which jobs need the GPUs that they had. "
-            "rigid_share in [trace] of a scenario file makes that share rigid.",
-            markup=False,
-        )
-        if few := of_few_jobs(len(jobs)):
-            console.print(few, markup=False)
     left_out = {*(["cost"] if scenario.cloud is None else []), *([] if daemon else ["idle_s"])}
     shown = [column for column in COLUMNS if column.key not in left_out]
-    console.print(table([_row(name, results[name]) for name in names], shown, console.width))
+
+    def played(jobs: Sequence[Submission]) -> dict[str, dict[str, Any]]:
+        with _watched(names, len(jobs)) as on_progress:
+            results = compare(jobs, profiles, names, scenario, on_progress=on_progress)
+        console.print(table([_row(name, results[name]) for name in names], shown, console.width))
+        return results
+
+    applications = applications_of(profiles)
+    if workload is None or kind is None:
+        jobs, title = _jobs(workload, generate_jobs, applications, scenario)
+        results = played(jobs)
+        found: dict[str, Any] = {"policies": results}
+    else:
+        if scenario_file is None and None in (nodes, gpus_per_node):
+            raise ConfigError(
+                f"{workload.name} does not say how large the cluster was: give --nodes and --gpus-per-node, or a "
+                "--scenario"
+            )
+        title, log = workload.name, read_log(workload, kind)
+        found = {"left_out": _tell_log(console, log, applications, scenario)}
+        for tuned in (False, True):
+            jobs, found["tuned" if tuned else "untuned"] = _assumed(
+                console, log, applications, scenario, tuned
+            )
+            found["tuned" if tuned else "untuned"]["policies"] = results = played(jobs)
+        console.print(f"\n{_COLUMNS_SAY}", markup=False)
+        if few := of_few_jobs(len(jobs)):
+            console.print(few, markup=False)
+    if as_json is not None:
+        document = {"workload": title, "scenario": asdict(scenario)} | found
+        as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        assumed = "" if kind is None else ", if users tuned"
+        plots.page(results, f"{title}: {len(jobs)} jobs on {_hardware(scenario)}{assumed}", plot)
+        console.print(f"wrote {plot}", markup=False)
+
+
+_ASSUMED = {
+    True: "If users tuned (the best batch size for their GPUs, half of linear speedup or better):",
+    False: "If users did not tune (the batch size of one GPU times their GPUs):",
+}
+_COLUMNS_SAY = (
+    "The log does not say which of the two holds: what it can tell lies between them. JCT is a job's time from its "
+    "submission to its end. GPU-HOURS are those that jobs held. EFFICIENCY is how much an example helped against one "
+    "in the smallest batch. FAIRNESS is a job's time over its time alone on an equal share of the cluster. DECISION is "
+    "the median CPU time of one decision."
+)
+
+
+def _tell_log(
+    console: Console, log: Log, applications: Mapping[str, Application], scenario: Scenario
+) -> Mapping[str, int]:
+    """Say what of the log is simulated; return the number of rows that are not, by reason."""
+    fit = len(fitting(log, applications, scenario.gpus))
+    left_out = dict(log.left_out)
+    if larger := len(log.jobs) - fit:
+        left_out["more GPUs than the cluster has, or any application can use"] = larger
+    rows = len(log.jobs) + sum(log.left_out.values())
+    why = "".join(f"; {count} left out: {reason}" for reason, count in left_out.items())
+    console.print(f"Trainings: {fit}, of {rows} rows{why}.", markup=False)
+    if (most := scenario.trace.most_jobs) is not None and most < fit:
+        console.print(f"The first {most} are simulated: the scenario's most_jobs.", markup=False)
+    if not log.has_states:
+        console.print(
+            "The log has no states, so failed and cancelled jobs count as trainings; for sacct, add State to --format.",
+            markup=False,
+        )
+    return left_out
+
+
+def _assumed(
+    console: Console, log: Log, applications: Mapping[str, Application], scenario: Scenario, tuned: bool
+) -> tuple[tuple[Submission, ...], dict[str, Any]]:
+    """Return the log's jobs under an assumption, and say it, with the GPU hours that show how far it goes."""
+    replay = replayed(
+        log,
+        applications,
+        tuned=tuned,
+        cluster_gpus=scenario.gpus,
+        gpus_per_node=scenario.gpus_per_node,
+        most_jobs=scenario.trace.most_jobs,
+    )
+    jobs = stiffened(replay.jobs, applications, scenario.trace, scenario.seed)
+    counts = Counter(job.application for job in jobs)
+    elastic = sum(not job.rigid for job in jobs)
+    console.print(
+        f"\n{_ASSUMED[tuned]} {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}, the nearest in "
+        f"duration. Elastic: {elastic} of {len(jobs)}; rigid_share in [trace] of a scenario file makes more rigid.\n"
+        f"GPU hours: {replay.recorded_gpu_hours:.4g} in the log. The same work needs {replay.least_gpu_hours:.4g} on "
+        "one GPU each at its best batch size.",
+        markup=False,
+    )
+    return jobs, {"recorded_gpu_hours": replay.recorded_gpu_hours, "least_gpu_hours": replay.least_gpu_hours}
 
 
 def _simulate_searches(
@@ -184,40 +264,30 @@ def _simulate_searches(
 
 def _jobs(
     workload: Path | None,
-    kind: recorded.Format | None,
     generated: int | None,
-    profiles: Path | None,
+    applications: Mapping[str, Application],
     scenario: Scenario,
 ) -> tuple[tuple[Submission, ...], str]:
-    """Return the jobs of a file, or so many generated ones, and what to call them."""
+    """Return the jobs of a trace, or so many generated ones, and what to call them."""
     if (workload is None) == (generated is None):
         raise ConfigError("what to simulate? give a WORKLOAD or --generate JOBS, one of them")
-    applications, trace, gpus = applications_of(profiles), scenario.trace, scenario.gpus
-    if workload is None:
-        assert generated is not None
-        made = generate(
-            applications,
-            generated,
-            trace.hours,
-            cluster_gpus=gpus,
-            seed=scenario.seed,
-            sweep=trace.sweep,
-            length=trace.length,
-        )
-        made = stiffened(made, applications, trace, scenario.seed)
-        return made, f"{generated} jobs generated over {trace.hours:g} h"
-    if kind is None:
+    trace, gpus = scenario.trace, scenario.gpus
+    if workload is not None:
         found = read_workload(workload, applications, cluster_gpus=gpus)[: trace.most_jobs]
-    else:
-        found = recorded.read_recorded(
-            workload,
-            kind,
-            applications,
-            cluster_gpus=gpus,
-            gpus_per_node=scenario.gpus_per_node,
-            most_jobs=trace.most_jobs,
-        )
-    return stiffened(found, applications, trace, scenario.seed), workload.name
+        return stiffened(found, applications, trace, scenario.seed), workload.name
+    assert generated is not None
+    made = generate(
+        applications,
+        generated,
+        trace.hours,
+        cluster_gpus=gpus,
+        seed=scenario.seed,
+        sweep=trace.sweep,
+        length=trace.length,
+    )
+    return stiffened(
+        made, applications, trace, scenario.seed
+    ), f"{generated} jobs generated over {trace.hours:g} h"
 
 
 def _row(name: str, result: dict[str, Any]) -> Row:

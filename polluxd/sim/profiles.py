@@ -31,6 +31,8 @@ LOCAL_MAX = {"yolov3": 8}
 """Per-GPU batch sizes held below what was measured."""
 FIXED = {"ncf": (1, 32768)}
 """Most GPUs and batch size of applications that the evaluation never scales."""
+MEASURED_GPUS = 64
+"""Most GPUs of any other one: its placements were measured on no more."""
 MOST_NODES = 16
 """Node counts beyond are taken as this many: no profile reaches further."""
 
@@ -81,7 +83,7 @@ class MeasuredApplication:
                 f"{self.name} trains; validate it to the end"
             )
         most, batch = FIXED.get(self.name, (None, None))
-        self.most_gpus: int | None = most
+        self.most_gpus: int | None = MEASURED_GPUS if most is None else most
         self.fixed_batch: int | None = batch
         self._progress = [
             0.0,

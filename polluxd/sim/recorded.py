@@ -1,198 +1,131 @@
-"""Recorded traces: Philly, Helios and `sacct` output.
+"""What the trainings of a log did: an assumption, made twice.
 
-Such traces say how many GPUs a job held and for how long, not what it trained. The rule that assigns applications:
-of those that can use that many GPUs, the one whose whole training, on those GPUs at a batch size scaled with them (as
-users do), takes the time nearest to the recorded one, by ratio; its length is then scaled so that the job, run as it
-was, takes exactly the time recorded. What a policy would have made of it follows from that application's behaviour.
+A log says how many GPUs a job held and for how long, not what it trained, nor at which batch size. Each job is taken
+for one of some applications, run to the end on its GPUs: for the one whose whole training takes the time nearest to the
+recorded one, by ratio. Its length is then scaled so that the job, run as it was, takes exactly the time recorded.
+
+`tuned`: its user chose the batch size that ends soonest on these GPUs, and of the applications those alone count that
+use the GPUs at half of linear speedup or better (the paper's rule for tuned users, Pollux, section 5.2). If none does,
+the one that uses them best. Otherwise its user multiplied M0 by the number of GPUs and looked no further.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+
+import numpy as np
 
 from polluxd.sim.applications import Application, most_gpus, placement_of, split_batch
-from polluxd.sim.workload import Line, Submission, TraceError, checked, lines
+from polluxd.sim.logs import Log, Recorded
+from polluxd.sim.workload import Submission, TraceError
 
-SHORTEST = 60.0
-"""Jobs that ran for less are left out: failed starts, for the most part [s]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """One job as a log has it."""
-
-    line: Line
-    name: str
-    submitted: float
-    """POSIX seconds."""
-    seconds: float
-    gpus: int
-
-
-def _stamp(line: Line, column: str) -> float:
-    value = line.text(column)
-    try:
-        # Logs carry local times without a zone: only differences matter here.
-        return (datetime.fromisoformat(value.replace("Z", "")) - datetime(1970, 1, 1)).total_seconds()
-    except (ValueError, TypeError):
-        raise line.fault(f"{column} is {value!r}", "expected a time such as 2024-05-01T13:37:00") from None
-
-
-def _philly(line: Line) -> Recorded | None:
-    gpus = line.whole("num_gpus", 0)
-    if gpus == 0:
-        return None
-    name = f"philly-{line.number}"
-    return Recorded(line, name, _stamp(line, "timestamp"), line.number_in("duration", 0), gpus)
-
-
-def _helios(line: Line) -> Recorded | None:
-    gpus = line.whole("gpu_num", 0)
-    if gpus == 0:
-        return None
-    name = f"helios-{line.number}"
-    return Recorded(line, name, _stamp(line, "submit_time"), line.number_in("duration", 0), gpus)
-
-
-_TRES = re.compile(r"gres/gpu(:[^=,]+)?=(\d+)")
-_ELAPSED = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
-
-
-def _sacct(line: Line) -> Recorded | None:
-    number = line.text("JobID")
-    tres = line.values.get("AllocTRES") or ""
-    found = [(kind, int(n)) for kind, n in _TRES.findall(tres)]
-    # A GPU of a named type is counted under its own name and, where Slurm is told to, under the plain one.
-    gpus = max(sum(n for kind, n in found if not kind), sum(n for kind, n in found if kind))
-    # Steps repeat their job; jobs without GPUs, or that never ran, have nothing to replay.
-    if "." in number or gpus == 0:
-        return None
-    elapsed = _ELAPSED.fullmatch(line.text("Elapsed"))
-    if elapsed is None:
-        raise line.fault(
-            f"Elapsed is {line.text('Elapsed')!r}", "expected [DAYS-]HH:MM:SS, as sacct prints it"
-        )
-    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    return Recorded(line, f"job-{number}", _stamp(line, "Submit"), float(total), gpus)
+LEAST_EFFICIENCY = 0.5
+_SIZES = 33
+"""Batch sizes, at equal ratios, of which a user who tunes takes the best."""
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """A kind of log: how to tell it, and how to read a line."""
+class Replay:
+    """A log's trainings under one assumption."""
 
-    columns: tuple[str, ...]
-    delimiter: str
-    read: Callable[[Line], Recorded | None]
-
-
-PHILLY = Format(("timestamp", "duration", "num_gpus"), ",", _philly)
-HELIOS = Format(("submit_time", "duration", "gpu_num"), ",", _helios)
-SACCT = Format(("JobID", "Submit", "Elapsed", "AllocTRES"), "|", _sacct)
+    jobs: tuple[Submission, ...]
+    recorded_gpu_hours: float
+    least_gpu_hours: float
+    """What the same work needs on one GPU each, at the batch size that is best there."""
 
 
-def recognise(path: Path) -> Format | None:
-    """Return the format of a log by its header; None for another file.
-
-    Of these files, only the output of `sacct --parsable2` has columns between bars.
-    """
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            header = file.readline()
-    except (OSError, UnicodeDecodeError):
-        return None
-    if "|" in header:
-        return SACCT
-    names = {name.strip() for name in header.split(",")}
-    return next((f for f in (PHILLY, HELIOS) if names.issuperset(f.columns)), None)
-
-
-def read_recorded(
-    path: Path,
-    kind: Format,
+def replayed(
+    log: Log,
     applications: Mapping[str, Application],
     *,
+    tuned: bool,
     cluster_gpus: int,
     gpus_per_node: int,
     most_jobs: int | None = None,
-) -> tuple[Submission, ...]:
-    """Return the log's jobs that ran on GPUs for a minute or more.
+) -> Replay:
+    """Return the trainings that fit the cluster, from the first submission on; `most_jobs`: the first so many.
 
-    From its first submission on. Raises TraceError.
-
-    Logs need not be sorted. `most_jobs`: the first so many.
+    Raises TraceError where none fits.
     """
-    found: list[Recorded] = []
-    for line in lines(path, kind.columns, delimiter=kind.delimiter):
-        job = kind.read(line)
-        if job is not None and job.seconds >= SHORTEST:
-            if job.gpus > cluster_gpus:
-                raise line.fault(
-                    f"{job.gpus} GPUs, and the cluster has {cluster_gpus}",
-                    "simulate more nodes, or remove the line",
-                )
-            found.append(job)
-    found.sort(key=lambda job: (job.submitted, job.line.number))
-    found = found[:most_jobs]
-    assign = Assignment(applications, gpus_per_node)
+    found = fitting(log, applications, cluster_gpus)[:most_jobs]
+    if not found:
+        least = min(job.gpus for job in log.jobs)
+        raise TraceError(
+            f"every training has {least} GPUs or more, and the cluster {cluster_gpus}; simulate more nodes"
+        )
+    assign = _Assignment(applications, gpus_per_node, tuned=tuned)
     names: dict[str, int] = {}
-    jobs = []
+    jobs, least_hours = [], 0.0
     for job in found:
         # A requeued job stands in sacct's output once for each of its runs.
         names[job.name] = names.get(job.name, 0) + 1
         name = job.name if names[job.name] == 1 else f"{job.name}+{names[job.name] - 1}"
-        jobs.append(assign.submission(job, name, job.submitted - found[0].submitted))
-    if not jobs:
-        raise TraceError(
-            f"{path}: no job that ran on GPUs for {SHORTEST:.0f} s; for sacct, ask for a longer time and for "
-            "--format=JobID,Submit,Elapsed,AllocTRES"
-        )
-    return checked(jobs, path)
+        submission = assign.submission(job, name, job.submitted - found[0].submitted)
+        least_hours += submission.work * assign.best(submission.application, 1)[1] / 3600
+        jobs.append(submission)
+    recorded = sum(job.gpus * job.seconds for job in found) / 3600
+    return Replay(tuple(jobs), recorded, least_hours)
 
 
-class Assignment:
+def fitting(log: Log, applications: Mapping[str, Application], cluster_gpus: int) -> tuple[Recorded, ...]:
+    """Return the trainings that have no more GPUs than the cluster, or than some application can use."""
+    most = min(cluster_gpus, max(map(most_gpus, applications.values())))
+    return tuple(job for job in log.jobs if job.gpus <= most)
+
+
+class _Assignment:
     """The rule of this module's docstring, over some applications."""
 
-    def __init__(self, applications: Mapping[str, Application], gpus_per_node: int) -> None:
+    def __init__(self, applications: Mapping[str, Application], gpus_per_node: int, *, tuned: bool) -> None:
         self._apps = applications
         self._per_node = gpus_per_node
-        self._known: dict[tuple[str, int], tuple[int, float]] = {}
+        self._tuned = tuned
+        self._best: dict[tuple[str, int], tuple[int, float]] = {}
+        self._able: dict[int, Sequence[str]] = {}
+
+    def _seconds(self, app: Application, gpus: int, batch: int) -> float:
+        m, s = split_batch(batch, gpus, app.limits)
+        step, sync = app.times(placement_of(gpus, self._per_node), m)
+        return app.iterations(batch, app.epochs - 1) * (step + s * (step - sync))
+
+    def best(self, name: str, gpus: int) -> tuple[int, float]:
+        """Return the batch size at which the whole training ends soonest on so many GPUs, and its seconds."""
+        key = name, gpus
+        if key not in self._best:
+            app, limits = self._apps[name], self._apps[name].limits
+            low = min(max(limits.initial, limits.local_min * gpus), limits.maximum)
+            grid = np.geomspace(low, limits.maximum, _SIZES).round().astype(np.int64)
+            sizes = {app.fixed_batch} if app.fixed_batch is not None else {int(size) for size in grid}
+            seconds, batch = min((self._seconds(app, gpus, size), size) for size in sizes)
+            self._best[key] = batch, seconds
+        return self._best[key]
 
     def _trained(self, name: str, gpus: int) -> tuple[int, float]:
-        """Return the batch size for so many GPUs, and the seconds at it."""
-        key = (name, gpus)
-        if key not in self._known:
-            app = self._apps[name]
-            limits = app.limits
-            batch = min(max(limits.initial * gpus, limits.local_min * gpus), limits.maximum)
-            if app.fixed_batch is not None:
-                batch = app.fixed_batch
-            m, s = split_batch(batch, gpus, limits)
-            step, sync = app.times(placement_of(gpus, self._per_node), m)
-            self._known[key] = batch, app.iterations(batch, app.epochs - 1) * (step + s * (step - sync))
-        return self._known[key]
+        """Return the batch size that the job's user chose, and the seconds of a whole training at it."""
+        if self._tuned:
+            return self.best(name, gpus)
+        app, limits = self._apps[name], self._apps[name].limits
+        batch = min(max(limits.initial * gpus, limits.local_min * gpus), limits.maximum)
+        batch = batch if app.fixed_batch is None else app.fixed_batch
+        return batch, self._seconds(app, gpus, batch)
+
+    def _used_well(self, gpus: int) -> Sequence[str]:
+        """Return the applications that a user may have run on so many GPUs."""
+        if gpus not in self._able:
+            able = sorted(name for name, app in self._apps.items() if most_gpus(app) >= gpus)
+            if self._tuned:
+                share = {name: self.best(name, 1)[1] / (gpus * self.best(name, gpus)[1]) for name in able}
+                most = max(share.values())
+                able = [name for name in able if share[name] >= min(LEAST_EFFICIENCY, most)]
+            self._able[gpus] = able
+        return self._able[gpus]
 
     def submission(self, job: Recorded, name: str, time: float) -> Submission:
-        able = [n for n, app in self._apps.items() if most_gpus(app) >= job.gpus]
-        if not able:
-            raise job.line.fault(
-                f"no application can use {job.gpus} GPUs", "give profiles of one that can, or remove the line"
-            )
-
         def ratio(app: str) -> float:
             return abs(math.log(job.seconds / self._trained(app, job.gpus)[1]))
 
-        chosen = min(sorted(able), key=ratio)
+        chosen = min(self._used_well(job.gpus), key=ratio)
         batch, seconds = self._trained(chosen, job.gpus)
         return Submission(name, time, chosen, job.gpus, batch, job.seconds / seconds)
-
-
-def kinds(jobs: Sequence[Submission]) -> Iterator[tuple[str, int]]:
-    """How many jobs each application was assigned, by name."""
-    for name in sorted({job.application for job in jobs}):
-        yield name, sum(job.application == name for job in jobs)

@@ -57,14 +57,14 @@ class Line:
         return int(number)
 
 
-def lines(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterator[Line]:
+def lines(path: Path, columns: Sequence[str]) -> Iterator[Line]:
     """Yield the rows of a file with at least these columns, in order.
 
     Raises TraceError, and nothing else.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, delimiter=delimiter)
+            reader = csv.DictReader(file)
             found = [name.strip() for name in reader.fieldnames or []]
             missing = [name for name in columns if name not in found]
             if missing:

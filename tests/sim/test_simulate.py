@@ -56,7 +56,10 @@ def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
     log = tmp_path / "log.csv"
     log.write_text("timestamp,duration,num_gpus\n2017-10-09 07:01:55,660,1\n")
     shown = command(log, "--policy", "fifo")
-    assert "1 jobs, taken to train as the nearest in duration" in shown.output
+    assert "give --nodes and --gpus-per-node" in str(shown.exception)
+    shown = command(log, "--policy", "fifo", "--nodes", 4, "--gpus-per-node", 4)
+    assert "Trainings: 1, of 1 rows." in shown.output
+    assert "the log has no states" in shown.output.replace("\n", " ").lower()
 
 
 def test_the_scenario_reaches_the_result(tmp_path):
@@ -83,20 +86,24 @@ def test_output_of_sacct_is_recognised_and_its_first_jobs_can_be_taken(tmp_path)
     log.write_text("JobID|Submit|Elapsed|AllocTRES\n" + row.format(71) + row.format(72))
     scenario.write_text("trace.most_jobs = 1\n")
     shown = command(log, "--policy", "fifo", "--scenario", scenario, "--json", out)
-    assert "1 jobs, taken to train as the nearest in duration" in shown.output
-    assert [*json.loads(out.read_text())["policies"]["fifo"]["jobs"]] == ["job-71"]
+    assert "Trainings: 2, of 2 rows." in shown.output
+    assert "The first 1 are simulated" in shown.output
+    found = json.loads(out.read_text())
+    for assumed in ("tuned", "untuned"):
+        assert [*found[assumed]["policies"]["fifo"]["jobs"]] == ["job-71"]
+        assert found[assumed]["recorded_gpu_hours"] == 4
 
 
 def test_a_log_says_how_many_jobs_are_elastic_and_warns_where_they_are_few(tmp_path):
     log, scenario = tmp_path / "october.txt", tmp_path / "scenario.toml"
     rows = [f"{n}|2024-05-01T{n:02}:00:00|00:10:00|gres/gpu=1\n" for n in range(20)]
     log.write_text("JobID|Submit|Elapsed|AllocTRES\n" + "".join(rows))
-    said = command(log, "--policy", "fifo").output
-    assert "20 of them taken as elastic: the log does not say which jobs need" in said
+    said = command(log, "--policy", "fifo", "--nodes", 4, "--gpus-per-node", 4).output.replace("\n", " ")
+    assert "Elastic: 20 of 20" in said
     assert "This rests on" not in said
     scenario.write_text("[trace]\nrigid_share = 1.0\nrigid_gpus = 1\nmost_jobs = 19\n")
     said = command(log, "--policy", "fifo", "--scenario", scenario).output
-    assert "0 of them taken as elastic" in said
+    assert "Elastic: 0 of 19" in said
     assert "This rests on 19 jobs: with fewer than 20" in said
 
 

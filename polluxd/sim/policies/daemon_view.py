@@ -16,9 +16,6 @@ from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import View
 from polluxd.sim.simulated_job import Seats, SimulatedJob, node_name, placement
 
-COUNTED_GPUS = 64
-"""Most GPUs of one job: the artifact's simulator goes no further, nor do its profiles."""
-
 
 def nodes(view: View) -> tuple[Node, ...]:
     """The view's nodes; those that are down are not schedulable."""
@@ -104,11 +101,11 @@ def snapshot(view: View, jobs: tuple[SnapshotJob, ...], settings: PolicySettings
 def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     """Return the job's `#POLLUX` line.
 
-    It allows no more GPUs than the job's batch limits, or the evaluation, allow.
+    It allows no more GPUs than the application can use.
     """
     if job.submission.rigid:
         return _spec(job.submission.gpus, job.submission.gpus, "")
-    return _spec(1, min(most_gpus(job.app), COUNTED_GPUS, gpus), job.submission.search)
+    return _spec(1, min(most_gpus(job.app), gpus), job.submission.search)
 
 
 _spec = lru_cache(lambda least, most, search: JobSpec(min_gpus=least, max_gpus=most, search=search))
