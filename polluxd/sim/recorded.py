@@ -23,7 +23,7 @@ from polluxd.sim.workload import Submission, TraceError
 
 LEAST_EFFICIENCY = 0.5
 _SIZES = 33
-"""Batch sizes, at equal ratios, of which a user who tunes takes the best."""
+"""A user who tunes takes the best of so many batch sizes, at equal ratios."""
 
 
 @dataclass(frozen=True, slots=True)
