@@ -1,7 +1,6 @@
 """Make the pictures of the documentation: `make docs-images`.
 
-It runs `make compare` (real Slurm, Postgres and trainings), asks the simulator how objectives share a cluster, and
-takes pictures of the report and of a job's history in Chromium.
+It runs `make compare` (real Slurm, Postgres and trainings), and asks the simulator how objectives share a cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contrib.browser import screenshot
 from contrib.demo.scenes import COMPARISON
 from polluxd.sim.plots import page
 
@@ -37,8 +35,6 @@ def main() -> None:
     runs = json.loads((demo / "compare.json").read_text())
     figures = {name: {key: run[key] for key in run if key != "jobs"} for name, run in runs.items()}
     COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
-    screenshot(demo / "report.html", IMAGES / "report.png", height=1500)
-    screenshot(demo / "history.html", IMAGES / "history.png", height=900)
     fairness(IMAGES / "fairness.png")
 
 

@@ -19,15 +19,7 @@ from rich.console import Console
 from polluxd.cli import output
 output.PrintableConsole.render = Console.render
 """
-UNESCAPED = """
-import jinja2
-made = jinja2.Environment.__init__
-def unescaped(self, *words, **options):
-    made(self, *words, **{**options, "autoescape": False})
-jinja2.Environment.__init__ = unescaped
-"""
 ESCAPES = "x\x1b]0;owned\x07\x1b[2J"
-HTML = "<script>alert(1)</script>"
 
 
 def _known(site: Site, name: str) -> int:
@@ -77,18 +69,6 @@ def escapes_in_explain(site: Site, defended: bool) -> Outcome:
     if "owned" not in shown:
         raise AssertionError(f"the job is not shown: {shown[-300:]!r}")
     return Outcome("\x1b" in shown, f"printed: {shown[shown.index('owned') - 12 :][:40]!a}")
-
-
-@attack("mallory", "further: HTML in a job's name in the report page")
-def html_in_a_page(site: Site, defended: bool) -> Outcome:
-    _known(site, HTML)
-    page = Path(site.polluxd.config).with_name("report.html")
-    page.unlink(missing_ok=True)
-    said = site.polluxd.ctl("" if defended else UNESCAPED, "report", "--html", str(page))
-    text = page.read_text()
-    if "alert(1)" not in text:
-        raise AssertionError(f"the page does not name the job: {said}")
-    return Outcome(HTML in text, f"the page has {text[text.index('alert(1)') - 20 :][:48]!a}")
 
 
 @attack("mallory", "further: 200,000 lines of #POLLUX hold slurmctld up")

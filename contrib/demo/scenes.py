@@ -109,7 +109,7 @@ def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] |
             raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")
         names = {t.job_id: t.name for t in recording.tracks.values()}
         if not plain:
-            daemon.write_report(stage.out, min(names), recording.started_at, recording.ended_at)
+            daemon.write_report(stage.out, recording.started_at, recording.ended_at)
         summary = Summary(
             recording,
             work.gpus,
@@ -209,7 +209,7 @@ def _close_pollux_run(stage: Stage, summary: Summary) -> None:
         highlight=False,
     )
     console.print(
-        f"Written: {stage.out}/summary.json, timeline.png, report.html, history.html, logs/",
+        f"Written: {stage.out}/summary.json, timeline.png, report.txt, logs/",
         soft_wrap=True,
         highlight=False,
     )
@@ -228,7 +228,7 @@ def demo(stage: Stage, cluster: DevCluster) -> int:
     _close_pollux_run(stage, summary)
     _must_be_complete(summary)
     measured = json.loads(COMPARISON.read_text())
-    stage.console.print("\nOpen report.html to see why each move was made. In the last whole `make compare`:")
+    stage.console.print("\nreport.txt says why each move was made. In the last whole `make compare`:")
     stage.console.print(gain(measured), style="bold", highlight=False, soft_wrap=True)
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pwd
-import re
 import subprocess
 import sys
 import time
@@ -109,7 +108,6 @@ def _administrator(
     base = page.url
     _cluster(page, own, others, images, row)
     _job(page, own[0], images, row)
-    _settings(page, f"{base}settings", row)
     _pictures(page, base, images)
     row("nothing comes from elsewhere, nothing fails", not strange)
     page.close()
@@ -198,24 +196,6 @@ def _job(page: Page, own: int, images: Path, row: Row) -> None:
     row("no sideways scrolling on a job's page at 390 px", fits(page))
 
 
-def _settings(page: Page, url: str, row: Row) -> None:
-    page.set_viewport_size({"width": 1200, "height": 900})
-    page.goto(url)
-    sliders = [
-        page.query_selector(f"input[type=range][name{n}]") for n in ("=kappa", "=power", "^=account_weights")
-    ]
-    row("sliders for kappa, power and weights", all(sliders))
-    page.select_option("select[name=objective]", "fair-share")
-    page.wait_for_selector("text=mean speedup")
-    row(
-        "a slider shows a preview",
-        "before" in _text(page) and "polluxctl settings set --objective fair-share" in _text(page),
-    )
-    page.set_viewport_size({"width": 390, "height": 844})
-    row("no sideways scrolling on the settings' page at 390 px", fits(page))
-    page.set_viewport_size({"width": 1200, "height": 900})
-
-
 def _user(browser: Browser, url: str, own: int, others: int, row: Row) -> None:
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     page = context.new_page()
@@ -242,7 +222,6 @@ def _user(browser: Browser, url: str, own: int, others: int, row: Row) -> None:
         "user: its page is refused",
         answer is not None and answer.status == 404 and "another user" in page.content(),
     )
-    row("user: no sliders", re.search("settings", page.inner_text("nav"), re.IGNORECASE) is None)
     context.clear_cookies()
     refused = page.goto(base)
     row("without the cookie: refused", refused is not None and refused.status == 403)

@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         "history": Command(
             "show:history",
             "Show how a job's GPUs, batch size, goodput and noise scale changed.",
-            "history 1234 --plot history.html",
+            "history 1234",
         ),
         "usage": Command(
             "show:usage", "Add up what a job used over its moves and companions, from sacct.", "usage 1234"
@@ -93,9 +93,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
     },
     "Analysis": {
         "report": Command(
-            "report.page:report",
-            "Write one HTML page on a period: jobs, waiting, shares, moves.",
-            "report --html day.html --since 24h",
+            "report.period:report",
+            "Show what happened in a period: jobs, waiting, shares, moves.",
+            "report --since 7d",
         ),
         "decisions": Command(
             "decisions:app", "The decisions made so far, and their replay.", "decisions list"

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -167,16 +166,13 @@ HISTORY_COLUMNS = (
 def history(
     job: JobArgument,
     since: SinceOption = "",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.html", help="draw it as a page for a browser")
-    ] = None,
     watch: WatchOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how a job's GPUs, batch size, goodput and noise scale changed.
 
-    One line for each stretch of time with the same GPUs and batch size. JSON and the page have every report.
+    One line for each stretch of time with the same GPUs and batch size. JSON has every report.
     """
     begin = point(since, time.time(), "--since") if since else 0.0
     ask, console = answering.source(config), access.console()
@@ -186,18 +182,12 @@ def history(
             console,
         )
         return
-    found = ask("history", job, since=begin)
-    points = found["points"]
+    points = ask("history", job, since=begin)["points"]
     if not points:
         raise PolluxError(
             f"job {job} has no reports{' in this time' if since else ''}: it is no Pollux job, has not reached its "
             "first steps, or its reports are older than database.history_days"
         )
-    if plot is not None:
-        from .report.page import write_charts  # noqa: PLC0415 - Jinja takes a moment to import
-        from .web.charts import of_job  # noqa: PLC0415
-
-        write_charts(plot, f"Job {job} {found['name']}", of_job(points))
     if as_json:
         emit_json(points)
     else:

@@ -146,7 +146,7 @@ def status_parts(search: Search, console: Console) -> Iterator[RenderableType]:
 @app.command()
 def plot(name: NameArgument) -> None:
     """Draw the curves of all trials, and their values as parallel coordinates: a page beside the journal."""
-    from .report.page import write_charts  # noqa: PLC0415 - Jinja takes a moment to import
+    from .report.templates import write_charts  # noqa: PLC0415 - Jinja takes a moment to import
     from .web.charts import of_search  # noqa: PLC0415
 
     search = open_search(name)

@@ -1,1 +1,1 @@
-"""One self-contained page on a period, and the drawings that it shares with the live page."""
+"""What happened in a period; and the drawings of the live page."""

@@ -1,4 +1,4 @@
-"""`polluxctl web`, and its pages: the cluster, a job, a search, and what other settings would do.
+"""`polluxctl web`, and its pages: the cluster, a job, a search.
 
 Texts of users are hostile: Jinja escapes every value, `printable` takes the control characters out before, and the
 pages' own policy forbids every script but theirs.
@@ -10,7 +10,6 @@ import contextlib
 import getpass
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,19 +24,17 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, PolluxError
-from polluxd.store import Store
 
-from .. import access, tune
+from .. import tune
 from ..access import ConfigOption
 from ..answering import Ask, source
 from ..explained import MOST_JOBS, SIZE_COLUMNS
 from ..output import Column
-from ..report.page import PATH_COLUMNS, SHARE_COLUMNS, environment
-from ..settings import PREVIEW_COLUMNS, previewed, sentences
+from ..report.period import PATH_COLUMNS, SHARE_COLUMNS
+from ..report.templates import environment
 from ..table_rows import JOB_COLUMNS, MOVE_COLUMNS
-from . import charts, machine_map, sliders
+from . import charts, machine_map
 from .browser_session import BrowserSession
 from .overview import RestingReader
 
@@ -62,8 +59,6 @@ class Viewer:
 
     user: str
     ask: Ask
-    database: tuple[Store, PolicySettings] | None = None
-    """Of administrators, with the default settings."""
 
 
 def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> ASGIApp:
@@ -72,7 +67,6 @@ def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> A
     routes = [
         Route("/", pages.cluster),
         Route("/jobs/{job:int}", pages.job),
-        Route("/settings", pages.settings),
         Route("/searches/{name}", pages.search),
         Route("/page.css", pages.asset),
         Route("/page.js", pages.asset),
@@ -132,30 +126,6 @@ class _Pages:
             charts=charts.of_job(past["points"]),
         )
 
-    def settings(self, request: Request) -> Response:
-        """What other settings would bring each job; sets nothing."""
-        if self._viewer.database is None:
-            raise HTTPException(404)
-        store, defaults = self._viewer.database
-        present = self._reader.read("settings", lambda: store.settings(defaults))
-        accounts = sorted({row["account"] for row in self._read("cluster")["jobs"]})
-        controls = sliders.controls(present, accounts, request.query_params)
-        options = sliders.options(controls)
-        found: Mapping[str, Any] | None = None
-        if options:
-            found = self._reader.read(("preview", repr(options)), lambda: previewed(store, defaults, options))
-        changed = [row for row in found["jobs"] if row["gpus_before"] != row["gpus_after"]] if found else []
-        return self._page(
-            request,
-            "settings.html.jinja",
-            controls=controls,
-            command=sliders.command(options),
-            found=found,
-            sentences=sentences(found["before"], found["after"]) if found else [],
-            changed=changed[:ROWS],
-            columns=_filled(PREVIEW_COLUMNS, changed[:ROWS]),
-        )
-
     def search(self, request: Request) -> Response:
         """The trials of a search in the folder where the page is served."""
         name = request.path_params["name"]
@@ -195,7 +165,6 @@ class _Pages:
             part=part,
             root=self._folder,
             user=self._viewer.user,
-            administrator=self._viewer.database is not None,
             searches=tune.here(),
             interval=self._interval_s,
             now=time.time(),
@@ -230,8 +199,7 @@ def web(
             f"--port {port}: {error.strerror}; another program may listen there: leave --port out"
         ) from None
     session, number = BrowserSession(), listener.getsockname()[1]
-    database = access.open_store(config) if access.may_read_database(config) else None
-    app = application(Viewer(getpass.getuser(), ask, database), session, interval)
+    app = application(Viewer(getpass.getuser(), ask), session, interval)
     typer.echo(f"http://127.0.0.1:{number}{session.folder}/?token={session.token}")
     typer.echo(
         "Open this URL in a browser on this machine; it works once. From elsewhere, forward the port first: "

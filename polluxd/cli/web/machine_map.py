@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..report.drawings import job_colours
-from ..report.page import SHARE_COLUMNS
+from ..report.period import SHARE_COLUMNS
 
 Row = Mapping[str, Any]
 

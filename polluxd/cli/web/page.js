@@ -28,20 +28,4 @@ async function refresh(pause) {
   }
   setTimeout(refresh, pause, pause);
 }
-if (main.dataset.interval) setTimeout(refresh, 1000 * main.dataset.interval, 1000 * main.dataset.interval);
-
-const form = document.querySelector("form");
-form?.addEventListener("input", (event) => {
-  const shown = event.target.closest("label").querySelector("output");
-  if (shown) shown.textContent = event.target.value;
-});
-form?.addEventListener("change", async () => {
-  const result = document.getElementById("result");
-  result.setAttribute("aria-busy", "true");
-  try {
-    result.innerHTML = await part(`${form.action}?part&${new URLSearchParams(new FormData(form))}`);
-  } catch (error) {
-    state.textContent = `; no preview (${error.message})`;
-  }
-  result.removeAttribute("aria-busy");
-});
+setTimeout(refresh, 1000 * main.dataset.interval, 1000 * main.dataset.interval);

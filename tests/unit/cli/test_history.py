@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from polluxd.cli.show import stretches
 from polluxd.store import HistoryPoint
 
-from .conftest import HOSTILE, NOW, VIEW, MemoryStore
+from .conftest import NOW, MemoryStore
 
 
 def reported(at: float, gpus: int = 1, batch: int = 64, goodput: float = 100.0, **words: Any) -> HistoryPoint:
@@ -60,24 +59,3 @@ def test_a_period_without_reports_says_so(reports: MemoryStore, polluxctl: Any) 
     said = polluxctl("history", "7", "--since", "2100-01-01")
     assert said.status == 1
     assert "job 7 has no reports in this time" in said.err
-
-
-def test_the_page_of_a_job_draws_its_reports_and_runs_nothing(
-    reports: MemoryStore, polluxctl: Any, tmp_path: Path
-) -> None:
-    reports.views = [replace(VIEW, name=HOSTILE)]
-    said = polluxctl("history", "7", "--plot", str(tmp_path / "job.html"))
-    assert (said.status, "written" in said.err) == (0, True)
-    page = (tmp_path / "job.html").read_text()
-    assert page.count('class="line') == 5
-    assert "Batch size: 256" in page
-    assert "Gradient noise scale [examples]: 50.0" in page
-    assert "<script" not in page
-
-
-@pytest.mark.parametrize("name", ["missing/picture.html", "picture.png"])
-def test_a_page_that_cannot_be_written_is_an_error(
-    reports: MemoryStore, polluxctl: Any, tmp_path: Path, name: str
-) -> None:
-    said = polluxctl("history", "7", "--plot", str(tmp_path / name))
-    assert (said.status, "--plot" in said.err) == (2, True)

@@ -1,20 +1,19 @@
-"""`polluxctl report`: its figures, and what hostile names do to its page."""
+"""`polluxctl report`: its figures, and what hostile names do to its text."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from polluxd.cli.report.figures import Stretch, figures, stretches
-from polluxd.cli.report.page import LANES, ROWS, render
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 from polluxd.store import CycleView, JobView
 from tests.build import move as build_move
 
-from .conftest import HOSTILE, NOW, VIEW, Elements
+from .conftest import HOSTILE, NOW, VIEW
 
 T = NOW - 10_000
 ONE, FOUR = Placement(("n1",), 1), Placement(("n1",), 4)
@@ -100,41 +99,23 @@ def test_figures_of_one_job_add_up() -> None:
 def test_jobs_and_moves_outside_of_the_period_are_left_out() -> None:
     later = figures("dev", T + 1500, T + 2000, views=[job()], moves=[START], costs=[], cycles=[], speedups={})
     assert (later.jobs, later.moves) == ([], [])
-    assert "No Pollux job in this period" in render(later, "1", NOW)
 
 
-def test_no_text_of_a_users_becomes_markup_or_moves_a_reader() -> None:
-    hostile = job(name=HOSTILE, user=HOSTILE, account=HOSTILE, partition=HOSTILE)
-    moves = [replace(GROWTH, reason=HOSTILE, detail=HOSTILE)]
-    cycles = [CycleView(5, 1, "enforce", T, HOSTILE, 1.0, 1.1, 0.1, "x", {})]
-    page = render(made(views=[hostile], moves=moves, cycles=cycles), "1", NOW)
-    found = Elements()
-    found.feed(page)
-    assert found.names <= {
-        "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "div", "b", "span", "i", "svg", "line",
-        "text", "rect", "table", "thead", "tbody", "tr", "th", "td", "code", "figure", "figcaption", "path",
-    }  # fmt: skip
-    assert found.active == []
-    assert "<script" not in page
-    assert "49" not in page.partition("</style>")[2].partition("Timeline")[0]
-    assert "\\x1b[2J\\x00\\u202e\\ud800" in page
-    assert all(character.isprintable() or character == "\n" for character in page)
-    assert "default-src 'none'" in page
-
-
-def test_a_large_period_makes_a_page_of_bounded_size() -> None:
-    views = [job(job_id=number) for number in range(1, 3 * ROWS)]
-    page = render(made(views=views), "1", NOW)
-    assert page.count("<rect") <= LANES * 5
-    assert f"The first {ROWS} of {3 * ROWS - 1} jobs" in page
-    assert f"The {LANES} jobs with the most GPU time" in page
-
-
-def test_the_command_writes_the_page(store: Any, polluxctl: Any, tmp_path: Path) -> None:
-    said = polluxctl("report", "--html", str(tmp_path / "page.html"), "--since", "2023-11-01")
+def test_the_command_shows_the_period(store: Any, polluxctl: Any) -> None:
+    said = polluxctl("report", "--since", "2023-11-01")
     assert (said.status, said.err) == (0, "")
-    assert "1 jobs, 1 moves" in said.out
-    assert "resnet" in (tmp_path / "page.html").read_text()
+    assert "1 job, 0 ended" in said.out
+    assert "1 move; training lost to moves" in said.out
+    assert "resnet" in said.out
+    found = json.loads(polluxctl("report", "--since", "2023-11-01", "--json").out)
+    assert [job["name"] for job in found["jobs"]] == ["resnet"]
+    assert found["jobs"][0]["lane"]
+
+
+def test_no_text_of_a_users_moves_the_terminal(store: Any, polluxctl: Any) -> None:
+    store.views = [replace(view, name=HOSTILE, user=HOSTILE, account=HOSTILE) for view in store.views]
+    said = polluxctl("report", "--since", "2023-11-01").out
+    assert all(character.isprintable() or character == "\n" for character in said)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +123,9 @@ def test_the_command_writes_the_page(store: Any, polluxctl: Any, tmp_path: Path)
     [
         (("--since", "yesterday"), "expected a time such as 24h"),
         (("--since", "1h", "--until", "2h"), "expected a time before the end"),
-        (("--html", "/nowhere/page.html"), "No such file"),
     ],
 )
-def test_a_wrong_period_or_file_is_refused(
-    store: Any, polluxctl: Any, tmp_path: Path, words: Any, why: str
-) -> None:
-    said = polluxctl("report", "--html", str(tmp_path / "page.html"), *words)
+def test_a_wrong_period_is_refused(store: Any, polluxctl: Any, words: Any, why: str) -> None:
+    said = polluxctl("report", *words)
     assert said.status == 2
     assert why in said.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from dataclasses import replace
@@ -60,10 +59,10 @@ def store(store):
     return store
 
 
-def opened(ask: Ask, *, user: str, database: Any = None) -> TestClient:
+def opened(ask: Ask, *, user: str) -> TestClient:
     """Return a browser that has opened the printed URL."""
     session = BrowserSession()
-    app = application(Viewer(user, ask, database), session, 5.0)
+    app = application(Viewer(user, ask), session, 5.0)
     browser = TestClient(app, base_url=f"http://127.0.0.1:8000{session.folder}/")
     assert browser.get("", params={"token": session.token}).status_code == 200
     return browser
@@ -75,7 +74,7 @@ def answering(store: Any, private: str = "none") -> Answering:
 
 @pytest.fixture
 def admin(store) -> TestClient:
-    return opened(as_root(answering(store)), user="root", database=(store, PolicySettings()))
+    return opened(as_root(answering(store)), user="root")
 
 
 @pytest.fixture
@@ -153,7 +152,6 @@ def test_a_user_sees_others_as_squeue_does(as_user) -> None:
     assert refused.status_code == 404
     assert "another user&#39;s" in refused.text
     assert not [word for word in SECRETS[1:] if word in refused.text]
-    assert ada.get("settings").status_code == 404
 
 
 def test_hidden_jobs_are_not_called_idle(store) -> None:
@@ -173,35 +171,17 @@ def test_hostile_texts_run_nothing(store, admin) -> None:
     store.views = [
         replace(v, name=HOSTILE, user=HOSTILE, account=HOSTILE, decision_reason=HOSTILE) for v in store.views
     ]
-    for path in ("", "jobs/7", "settings", "settings?objective=fair-share"):
+    for path in ("", "jobs/7"):
         text = admin.get(path).text
         found = Elements()
         found.feed(text)
         assert found.names <= {
             "html", "head", "meta", "title", "link", "script", "body", "header", "nav", "b", "a", "p", "span", "main",
             "h1", "h2", "div", "section", "i", "ul", "li", "small", "table", "thead", "tbody", "tr", "th", "td", "em",
-            "figure", "figcaption", "svg", "path", "text", "circle", "form", "label", "output", "select", "option",
-            "input", "button", "code",
+            "figure", "figcaption", "svg", "path", "text", "circle",
         }  # fmt: skip
         assert text.count("<script") == 1
         assert not [word for word in ("\x00", "\x1b", "\u202e") if word in text]
-
-
-def test_sliders_show_a_preview_and_set_nothing(store, admin) -> None:
-    before = store.current
-    assert "Move a slider" in admin.get("settings").text
-    page = admin.get(
-        "settings", params={"objective": "fair-share", "power": "-2", "account_weights:nlp": "4"}
-    ).text
-    assert "mean speedup" in page
-    assert "polluxctl settings set --objective fair-share --power -2 --account-weight nlp=4" in page
-    assert (store.current, store.changes) == (before, [])
-    assert admin.get("settings", params={"power": "7"}).status_code == 404  # a number up to 1
-    store.current = PolicySettings(power=-math.inf)
-    later = opened(as_root(answering(store)), user="root", database=(store, PolicySettings()))
-    page = later.get("settings?kappa=2").text
-    assert "<small>now -inf</small>" in page
-    assert 'name="power" min="-10.0" max="1.0" step="0.25" value="-10"' in page
 
 
 def test_a_search_of_this_folder_is_shown(admin, tmp_path, monkeypatch) -> None:

@@ -1,17 +1,14 @@
-"""The page of `polluxctl report` in a real browser: `make docs-images`."""
+"""The page of `polluxctl tune plot` in a real browser: `make docs-images`."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contrib.browser import rendered
-from polluxd.cli.report.figures import figures
-from polluxd.cli.report.page import render
-from tests.unit.cli.conftest import NOW, VIEW
+from polluxd.cli.report.templates import environment
 
 pytestmark = pytest.mark.skipif(
     shutil.which("chromium") is None, reason="Debian's package chromium is missing"
@@ -27,10 +24,7 @@ NAMES = (
 
 
 def page(name: str) -> str:
-    views = [replace(VIEW, name=name, user=name, account=name, submitted_at=NOW - 900)]
-    return render(
-        figures("dev", NOW - 1000, NOW, views=views, moves=[], costs=[], cycles=[], speedups={}), "1", NOW
-    )
+    return environment().get_template("charts.html.jinja").render(title=name, charts=[])
 
 
 @pytest.mark.parametrize("name", NAMES)
