@@ -39,6 +39,9 @@ REPEAT_S = 3.0
 REFUSED_S = 4.0
 """Slurm's scheduler has looked at a configured job by then."""
 
+FAILED_AT_ONCE_S = 10.0
+"""An attempt that fails so soon, and before its agent reported, is run once more: Slurm may have ended it."""
+
 PAUSED = "paused by an administrator before the move began"
 NOT_BOOTED = "did not boot"
 """Stands in the detail of a move that failed since a node of its target did not boot."""
@@ -111,6 +114,8 @@ class Situation:
     """The job that was submitted for the move, where the move grows a job in place."""
     forbidden: str = ""
     """The rule by which Slurm would not start the job at the move's target (`startable.forbids`)."""
+    kept_off: bool = False
+    """Slurm must not start the job on its target yet: its last attempt ran there (`FormerNodes`)."""
     insist: bool = False
     """Requeue the job even if its agent does not drain it (`PastMoves.insisted_on`)."""
     paused: bool = False
@@ -121,7 +126,7 @@ def next_action(at: Situation) -> Action:
     move, job = at.move, at.job
     if job is None:
         return Fail("the job is no longer known to Slurm")
-    if (end := _ended(move, job) or _taken_back(at, job)) is not None:
+    if (end := _ended(at, job) or _taken_back(at, job)) is not None:
         return end
     if move.in_allocation:
         return _in_place(at, job)
@@ -142,9 +147,10 @@ def next_action(at: Situation) -> Action:
             return Do.WAIT
 
 
-def _ended(move: Move, job: SlurmJob) -> Action | None:
+def _ended(at: Situation, job: SlurmJob) -> Action | None:
     """Return the action that ends a move of any kind, at any step."""
-    if _failed_to_start(move, job):
+    move = at.move
+    if _failed_to_start(at, job):
         return Do.RUN_AGAIN
     if job.state.finished:
         ended = f"the job ended ({job.raw_state}) during the move"
@@ -160,20 +166,27 @@ def _ended(move: Move, job: SlurmJob) -> Action | None:
     return None
 
 
-def _failed_to_start(move: Move, job: SlurmJob) -> bool:
-    """Tell whether Slurm ended the job in the second of its new start.
+def _failed_to_start(at: Situation, job: SlurmJob) -> bool:
+    """Tell whether the attempt of a training that polluxd has moved failed before its agent could report.
 
-    Slurm does so if the job's credential was revoked. The job's record then says NonZeroExitCode. The record of a
-    script that failed at once looks the same (Slurm 22.05), so polluxd runs such a script once more. The restart count
-    keeps polluxd from repeating this.
+    Slurm ends a start so if the job's credential was revoked, if a Prolog failed, or if no container could be joined.
+    The record of a script that fails at once looks the same, so polluxd runs such a script once more, and no second
+    time: the attempt before has to have trained.
     """
+    move, report = at.move, at.report
+    attempt = -1 if report is None else report.attempt
+    if move.path == "requeue":
+        trained = job.restart_count == move.attempt + 1 and attempt < job.restart_count
+    else:
+        trained = move.path == "start" and report is not None and report.first_step_at is not None
+        trained = trained and attempt == job.restart_count - 1
     return (
-        job.raw_state == "FAILED"
-        and move.path == "requeue"
-        and move.step in (Step.REQUEUED, Step.CONFIGURED)
-        and job.restart_count == move.attempt + 1
+        trained
+        and job.raw_state == "FAILED"
+        and move.step in (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
         and job.start_time is not None
-        and job.start_time == job.end_time
+        and job.end_time is not None
+        and job.end_time - job.start_time <= FAILED_AT_ONCE_S
     )
 
 
@@ -299,6 +312,8 @@ def _requeued(at: Situation, job: SlurmJob) -> Action:
         return Reach(Step.PARKED)
     if at.room.out_of_reach(move.target):
         return Fail(_taken(move), keep_back=True, rest=False)
+    if at.kept_off:
+        return Do.WAIT
     if at.waited > limit:
         return Fail(_not_free(move, limit), keep_back=True)
     # A start in the second of the requeue, on the same node, fails with "Job credential revoked" (1 in 8). If the

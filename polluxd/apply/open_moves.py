@@ -37,11 +37,14 @@ class OpenMoves:
         self._dead: frozenset[str] = frozenset()
         """Nodes that have not come up since they booted."""
 
-    def waited(self, move: Move) -> float:
-        """Seconds for which `move` has been at its step. While a node of its target boots, none pass."""
+    def waited(self, move: Move, *, kept_off: bool = False) -> float:
+        """Seconds for which `move` has been at its step.
+
+        None pass while a node of its target boots, or while the job is kept off its target.
+        """
         stage = move.id, move.step
         now = self._monotonic()
-        if not self._booting.isdisjoint(move.target.nodes):
+        if kept_off or not self._booting.isdisjoint(move.target.nodes):
             self._since[stage] = now
         if stage not in self._since:
             # Use the time of this step only: an earlier step may have a later time if the clock was set back.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
+from polluxd.apply.former_nodes import FormerNodes
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import Action, Do, Fail, Reach, Situation, Withdraw, next_action
@@ -67,6 +68,7 @@ class Reconciler:
         self.open = OpenMoves(clock, monotonic)
         self.past = PastMoves(limits.cooldown_s, monotonic)
         self.refusals = Refusals(clock, monotonic)
+        self.former = FormerNodes(monotonic)
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
@@ -92,7 +94,12 @@ class Reconciler:
 
     def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
         """Return where jobs may start that Slurm restricts, by its rules, its limits and its recent refusals."""
-        return combined(eligibility(state), allowed.eligibility, self.refusals.eligibility(state.jobs))
+        return combined(
+            eligibility(state),
+            allowed.eligibility,
+            self.refusals.eligibility(state.jobs),
+            self.former.eligibility(state),
+        )
 
     def begin(self, intents: Sequence[Intent], records: CycleRecords) -> list[Move]:
         """Write the intents of a plan as moves, up to the cluster's limits.
@@ -137,6 +144,7 @@ class Reconciler:
     def tick(self, seen: ClusterView, records: CycleRecords) -> int:
         """Take the next action of each move; return how many moves and orphaned companions are still waited for."""
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
+        self.former.observe(seen.state)
         self._remember(seen, jobs, records.moves)
         paused = records.settings.paused
         if not paused:
@@ -177,17 +185,20 @@ class Reconciler:
         waiting: list[tuple[Move, float]] = []
         still_open = 0
         for move in ordered:
+            job = jobs.get(move.job_id)
+            kept_off = move.step is Step.REQUEUED and self.former.wait_s(job, move.target.nodes) > 0.0
             at = Situation(
                 move,
-                jobs.get(move.job_id),
+                job,
                 records.reports.get(move.job_id),
                 room,
                 self._limits,
                 now=self._clock(),
-                waited=self.open.waited(move),
+                waited=self.open.waited(move, kept_off=kept_off),
                 since_try=self.open.since_try(move),
                 companion=seen.pending_companions.get(move.id),
                 forbidden=forbids(may_start.get(move.job_id), move),
+                kept_off=kept_off,
                 insist=move.job_id in insisted_on,
                 paused=records.settings.paused,
             )

@@ -9,7 +9,7 @@ nodes of its last move.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 
 from polluxd.apply.placed import geometry
 from polluxd.apply.plain_jobs import Contender
@@ -103,8 +103,12 @@ class WaitingJobs:
             except SlurmRefused as error:
                 log.warning("job %d: it could not be kept back as before: %s", job_id, error)
 
-    def contend(self, chosen: Collection[Contender], now: float) -> None:
-        """End the leases of the jobs that are to contend from now on; the next renewal keeps all others back."""
+    def contend(self, chosen: Collection[Contender], now: float, kept_off: Container[int] = ()) -> None:
+        """End the leases of the jobs that are to contend from now on; the next renewal keeps all others back.
+
+        Jobs that must not start again on their former nodes yet (`kept_off`) keep their leases.
+        """
+        chosen = [contender for contender in chosen if contender.job.job_id not in kept_off]
         self.contending = frozenset(contender.job.job_id for contender in chosen)
         kept_back = [(job, size) for job, size, _ in chosen if (job.eligible_time or 0.0) > now]
         for job, size in kept_back[:_CONTENDERS]:

@@ -199,7 +199,9 @@ class Controller:
         self._decided_at = self._monotonic()
         self._triggers.decided(state, records.reports, begun)
         if leads:
-            self._reconciler.waiting.contend(contenders, state.taken_at)
+            self._reconciler.waiting.contend(
+                contenders, state.taken_at, self._reconciler.former.eligibility(state)
+            )
         return len(begun), idle
 
     def _picture(

@@ -68,7 +68,7 @@ def build_snapshot(
     Left out are jobs that cannot be given GPUs now: held, waiting for a dependency or for their own --begin, ending,
     or running on uneven GPUs per node (which no placement of ours describes). What such jobs hold counts as used.
     A job's moves are expected to cost what its own have cost on average by its likely path, and until one was measured
-    what `facts` says.
+    what `facts` says; and where a job has to stay off its nodes before it starts there again, as long on top.
     A job that Slurm would not start where it is now (`rules.eligibility`) keeps what it holds; any other such job is
     offered the allowed nodes alone.
 
@@ -151,7 +151,7 @@ def build_snapshot(
                 qos=job.qos,
                 moves=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                move_cost=costs.get("requeue", facts.requeue_cost),
+                move_cost=costs.get("requeue", facts.requeue_cost + state.kept_off_s),
                 resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
                 keeps=() if move is not None else keeps(job, report, rules),
                 doubts=doubts.get(job.job_id, ()),

@@ -17,6 +17,7 @@ from polluxd.gateway.client import user_client
 from polluxd.slurm.commands import Commands
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
+from polluxd.slurm.site_defaults import kept_off_s, protections
 
 from .findings import Finding, clock, fault, ok, warning
 from .hooks import Role, Site
@@ -24,6 +25,8 @@ from .hooks import Role, Site
 OLDEST = (22, 5)
 NEWEST = (26, 5)
 """Releases that the hooks and the reader of Slurm were run with."""
+CRASHES_FROM, CRASHES_TO = (24, 11, 5), (26, 5, 3)
+"""Releases of Slurm that crash on the requeue of a job that is COMPLETING on a node that is DOWN."""
 AHEAD_S = 86400.0
 SHORTEST_MEMORY_S = 60
 """slurmctld forgets ended jobs after MinJobAge (slurm.conf(5): 300 s). polluxd may miss some looks in a row."""
@@ -124,7 +127,7 @@ def munge(slurm: Slurm, settings: Mapping[str, str]) -> Iterator[Finding]:
 
 def _version(settings: Mapping[str, str]) -> Iterator[Finding]:
     version = settings.get("SLURM_VERSION", "")
-    numbers = re.match(r"(\d+)\.(\d+)", version)
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
     if release < OLDEST:
         yield fault(
@@ -140,6 +143,22 @@ def _version(settings: Mapping[str, str]) -> Iterator[Finding]:
         )
     else:
         yield ok("slurm-version", f"Slurm {version}")
+    configuration = "\n".join(f"{name} = {value or '(null)'}" for name, value in settings.items())
+    if met := protections(configuration):
+        yield warning(
+            "restarts",
+            f"Slurm {version} with {' and '.join(met)}: a job that starts again on a node of its last attempt "
+            "would get no Prolog and no container there, so polluxd waits "
+            f"{kept_off_s(configuration):.0f} s before such a start",
+            "use Slurm 24.11 or newer, or set a shorter cred_expire in AuthInfo",
+        )
+    if CRASHES_FROM <= (*release, int(numbers[3] or 0) if numbers else 0) <= CRASHES_TO:
+        yield warning(
+            "requeue-crash",
+            f"Slurm {version} crashes when a job is requeued that is COMPLETING on a node that is DOWN: polluxd never "
+            "does that, and `scontrol requeue` of a person can",
+            "use a release after 26.05.3, and tell operators",
+        )
 
 
 def _clock(settings: Mapping[str, str]) -> Iterator[Finding]:

@@ -44,6 +44,7 @@ class FakeSlurm:
         start_s: how long the scheduler takes to start a job that may start [s].
         slurmdbd: whether the cluster has slurmdbd, which lets running jobs shrink.
         forgets_s: how long after its end a job is shown (slurm.conf's MinJobAge) [s].
+        kept_off_s: how long after its end an attempt bars its nodes to the job's next one [s]: a start there fails.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class FakeSlurm:
         start_s: float = 0.7,
         slurmdbd: bool = True,
         forgets_s: float = math.inf,
+        kept_off_s: float = 0.0,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._now = now
@@ -62,6 +64,7 @@ class FakeSlurm:
         self._start_s = start_s
         self._slurmdbd = slurmdbd
         self._forgets_s = forgets_s
+        self._kept_off_s = kept_off_s
         self._submitted = 0
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
@@ -221,7 +224,7 @@ class FakeSlurm:
             for node in self._nodes.values()
         )
         self._fault("observe", applied=True)
-        return ClusterState(self._now, nodes, jobs)
+        return ClusterState(self._now, nodes, jobs, kept_off_s=self._kept_off_s)
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         self._fault("jobs", applied=False)
@@ -393,8 +396,10 @@ class FakeSlurm:
             return
         # A job that may start in the very second in which it was requeued, on a node that it left: its old
         # credential is revoked there, and the new start with it.
-        same_second = job.left_at is not None and math.floor(job.begin) == math.floor(job.left_at)
-        if same_second and not job.left_nodes.isdisjoint(names):
+        left = -math.inf if job.left_at is None else job.left_at
+        too_soon = math.floor(max(job.begin, 0.0)) == math.floor(max(left, -1.0))
+        too_soon = too_soon or self._now < left + self._kept_off_s
+        if too_soon and not job.left_nodes.isdisjoint(names):
             job.state, job.raw_state = JobState.FAILED, "FAILED"
             job.started = job.ended = self._now
             return

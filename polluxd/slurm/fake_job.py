@@ -78,6 +78,7 @@ def _record(job: FakeJob, reason: str, waits: bool) -> SlurmJob:
         reason=reason,
         restart_count=job.restarts,
         submit_time=job.submitted,
+        queued_at=job.submitted if job.left_at is None else job.left_at,
         start_time=job.started,
         eligible_time=job.begin,
         end_time=job.ended if job.state.finished else None,

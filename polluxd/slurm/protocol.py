@@ -53,6 +53,8 @@ class SlurmJob:
     restart_count: int
     submit_time: float
     """When the user submitted it. (Slurm's own SubmitTime moves on with every requeue.)"""
+    queued_at: float = 0.0
+    """When it came into the queue: at its submission, or at its last requeue [POSIX s]."""
     start_time: float | None = None
     """When this attempt started; None while it waits."""
     eligible_time: float | None = None
@@ -131,6 +133,8 @@ class ClusterState:
     foreign; such a node is closed for placement."""
     rules: Rules = field(default_factory=Rules)
     limits: Limits = field(default_factory=Limits)
+    kept_off_s: float = 0.0
+    """For how long after its end an attempt bars its nodes to the job's next one (`slurm.site_defaults`)."""
 
     def reach(self, partition: str) -> frozenset[str]:
         """Return the nodes that a `--partition` leads to; all of them where it names no known partition."""
@@ -181,10 +185,14 @@ class SlurmClient(Protocol):
         """Read the present state of these jobs, in one request; those that Slurm no longer knows are left out."""
 
     def requeue(self, job_id: int) -> None:
-        """End the job and put it back into the queue, unless it has ended or is waiting."""
+        """End the job and put it back into the queue, unless it has ended or is waiting.
+
+        A job that is COMPLETING is refused: on a node that is DOWN, its requeue would end slurmctld (24.11.5 to
+        26.05.3).
+        """
 
     def run_again(self, job_id: int) -> None:
-        """Put a failed job that Slurm remembers back into the queue."""
+        """Put a failed job that Slurm remembers back into the queue, unless its processes still end."""
 
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None

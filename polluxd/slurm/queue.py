@@ -250,6 +250,7 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None, int]:
             reason=intern(record["Reason"]),
             restart_count=_number(record, "RestartCnt"),
             submit_time=directives.submitted if directives and directives.submitted else submitted,
+            queued_at=submitted,
             start_time=None if pending else _time(record, "StartTime"),
             eligible_time=_time(record, "EligibleTime"),
             end_time=_time(record, "EndTime") if state.finished else None,

@@ -23,13 +23,14 @@ from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Known, Query, jobs_query, parse_jobs
 from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import Rules, parse_licenses, parse_partitions, parse_reservations
-from polluxd.slurm.site_defaults import shares_memory, with_site_defaults, without_memory
+from polluxd.slurm.site_defaults import kept_off_s, shares_memory, with_site_defaults, without_memory
 
 log = logging.getLogger(__name__)
 
 _TASKS_AT_ONCE = 100
 """Tasks of an array that get a record of their own at a time: each takes one request."""
 
+_COMPLETING = re.compile(r"\sJobState=[A-Z_,]*COMPLETING")
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdbd\s*$", re.MULTILINE)
 
@@ -80,7 +81,13 @@ class ScontrolClient(Commands):
             nodes = without_memory(nodes)
         jobs = with_site_defaults(jobs, nodes, rules.partitions, limits, configuration)
         return ClusterState(
-            taken_at, nodes, jobs, {**unreadable, **senseless, **unreadable_limits}, rules, limits
+            taken_at,
+            nodes,
+            jobs,
+            {**unreadable, **senseless, **unreadable_limits},
+            rules,
+            limits,
+            kept_off_s(configuration),
         )
 
     def _rules(self) -> tuple[Rules, Mapping[str, str]]:
@@ -103,17 +110,23 @@ class ScontrolClient(Commands):
 
     def requeue(self, job_id: int) -> None:
         self._must_be_ours([job_id])
-        self._quieten(job_id)
+        self._may_requeue(job_id)
         # Plain `requeue` runs a job again that has ended a moment ago; `incomplete` passes over it.
         self.ask("scontrol", "requeue", "incomplete", self._address(job_id))
 
-    def _quieten(self, job_id: int) -> None:
-        """Keep Slurm from sending mail about this job's moves.
+    def _may_requeue(self, job_id: int) -> None:
+        """Refuse the requeue of a job that is COMPLETING, and keep Slurm from sending mail about the job's moves.
 
-        Its user has had the mail of its first start.
+        Its user has had the mail of its first start. Slurm 24.11.5 to 26.05.3 crash when a job is requeued that is
+        COMPLETING on a node that is DOWN.
         """
+        record = self.ask("scontrol", "--local", "-o", "show", "job", self._address(job_id))
+        if _COMPLETING.search(record):
+            raise SlurmRefused(
+                f"job {job_id} is COMPLETING: polluxd requeues it once its processes have ended"
+            )
+        kept = quiet_mail(record)
         try:
-            kept = quiet_mail(self.ask("scontrol", "--local", "-o", "show", "job", self._address(job_id)))
             if kept:
                 self.ask("scontrol", "update", f"JobId={self._address(job_id)}", f"MailType={kept}")
         except SlurmRefused as error:
@@ -121,6 +134,7 @@ class ScontrolClient(Commands):
 
     def run_again(self, job_id: int) -> None:
         self._must_be_ours([job_id])
+        self._may_requeue(job_id)
         self.ask("scontrol", "requeue", self._address(job_id))
 
     def configure(
@@ -151,7 +165,8 @@ class ScontrolClient(Commands):
         if time_limit_s is not None:
             arguments.append(_time_limit(time_limit_s))
         if start:
-            # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue.
+            # Wakes the scheduler at once. Left out, the job waits for cred_expire + 1 s after its requeue: a delay that
+            # protects it on nodes of the attempt before, so the caller waits as long there (`slurm.site_defaults`).
             arguments.append("StartTime=now")
         self.ask("scontrol", "update", *arguments)
 

@@ -14,6 +14,7 @@ from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Geometry
+from tests import build
 from tests.unit.apply.site import Site, on
 
 TWO_NODES = (Node("n1", 4, cpus=8), Node("n2", 4, cpus=8))
@@ -212,6 +213,83 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
     site.slurm.advance(1.0)
     site.turn(1.0)
     assert site.slurm.truth(job_id).gpus_per_node_held == {"n1": 2}
+
+
+@pytest.mark.parametrize("step", [Step.REQUEUED, Step.CONFIGURED, Step.STARTED])
+def test_an_attempt_that_fails_before_its_agent_reported_is_run_once_more(step: Step) -> None:
+    site = Site(slurm=FakeSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
+    job_id = site.running(SMALL)
+    site.reports[job_id] = build.report(first_step_at=1.0)
+    site.begin((job_id, "requeue", SMALL, LARGE))
+    site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
+    site.slurm.requeue(job_id)
+    site.slurm.advance(2.0)
+    site.slurm.configure(job_id, Geometry(("n1",), 2, 2), start=True)
+    site.slurm.advance(1.0)
+    site.reach(1, *{Step.REQUEUED: 0, Step.CONFIGURED: 0, Step.STARTED: 0})
+    site.rows.moves[0] = replace(site.rows.moves[0], step=step)
+    site.slurm.advance(3.0)
+    site.slurm.finish(job_id, JobState.FAILED)
+    site.slurm.advance(1.0)
+    site.turn()
+    assert site.slurm.truth(job_id).state is JobState.PENDING
+    site.turn()
+    # polluxd starts it again; a script that fails at once then has failed.
+    site.begin((job_id, "start", NO_PLACEMENT, LARGE), attempt=2)
+    site.turn(3.0)
+    site.turn(1.0)
+    assert site.slurm.truth(job_id).state is JobState.RUNNING
+    site.slurm.finish(job_id, JobState.FAILED)
+    site.slurm.advance(1.0)
+    site.turn()
+    assert site.slurm.truth(job_id).state is JobState.FAILED
+
+
+def test_a_parked_job_whose_start_fails_at_once_is_run_once_more() -> None:
+    site = Site(slurm=FakeSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
+    job_id = site.running(SMALL)
+    site.reports[job_id] = build.report(first_step_at=1.0)
+    site.slurm.requeue(job_id)
+    site.slurm.advance(2.0)
+    site.turn()
+    site.begin((job_id, "start", NO_PLACEMENT, LARGE), attempt=1)
+    site.turn(2.0)
+    site.slurm.finish(job_id, JobState.FAILED)
+    site.slurm.advance(1.0)
+    site.turn()
+    assert site.slurm.truth(job_id).state is JobState.PENDING
+
+
+def test_a_job_stays_off_the_nodes_of_its_last_attempt_while_slurm_protects_them() -> None:
+    nodes = [Node("n1", 4, cpus=8), Node("n2", 4, cpus=8)]
+    site = Site(slurm=FakeSlurm(nodes, start_s=0.0, kept_off_s=121.0))
+    there, other = site.running(SMALL), site.running(SMALL)
+    site.begin((there, "requeue", SMALL, LARGE), (other, "requeue", SMALL, on("n2", 1)))
+    for number in (1, 2):
+        site.reach(number, Step.DRAINING, Step.CHECKPOINTED)
+    began = site.slurm.clock()
+    while Step.STARTED not in site.rows.moves[0].times and site.slurm.clock() < began + 200.0:
+        site.turn(1.0)
+    assert site.slurm.truth(there).gpus_per_node_held == {"n1": 2}
+    assert site.slurm.clock() - began >= 121.0
+    assert site.rows.moves[1].times[Step.STARTED] - began < 20.0, "other nodes are free to it"
+
+
+def test_a_waiting_job_is_not_planned_where_it_has_just_been() -> None:
+    nodes = [Node("n1", 4, cpus=8), Node("n2", 4, cpus=8)]
+    site = Site(slurm=FakeSlurm(nodes, start_s=0.0, kept_off_s=121.0))
+    job_id = site.running(SMALL)
+    site.turn()
+    site.slurm.requeue_by_hand(job_id)
+    site.slurm.advance(2.0)
+    site.turn()
+    for acting, nodes_allowed in ((site.acting, {"n2"}), (Site(slurm=site.slurm).acting, set())):
+        state = site.slurm.observe()
+        acting.former.observe(state)
+        assert acting.former.eligibility(state)[job_id].nodes == nodes_allowed
+        site.slurm.advance(30.0)
+    site.slurm.advance(121.0)
+    assert not site.acting.former.eligibility(site.slurm.observe())
 
 
 def test_an_update_that_slurm_applied_and_then_refused_counts_as_done() -> None:

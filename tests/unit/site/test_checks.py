@@ -18,7 +18,7 @@ from tests import build
 
 SETTINGS = {
     "ClusterName": "main",
-    "SLURM_VERSION": "23.11.4",
+    "SLURM_VERSION": "24.11.4",
     "SlurmUser": "slurm(64030)",
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "JobSubmitPlugins": "lua",
@@ -67,6 +67,10 @@ def test_a_sound_slurm(tmp_path):
         ({"CliFilterPlugins": ""}, "plugins", "CliFilterPlugins=lua"),
         ({"level": "None"}, "rights", "adminlevel=operator"),
         ({"level": ""}, "rights", "adminlevel=operator"),
+        ({"SLURM_VERSION": "22.05.8", "Prolog": "/etc/prolog"}, "restarts", "24.11"),
+        ({"SLURM_VERSION": "22.05.8", "JobContainerType": "job_container/tmpfs"}, "restarts", "cred_expire"),
+        ({"SLURM_VERSION": "24.11.5"}, "requeue-crash", "26.05.3"),
+        ({"SLURM_VERSION": "26.05.3"}, "requeue-crash", "26.05.3"),
     ],
 )
 def test_a_fault_of_slurm(tmp_path, settings, check, remedy):

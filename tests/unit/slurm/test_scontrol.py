@@ -142,6 +142,15 @@ def test_the_other_calls(commands: Commands) -> None:
     assert len(commands.calls) == before
 
 
+def test_a_completing_job_is_never_requeued(commands: Commands) -> None:
+    slurm = client()
+    commands.answer(other={"out": "JobId=8 JobName=x JobState=COMPLETING Reason=None\n"})
+    for requeue in (slurm.requeue, slurm.run_again):
+        with pytest.raises(SlurmRefused, match="job 8 is COMPLETING"):
+            requeue(8)
+    assert not [words for words, _ in commands.calls if "requeue" in words]
+
+
 WIDE = job(8, "RUNNING", NodeList="n[1-3]", BatchHost="n1", NumNodes="3")
 COMPANION = job(9, admin_comment="pollux:v1 companion-of=8 attempt=0 move=3 cpus-per-gpu=1 submitted=5")
 

@@ -14,6 +14,7 @@ from polluxd.slurm.rules import Partition
 from polluxd.slurm.site_defaults import (
     alone_on_nodes,
     default_memory,
+    kept_off_s,
     shares_memory,
     with_default_cpus,
     with_least_sizes,
@@ -168,3 +169,22 @@ def test_the_default_of_a_partition_comes_before_that_of_slurm_conf() -> None:
     }
     assert default_memory(partitions, everywhere) == {"main": 900, "big": 3000}
     assert default_memory(partitions, "") == {"main": 0, "big": 3000}
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        (
+            "SLURM_VERSION = 22.05.8\nProlog = (null)\nPrologFlags = (null)\nJobContainerType = job_container/none",
+            0,
+        ),
+        ("SLURM_VERSION = 22.05.8\nPrologFlags = Alloc", 121),
+        ("SLURM_VERSION = 22.05.8\nProlog = /etc/prolog.sh\nPrologFlags = (null)", 121),
+        ("SLURM_VERSION = 23.02.1\nJobContainerType = job_container/tmpfs\nAuthInfo = cred_expire=30", 31),
+        ("SLURM_VERSION = 22.05.8\nPrologSlurmctld = /etc/begin.sh\nAuthInfo = (null)", 0),
+        ("SLURM_VERSION = 24.11.5\nPrologFlags = Alloc\nProlog[0] = /etc/prolog.sh", 0),
+        ("", 0),
+    ],
+)
+def test_how_long_an_attempt_bars_its_nodes(lines: str, seconds: float) -> None:
+    assert kept_off_s(lines) == seconds
