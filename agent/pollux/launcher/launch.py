@@ -30,13 +30,13 @@ from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
     STALE,
     StepAllocation,
+    environment_of_srun,
     fewest_cpus,
     in_batch_script,
     machine_gpus,
     nodes_now,
     read_allocation,
     visible_gpus,
-    without_stale,
 )
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER  # noqa: E402
 
@@ -237,8 +237,10 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
     except ValueError as error:
         raise LaunchError(f"expected a command as container, got {container!r}: {error}") from None
     nodes = nodes_now(os.environ)
-    # Without --wait, a site's WaitTime ends all launchers some time after that of a removed node.
+    # Without --wait, a site's WaitTime ends all launchers some time after that of a removed node. The ranks get all
+    # that the batch script has exported. They are no MPI processes: what MPI offers to the launcher would mislead them.
     command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--quiet", "--wait=0"]
+    command += ["--export=ALL", "--mpi=none"]
     cpus = fewest_cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     if cpus:
         # Give the size explicitly: Slurm may bind a task without a size to a single core.
@@ -258,7 +260,7 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
             added |= _token(in_container=bool(inside))
         if inside:  # for the companion jobs that rank 0 submits from inside
             added |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
-        os.execvpe("srun", command, without_stale(os.environ) | added)
+        os.execvpe("srun", command, environment_of_srun(os.environ) | added)
     except OSError as error:
         raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
 

@@ -41,7 +41,6 @@ _LOOKS = 12
 """So often Slurm is asked, within the joiners' time, whether it still boots their nodes."""
 
 _KEPT = (
-    "SLURM_CONF",
     CONTAINER,
     "POLLUX_CHECKPOINT_DIR",
     "POLLUX_CHECKPOINT_INTERVAL",
@@ -50,7 +49,7 @@ _KEPT = (
     *TRIAL_VARIABLES,
 )
 _DROPPED = re.compile(
-    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SQUEUE|PMI|PMIX|TORCHELASTIC|POLLUX|ROLE)_.*"
+    r"(TORCHELASTIC|POLLUX|ROLE)_.*"
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME"
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 )
@@ -218,7 +217,7 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
         "qos": environ.get("SLURM_JOB_QOS", ""),
         "output": _output_of(parent),
     }
-    command = ["sbatch", "--parsable", "--no-requeue", "--open-mode=append"]
+    command = ["sbatch", "--parsable", "--no-requeue", "--open-mode=append", "--export=ALL"]
     command += [f"--{name}={value}" for name, value in options.items() if value]
     attempt = environ.get("SLURM_RESTART_COUNT") or "0"
     python = environ.get(BATCH_PYTHON) or sys.executable
@@ -236,7 +235,8 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without this allocation's variables and secrets."""
-    return {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
+    own = slurm_commands.for_commands(environ)
+    return {name: value for name, value in own.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
 
 
 def _output_of(job_id: str) -> str:

@@ -2,7 +2,7 @@
 
 A job that polluxd has resized keeps stale variables from its submission (SLURM_NTASKS, SLURM_GPUS,
 SLURM_CPUS_PER_TASK, ...), and srun takes them for options. This module reads only variables that Slurm writes at each
-start; `without_stale` drops the others before srun is called.
+start; `environment_of_srun` drops the others before srun is called.
 
 Sources: srun(1) and sbatch(1), "INPUT ENVIRONMENT VARIABLES" and "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -19,11 +19,14 @@ from typing import Literal
 
 from pollux.errors import LaunchError
 from pollux.slurm_job.access import in_pollux_job
-from pollux.slurm_job.slurm_commands import answer
+from pollux.slurm_job.slurm_commands import answer, for_srun
 
-# Sizes that srun reads as options; they are the submission's, and not the job's present ones.
+# Sizes that srun reads as options; they are the submission's, and not the job's present ones. With --export=NONE, srun
+# would withhold the batch script's variables from its tasks.
 STALE = frozenset(
     {
+        "SLURM_EXPORT_ENV",
+        "SRUN_EXPORT_ENV",
         "SLURM_NTASKS",
         "SLURM_NPROCS",
         "SLURM_NTASKS_PER_NODE",
@@ -88,9 +91,9 @@ def in_batch_script(env: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
 
 
-def without_stale(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without stale sizes and foreign ranks."""
-    return {name: value for name, value in env.items() if name not in STALE and name not in FOREIGN_RANKS}
+def environment_of_srun(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without options to srun, stale sizes and foreign ranks."""
+    return {name: value for name, value in for_srun(env).items() if name not in FOREIGN_RANKS}
 
 
 def read_allocation(env: Mapping[str, str], *, workers: int | None = None) -> StepAllocation:

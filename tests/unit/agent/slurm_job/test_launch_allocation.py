@@ -11,6 +11,7 @@ from pollux.errors import LaunchError
 from pollux.launcher.meeting import candidate_ports
 from pollux.launcher.node import KEY_VARIABLE, launch_key
 from pollux.slurm_job.allocation import (
+    environment_of_srun,
     expand_indices,
     fewest_cpus,
     first_host,
@@ -24,7 +25,6 @@ from pollux.slurm_job.allocation import (
     show_job,
     task_of,
     visible_gpus,
-    without_stale,
 )
 
 STEP = {
@@ -77,7 +77,7 @@ def test_a_step_that_cannot_be_ours_is_refused(change: dict[str, str]) -> None:
 
 
 def test_stale_sizes_do_not_reach_srun() -> None:
-    cleaned = without_stale(
+    cleaned = environment_of_srun(
         STEP | {"SLURM_CPUS_PER_TASK": "2", "RANK": "1", "PATH": "/bin", "SLURM_CONF": "/c"}
     )
     assert not {"SLURM_NTASKS", "SLURM_GPUS", "SLURM_NNODES", "SLURM_CPUS_PER_TASK", "RANK"} & set(cleaned)
