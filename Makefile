@@ -188,9 +188,6 @@ BENCH := PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(BENCH).policy
 
-bench-ablation: setup ## decisions without one part of the policy at a time; tests/benchmarks/policy_ablation.md
-	@$(BENCH).policy_ablation
-
 bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 
@@ -206,14 +203,8 @@ bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store
 bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json, tests/benchmarks/scale.md
 	@$(BENCH).scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
 
-bench-web: setup ## what `polluxctl web` costs with 1,000 jobs on 2,048 GPUs (root; 4 minutes); tests/benchmarks/live_page.md
-	@$(BENCH).live_page --page tests/benchmarks/live_page.md
-
 bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
 	@$(BENCH).slurmctld_load --page tests/benchmarks/slurmctld_load.md
-
-bench-fit: setup ## what the step-time fit predicts of unseen configurations; bench-out/fit.json, tests/benchmarks/fit.md
-	@$(BENCH).fit
 
 bench-cloud: setup ## cost against time on rented nodes, by price, by the paper's rule and on fixed sizes, DAYS (50) random days (minutes; 1000: an hour); own nodes against rented ones; tests/benchmarks/cloud.md, docs/images/cloud.png
 	@$(BENCH).cloud --days $(or $(DAYS),50)
@@ -221,16 +212,11 @@ bench-cloud: setup ## cost against time on rented nodes, by price, by the paper'
 bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
 	@$(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
-bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); with CIFAR10=FOLDER bench-accuracy's schedules by ResNet-18, too (hours; SEEDS=1); bench-out/gpu.json, tests/benchmarks/gpu.md, accuracy_schedule_full.md
+bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); bench-out/gpu.json, tests/benchmarks/gpu.md
 	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json --markdown tests/benchmarks/gpu.md
-	@$(if $(CIFAR10),$(BENCH).accuracy_schedule --cifar10 '$(CIFAR10)' --seeds $(or $(SEEDS),1) --page tests/benchmarks/accuracy_schedule_full.md)
 
-bench-adascale: setup ## AdaScale against linear scaling at large batches (minutes); tests/benchmarks/adascale.md
-	@$(BENCH).adascale --page tests/benchmarks/adascale.md
-
-bench-accuracy: setup ## accuracy under resizes, and by the batch sizes that Shockwave reports, against plain training, ten seeds (16 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md, accuracy_schedule.md
+bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
 	@$(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
-	@$(BENCH).accuracy_schedule --page tests/benchmarks/accuracy_schedule.md
 
 bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
 	@$(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
@@ -257,8 +243,3 @@ bench-search-sim: setup ## search algorithms under polluxd, with 4 GPUs a trial 
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@$(BENCH).simulator
 
-bench-sim-cpu: setup ## CPU seconds of one `polluxctl simulate` of 160 jobs (half a minute); the last section of tests/benchmarks/simulator.md
-	@$(BENCH).simulator_cpu
-
-bench-sim-week: setup ## a week of 5,000 jobs on 2,048 GPUs (half an hour at most); then tests/benchmarks/simulator_week.md
-	@$(BENCH).simulator_week

@@ -36,10 +36,11 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import Plan, Snapshot
 from polluxd.policy import Cache, decide
 from polluxd.sim.cluster import Scenario
-from tests.benchmarks import genetic, policy_oracle
+from tests.benchmarks import policy_oracle
 from tests.benchmarks.policy_oracle import table
-from tests.benchmarks.policy_states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded
 from tests.benchmarks.results import ROOT, parser_of, save
+from tests.unit.policy import genetic
+from tests.unit.policy.states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded
 
 SIZES = (
     *((64, 46), (64, 160), (512, 200), (512, 1_000)),
@@ -241,7 +242,7 @@ by new ones; the rest of the changed are those that grew and may grow further. T
 {summary} 64 GPUs, p = -1; population and generations of 100.
 
 {rivals}
-The algorithm (`tests/benchmarks/genetic.py`) is repaired to the placements that ours may use, and both are scored by
+The algorithm (`tests/unit/policy/genetic.py`) is repaired to the placements that ours may use, and both are scored by
 the same objective. Recorded: every so many of the states that a simulated run passes through, under the daemon's policy
 and settings; rough: noisy measurements, restarts of 15 to 250 s, failing nodes. Made up: seeds nothing was tuned on.
 

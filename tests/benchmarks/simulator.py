@@ -24,7 +24,6 @@ import numpy as np
 from polluxd.sim.cluster import Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
-from tests.benchmarks import simulator_cpu
 from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
 
@@ -251,8 +250,8 @@ def ask(bench: Bench) -> None:
         section(bench)
 
 
-def page(bench: Bench, cpu: str = "") -> str:
-    """Return the text of the committed page. `cpu`: the section on the CPU of one command."""
+def page(bench: Bench) -> str:
+    """Return the text of the committed page."""
     asked = len(bench.tasks)
     return f"""# The simulator's results
 
@@ -324,10 +323,7 @@ it, or an earlier run, was measured there. `pollux`, `sia` and `gavel` tell type
 {everyone(bench)}
 Simplifications of each rival stand in its module under `polluxd/sim/policies/`. Finish-time fairness is against a job
 alone on 1/contention of the cluster with its batch size tuned in every epoch, which is stricter than most papers take
-it: few reach 1 under load. Decision times are wall-clock, on a machine shared with other work. At another scale:
-`make bench-sim-week`, 5,000 jobs on 2,048 GPUs.
-
-{cpu}
+it: few reach 1 under load. Decision times are wall-clock, on a machine shared with other work.
 """
 
 
@@ -344,7 +340,7 @@ def main() -> None:
     bench.work(asked.seconds, asked.at_once)
     bench.kept.parent.mkdir(exist_ok=True)
     (ROOT / "bench-out" / "sim.json").write_text(json.dumps(rows_of(bench), indent=1) + "\n")
-    asked.out.write_text(page(bench, simulator_cpu.section(bench.data)))
+    asked.out.write_text(page(bench))
     left = len(bench.missing)
     print(f"wrote {asked.out}" + (f"; {left} runs are still to be made: run it again" if left else ""))
 

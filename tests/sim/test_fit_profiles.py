@@ -1,6 +1,6 @@
 """The fit on the published measurements predicts held-out ones.
 
-The mean error of step times is below a tenth (tests/benchmarks/fit.md).
+The mean error of step times is below a tenth (contrib/experiments/fit.md).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.fit import by_turns, measurements
+from tests.sim.held_out import by_turns, measurements
 
 
 @pytest.mark.parametrize("application", ["bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"])

@@ -15,10 +15,10 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Placement
 from polluxd.policy import decide
-from tests.benchmarks.policy_states import life
 from tests.build import job, node, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
 from tests.unit.policy.scenarios import applied, random_snapshot, snapshots
+from tests.unit.policy.states import life
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 
 from polluxd.config.settings import PolicySettings
 from polluxd.policy import decide
-from tests.benchmarks import genetic
 from tests.build import job, node, nodes, report, snapshot
+from tests.unit.policy import genetic
 from tests.unit.policy.scenarios import applied, random_snapshot
 
 

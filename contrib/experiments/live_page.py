@@ -1,4 +1,4 @@
-"""What `polluxctl web` costs with 1,000 jobs: `make bench-web`, as root.
+"""What `polluxctl web` costs with 1,000 jobs: `contrib.experiments.live_page`, as root.
 
 The database is that of `bench-scale`: polluxd decided on the jobs, and each running job reported after each cycle. The
 cycles are then set apart over six hours, so that the page draws as much as it ever does. A browser's looks at the page
@@ -92,9 +92,10 @@ def _watched(browser: Any, url: str, server: int, database: int) -> dict[str, fl
 
 _PAGE = """# The live page
 
-`make bench-web` (as root) serves `polluxctl web` to a browser's HTTP requests, every {interval:g} s for a minute.
-polluxd has decided {cycles} times on {jobs:,} jobs and {gpus:,} GPUs, in a real Postgres. The first look reads all.
-What was slow to read is then read more seldom. CPU is that of the page's process and of Postgres, in percent of a core.
+`contrib.experiments.live_page` (as root) serves `polluxctl web` to a browser's HTTP requests, every
+{interval:g} s for a minute. polluxd has decided {cycles} times on {jobs:,} jobs and {gpus:,} GPUs, in a real
+Postgres. The first look reads all. What was slow to read is then read more seldom. CPU is that of the page's
+process and of Postgres, in percent of a core.
 
 | page | first look [s] | median later look [s] | slowest [s] | CPU | CPU of Postgres | KB a look |
 |---|---|---|---|---|---|---|

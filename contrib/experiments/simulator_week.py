@@ -1,8 +1,8 @@
 """Simulate a week of 5,000 jobs on 2,048 GPUs under polluxd's policy.
 
-It writes tests/benchmarks/simulator_week.md.
+It writes contrib/experiments/simulator_week.md.
 
-    python -m tests.benchmarks.simulator_week [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
+    python -m contrib.experiments.simulator_week [--policy NAME] [--jobs N] [--nodes N] [--hours H] [--length F]
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def main() -> None:
     asked.out.write_text(
         f"""# A simulated week
 
-`make bench-sim-week` ({platform.machine()}, Python {platform.python_version()}): {asked.jobs} generated jobs over
+`contrib.experiments.simulator_week`
+({platform.machine()}, Python {platform.python_version()}): {asked.jobs} generated jobs over
 {asked.hours:g} hours on {asked.nodes} nodes of 4 GPUs, trainings {asked.length:g} times the shipped applications',
 under `{asked.policy}`.
 

@@ -1,8 +1,8 @@
 """Measure the cost of a fit and how well it predicts unseen step times.
 
-    python -m tests.benchmarks.fit [--data DIR] [--json FILE] [--markdown FILE]
+    python -m contrib.experiments.fit [--data DIR] [--json FILE] [--markdown FILE]
 
-It writes tests/benchmarks/fit.md. Three kinds of rows are held out in turn:
+It writes contrib/experiments/fit.md. Three kinds of rows are held out in turn:
 
 - configurations (nodes, GPUs, examples per GPU), in five parts
 - whole placements (nodes, GPUs), so that the fit saw no batch size of them
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -24,15 +24,12 @@ from statistics import median
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pollux.fit import fit
 from pollux.goodput import ThroughputParams, accumulation_time, step_time
-from polluxd.sim.workload import lines
 from tests.benchmarks.results import ROOT, parser_of, save
+from tests.sim.held_out import Floats, by_turns, errors, measurements
 
-Floats = NDArray[np.float64]
-FOLDS = 5
 FEW = 20
 FEW_DRAWS = 20
 CONFIGURATIONS = 100
@@ -52,45 +49,6 @@ class Result:
     from_twenty: float
     spread: float
     """Error of each configuration's own median: no model of (nodes, GPUs, examples) does better."""
-
-
-def measurements(directory: Path) -> Floats:
-    """Read the measured step times, as [n, 5].
-
-    The columns are nodes, GPUs, examples per GPU, seconds of a step, and the seconds of it that were spent waiting for
-    other ranks.
-    """
-    rows = []
-    for line in lines(directory / "placements.csv", ("placement", "local_bsz", "step_time", "sync_time")):
-        place = [int(digit) for digit in line.text("placement")]
-        rows.append([len(place), sum(place), *_times(line)])
-    columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
-    for line in lines(directory / "scalability.csv", columns):
-        rows.append([line.whole("num_nodes", 1), line.whole("num_replicas", 1), *_times(line)])
-    return np.array(rows, dtype=np.float64)
-
-
-def _times(line) -> list[float]:
-    return [line.whole("local_bsz", 1), line.number_in("step_time", 1e-9), line.number_in("sync_time", 0)]
-
-
-def errors(rows: Floats, test: NDArray[np.bool_]) -> Floats:
-    known, asked = rows[~test], rows[test]
-    found = fit(known[:, 0], known[:, 1], known[:, 2], known[:, 3] - known[:, 4], known[:, 3])
-    return np.abs(step_time(found, asked[:, 0], asked[:, 1], asked[:, 2]) / asked[:, 3] - 1.0)
-
-
-def by_turns(rows: Floats, key: Callable[[Sequence[float]], Hashable]) -> Floats:
-    """Return the errors of all rows; no fit saw the group of its row."""
-    groups = [key(row) for row in rows.tolist()]
-    names = sorted(set(groups))
-    place = np.random.default_rng(0).permutation(len(names))
-    fold = dict(zip(names, (int(p) % FOLDS for p in place), strict=True))
-    folds = np.array([fold[group] for group in groups])
-    found = np.empty(len(rows))
-    for k in range(FOLDS):
-        found[folds == k] = errors(rows, folds == k)
-    return found
 
 
 def from_few(rows: Floats) -> float:
@@ -170,7 +128,7 @@ def page(fits: Sequence[Result], cpu: Sequence[float]) -> str:
     text = [
         "# How well the throughput model predicts",
         "",
-        f"Regenerate with `make bench-fit` ({machine}).",
+        f"Regenerate with `contrib.experiments.fit` ({machine}).",
         "Mean absolute error of the predicted step time on the OSDI 2021 artifact's measurements, one fit per",
         "application. Held out: a fifth of the configurations (nodes, GPUs, examples per GPU) at a time; unseen",
         f"placements: a fifth of the (nodes, GPUs) with all their batch sizes; from {FEW}: all but {FEW} of them,",
@@ -198,7 +156,7 @@ def main() -> None:
     default = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21")
     parser.add_argument("--data", type=Path, default=default, help="folder that holds profiles/")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-out" / "fit.json")
-    parser.add_argument("--markdown", type=Path, default=ROOT / "tests" / "benchmarks" / "fit.md")
+    parser.add_argument("--markdown", type=Path, default=Path(__file__).with_suffix(".md"))
     options = parser.parse_args()
     found = sorted((options.data / "profiles").glob("*/placements.csv"))
     if not found:

@@ -1,8 +1,8 @@
 """Decide the same states without one part of the policy at a time.
 
-    python -m tests.benchmarks.policy_ablation [--page FILE]
+    python -m contrib.experiments.policy_ablation [--page FILE]
 
-It writes tests/benchmarks/policy_ablation.md.
+It writes contrib/experiments/policy_ablation.md.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import Plan, Snapshot
 from polluxd.policy import decide
 from tests.benchmarks.policy_oracle import table
-from tests.benchmarks.policy_states import FAIR_SHARE, life
 from tests.unit.policy import every_plan
+from tests.unit.policy.states import FAIR_SHARE, life
 
 Row = dict[str, Any]
 
 
-def _unknown(*_args: object) -> float:
+def _unknown(*_args: object, **_options: object) -> float:
     return float("inf")
 
 
@@ -117,7 +117,8 @@ def page(found: Sequence[Row]) -> str:
     head = ("objective", "without", "states", "lost", "worst", "gap", "worst gap", "decision [s]")
     return f"""# What each part of the policy brings
 
-Written by `make bench-ablation`. The same states ({", ".join(f"{g} GPUs and {j} jobs" for g, j in SIZES)}; {SMALL}
+Written by `contrib.experiments.policy_ablation`.
+The same states ({", ".join(f"{g} GPUs and {j} jobs" for g, j in SIZES)}; {SMALL}
 small clusters with partitions, ceilings and drained nodes) are decided without one part. Lost: of the objective,
 against the whole policy; below 0, the part makes the plan worse. Gap: to the proven bound. Decision: CPU seconds of one
 thread, on a machine shared with other work.

@@ -150,8 +150,7 @@ class _Recorder(Pollux):
         self.seen: list[Snapshot] = []
 
     def decide(self, view: View) -> Mapping[int, Seats]:
-        jobs = tuple(self._job(job, view) for job in view.jobs)
-        self.seen.append(daemon_view.snapshot(view, jobs, self.settings))
+        self.seen.append(daemon_view.snapshot(view, self._jobs(view), self.settings))
         return super().decide(view)
 
 

@@ -1,6 +1,6 @@
 """Train a residual network by the batch sizes that Shockwave reports of Pollux, and by milder ones.
 
-    python -m tests.benchmarks.accuracy_schedule [--seeds 10] [--page PAGE] [--cifar10 FOLDER]
+    python -m contrib.experiments.accuracy_schedule [--seeds 10] [--page PAGE] [--cifar10 FOLDER]
 
 Shockwave (NSDI 2023, section 2, figure 3) reports that Pollux trained ResNet-18 on CIFAR-10 from M0 = 32 by 64 examples
 from epoch 1 on, 314 from epoch 2, 690 from epoch 30 and 1,682 from epoch 70, and lost 2 to 3 % of accuracy. Both sizes

@@ -1,8 +1,8 @@
 """Measure the CPU seconds of one `polluxctl simulate` of 160 jobs.
 
-    python -m tests.benchmarks.simulator_cpu [--data DIR] [--page FILE]
+    python -m contrib.experiments.simulator_cpu [--data DIR] [--page FILE]
 
-It writes the last section of tests/benchmarks/simulator.md.
+It writes contrib/experiments/simulator_cpu.md.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[2]
-PAGE = Path(__file__).with_name("simulator.md")
+PAGE = Path(__file__).with_suffix(".md")
 WORKLOAD = "workload-6"
 RUNS = 3
-HEADING = "## CPU of one command\n"
+HEADING = "# CPU of one command\n"
 
 
 def cpu_of(command: list[str]) -> float:
@@ -36,7 +36,7 @@ def cpu_of(command: list[str]) -> float:
 
 
 def section(data: Path) -> str:
-    """Return the page's section; it takes half a minute."""
+    """Return the page; it takes half a minute."""
     trace = str(data / "workloads" / f"{WORKLOAD}.csv")
     options = ["--profiles", str(data / "profiles"), "--policy", "pollux", "--objective", "completion-time"]
     imports = cpu_of(["-c", "import polluxd.cli.ctl, polluxd.cli.simulate"])
@@ -44,8 +44,8 @@ def section(data: Path) -> str:
     python, load = f"{platform.machine()}, Python {platform.python_version()}", os.getloadavg()[0]
     return f"""{HEADING}
 `polluxctl simulate {WORKLOAD}.csv --profiles profiles --policy pollux` takes {whole:.1f} s of CPU. Imports take
-{imports:.1f} s of these (`make bench-sim-cpu`: median of {RUNS} runs of one thread, on {os.cpu_count()} cores
-shared with other work, at a load of {load:.0f}; {python}).
+{imports:.1f} s of these (`contrib.experiments.simulator_cpu`: median of {RUNS} runs of one thread, on
+{os.cpu_count()} cores shared with other work, at a load of {load:.0f}; {python}).
 """
 
 
@@ -55,9 +55,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=default, help="folder of profiles/ and workloads/")
     parser.add_argument("--page", type=Path, default=PAGE)
     asked = parser.parse_args()
-    before = asked.page.read_text().split(HEADING)[0]
-    asked.page.write_text(f"{before.rstrip()}\n\n{section(asked.data)}")
-    print(f"wrote the last section of {asked.page}")
+    asked.page.write_text(section(asked.data))
+    print(f"wrote {asked.page}")
 
 
 if __name__ == "__main__":
