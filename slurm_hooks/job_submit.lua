@@ -163,9 +163,17 @@ local function submit_companion(job, found, config)
     return slurm.ERROR
   end
   local placing, option = pollux_placement_words(job)
-  if refused_option(job, true) or not placing or #placing > 0 or given(job.array_inx) then
-    log_user("#POLLUX: a companion has none of sbatch's options that choose nodes, and no --array, got '%s'",
-      option or (placing and placing[1]) or "--array")
+  -- It repeats what its parent has, and polluxd places it where the parent may be.
+  local stray = given(job.array_inx) and "--array"
+  for _, word in ipairs(placing or { option }) do
+    if not placing or not string.match(word, "^constraint=") and not string.match(word, "^reservation=") and word ~= "exclusive=yes" then
+      stray = stray or word
+    end
+  end
+  if stray then
+    log_user("#POLLUX: a companion has none of sbatch's options that name nodes, and no --array, got '%s'", stray)
+  end
+  if refused_option(job, true) or stray then
     return slurm.ERROR
   end
   local share, problem = per_gpu(job)

@@ -1,8 +1,6 @@
 """Decide how many GPUs Slurm's limits allow each job.
 
-Limits of accounts, users, QOSes and partitions (sacctmgr(1), Resource limits): a QOS's limit replaces the same limit
-of the account. A limit on running jobs or licenses is given to waiting jobs in order of submission. All functions here
-are pure.
+A limit on running jobs or licenses is given to waiting jobs in order of submission. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -10,11 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import ceil, isinf
 
+from polluxd.apply.limit_scopes import Bounds, Lookup, Scope
 from polluxd.apply.startable import Eligibility, time_left
+from polluxd.apply.submit_slots import submit_slots
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement
-from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
+from polluxd.slurm.limits import JobLimits
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _USING = (JobState.RUNNING, JobState.SUSPENDED)
@@ -30,22 +30,8 @@ class Headroom:
     """Most GPUs of several jobs together."""
     eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
     """Jobs that Slurm would start on no node."""
-
-
-class _Scope(NamedTuple):
-    """A group of jobs that a limit counts together."""
-
-    name: str
-    limits: GroupLimits
-    enforced: frozenset[str]
-    """TRES whose limit binds this job, and `jobs`; for other TRES its use counts all the same."""
-
-
-class _Bounds(NamedTuple):
-    """All that limits one job."""
-
-    scopes: tuple[_Scope, ...]
-    job: tuple[tuple[str, JobLimits], ...]
+    no_companion: Mapping[int, str] = field(default_factory=dict)
+    """Jobs that may take no further companion, and the rule."""
 
 
 def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
@@ -54,14 +40,22 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
     nodes = {node.name: node for node in state.nodes}
     ours = [job for job in state.jobs if job.spec is not None and not job.state.finished and not job.tasks]
     ours.sort(key=lambda job: (job.submit_time, job.job_id))
-    bounds = _Lookup(state)
+    bounds = Lookup(state)
     most: dict[int, tuple[int, str]] = {}
     eligibility: dict[int, Eligibility] = {}
     reach = {partition: _reach(partition, state, nodes) for partition in {job.partition for job in ours}}
+    slots = submit_slots(state, ours, bounds)
+    minutes = _minutes_used(state, bounds)
     for job in ours:
         cap = _cap(job, bounds.of(job).job, state, reach[job.partition])
-        if cap is not None:
-            most[job.job_id] = cap
+        caps = [one for one in (cap, slots.returns.get(job.job_id)) if one is not None]
+        running = _of_running_minutes(job, bounds.of(job), minutes, state, reach[job.partition])
+        if running is not None and running[0] < max(job.spec.min_gpus if job.spec else 1, 1):
+            eligibility[job.job_id] = Eligibility(frozenset(), f"{running[1]} leaves no room for it now")
+        elif running is not None:
+            caps.append(running)
+        if caps:
+            most[job.job_id] = min(caps)
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
             eligibility[job.job_id] = Eligibility(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
@@ -72,76 +66,7 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
         *_unlicensed(ours, holding, state).items(),
     ):
         eligibility.setdefault(job_id, eligible)
-    return Headroom(most, groups, eligibility)
-
-
-class _Lookup:
-    """The limits of jobs by account, user, partition and QOS."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._limits: Limits = state.limits
-        self._partitions = state.rules.partitions
-        self._known: dict[tuple[str, str, int, str, str], _Bounds] = {}
-
-    def of(self, job: SlurmJob) -> _Bounds:
-        key = job.user, job.account, job.uid, job.partition, job.qos
-        if key not in self._known:
-            self._known[key] = self._find(*key)
-        return self._known[key]
-
-    def _find(self, user: str, account: str, uid: int, partition: str, qos: str) -> _Bounds:
-        scopes: list[_Scope] = []
-        per_job: list[tuple[str, JobLimits]] = []
-        taken: set[str] = set()
-        wall_set, taken_job = False, set[str]()
-        for one in self._qoses(partition, qos):
-            around = (
-                (f"QOS {one.name}", one.group, ""),
-                (f"user {user} in QOS {one.name}", one.per_user, "user "),
-                (f"account {account} in QOS {one.name}", one.per_account, "account "),
-            )
-            for name, group, kind in around:
-                scopes.append(_scope(name, group, taken, kind))
-            per_job.append((f"QOS {one.name}", _without(one.job, taken_job, wall=wall_set)))
-            taken_job |= one.job.tres.keys()
-            wall_set = wall_set or one.job.wall_s is not None
-        taken_by_qos = frozenset(taken)
-        known = self._limits.associations
-        own = known.get((account, uid, partition)) or known.get((account, uid, ""))
-        if own is not None:
-            name = f"user {user} in account {account}"
-            scopes.append(_scope(name, own.group, set(taken_by_qos), ""))
-            # The jobs of one user, as MaxJobsPerUser of a QOS limits them.
-            jobs = GroupLimits(jobs=own.jobs)
-            scopes.append(_scope(f"{name} (MaxJobs)", jobs, set(taken_by_qos), "user "))
-            per_job.append((f"account {account}", _without(own.job, taken_job, wall=wall_set)))
-        up, seen = account, set[str]()
-        while up and up not in seen and (one_up := known.get((up, None, ""))) is not None:
-            seen.add(up)
-            scopes.append(_scope(f"account {up}", one_up.group, set(taken_by_qos), ""))
-            up = one_up.parent
-        return _Bounds(tuple(scopes), tuple(per_job))
-
-    def _qoses(self, partition: str, qos: str) -> list[Qos]:
-        """The QOSes of the job, in order of precedence."""
-        rule = self._partitions.get(partition)
-        names = [name for name in (rule.qos if rule else "", qos) if name]
-        return [self._limits.qos[name] for name in dict.fromkeys(names) if name in self._limits.qos]
-
-
-def _scope(name: str, group: GroupLimits, taken: set[str], kind: str) -> _Scope:
-    """The scope, with the limits that no earlier one of this kind replaces."""
-    keys = {*group.tres, *(["jobs"] if group.jobs is not None else [])}
-    enforced = frozenset(key for key in keys if kind + key not in taken)
-    taken |= {kind + key for key in keys}
-    return _Scope(name, group, enforced)
-
-
-def _without(limits: JobLimits, taken: set[str], *, wall: bool) -> JobLimits:
-    return JobLimits(
-        {name: most for name, most in limits.tres.items() if name not in taken},
-        None if wall else limits.wall_s,
-    )
+    return Headroom(most, groups, eligibility, slots.none_left)
 
 
 def _gpus(job: SlurmJob, targets: Mapping[int, Placement]) -> int:
@@ -159,9 +84,14 @@ def _cap(
     kinds, largest = reach
     for name, one in limits:
         for tres, most in one.tres.items():
-            gpus = _in_gpus(tres, most, job.spec.cpus_per_gpu, kinds, largest)
+            gpus = _in_gpus(tres, most, job, kinds, largest)
             if gpus is not None:
                 found.append((gpus, f"MaxTRESPerJob={tres}={most} of {name}"))
+        for tres, most in one.minutes.items():
+            gpus = _in_gpus(tres, _over(most, minutes_left(job, state.taken_at)), job, kinds, largest)
+            if gpus is not None:
+                gpus = max(gpus, sum(job.gpus_per_node_held.values()))
+                found.append((gpus, f"MaxTRESMinsPerJob={tres}={most} of {name}, within its time limit,"))
     rules = [state.rules.partitions.get(name) for name in job.partition.split(",")]
     if rules and all(rule is not None and rule.max_nodes is not None for rule in rules):
         most = max(rule.max_nodes or 0 for rule in rules if rule is not None)
@@ -175,7 +105,54 @@ def _reach(partition: str, state: ClusterState, nodes: Mapping[str, Node]) -> tu
     return {node.gpu_type for node in found}, max((node.gpus for node in found), default=0)
 
 
-def _in_gpus(tres: str, most: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int | None:
+def minutes_left(job: SlurmJob, now: float) -> float:
+    """Return the time limit that Slurm would count if the job started again now [min]."""
+    left = time_left(job, now)
+    return left if isinf(left) else float(max(1, ceil(left / 60.0)))
+
+
+def _over(most: int, minutes: float) -> int:
+    return 0 if isinf(minutes) else int(most // minutes)
+
+
+def _minutes_used(state: ClusterState, bounds: Lookup) -> Mapping[tuple[str, str], Mapping[int, float]]:
+    """What each running job may still use until its time limit, by scope and TRES [minutes x TRES]."""
+    used: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for job in state.jobs:
+        if job.state not in _USING:
+            continue
+        for scope in bounds.of(job).scopes:
+            for tres in scope.limits.running_minutes:
+                alone = job.tres.get(tres, 0) + sum(one.tres.get(tres, 0) for one in job.companions)
+                used[scope.name, tres][job.job_id] = (
+                    alone * minutes_left(job, state.taken_at) if alone else 0.0
+                )
+    return used
+
+
+def _of_running_minutes(
+    job: SlurmJob,
+    bounds: Bounds,
+    used: Mapping[tuple[str, str], Mapping[int, float]],
+    state: ClusterState,
+    reach: tuple[set[str], int],
+) -> tuple[int, str] | None:
+    """Most GPUs of the job by limits on what running jobs may still use (GrpTRESRunMins); no fewer than it holds."""
+    found = []
+    for scope in bounds.scopes:
+        for tres, most in scope.limits.running_minutes.items():
+            if f"{tres} minutes" not in scope.enforced:
+                continue
+            others = sum(use for number, use in used[scope.name, tres].items() if number != job.job_id)
+            left = 0 if isinf(others) else max(0, most - int(others))
+            gpus = _in_gpus(tres, _over(left, minutes_left(job, state.taken_at)), job, *reach)
+            if gpus is not None:
+                gpus = max(gpus, sum(job.gpus_per_node_held.values()))
+                found.append((gpus, f"GrpTRESRunMins={tres}={most} of {scope.name}"))
+    return min(found, default=None)
+
+
+def _in_gpus(tres: str, most: int, job: SlurmJob, kinds: set[str], largest: int) -> int | None:
     """A limit on TRES as a number of GPUs.
 
     None: it does not limit GPUs, or it limits one of several types; such a limit is left to Slurm's refusal.
@@ -183,11 +160,13 @@ def _in_gpus(tres: str, most: int, cpus_per_gpu: int, kinds: set[str], largest: 
     if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
         return most
     if tres == "cpu":
-        return most // max(cpus_per_gpu, 1)
+        return most // max(job.spec.cpus_per_gpu if job.spec else 1, 1)
+    if tres == "mem":
+        return most // job.mem_per_gpu_mb if job.mem_per_gpu_mb else None
     return most * largest if tres == "node" else None
 
 
-def _kept_out(job: SlurmJob, bounds: _Bounds, state: ClusterState) -> str:
+def _kept_out(job: SlurmJob, bounds: Bounds, state: ClusterState) -> str:
     """The rule by which Slurm would start the job nowhere; empty: none."""
     used_up = [
         f"{rule} of {scope.name} is used up" for scope in bounds.scopes for rule in scope.limits.used_up
@@ -204,12 +183,12 @@ def _kept_out(job: SlurmJob, bounds: _Bounds, state: ClusterState) -> str:
 def _groups(
     everybody: Iterable[SlurmJob],
     ours: list[SlurmJob],
-    bounds: _Lookup,
+    bounds: Lookup,
     holding: Mapping[int, int],
     nodes: Mapping[str, Node],
 ) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility]]:
     """Limits on GPUs of several jobs, and jobs that no group has room for."""
-    limited: dict[str, _Scope] = {}
+    limited: dict[str, Scope] = {}
     use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
     mine = {job.job_id for job in ours}
@@ -238,8 +217,8 @@ def _groups(
             )
             continue
         most = limited[name].limits.tres[key]
-        cpus = max(job.spec.cpus_per_gpu for job in jobs if job.spec is not None)
-        left = _in_gpus(key, most - use[name][key], cpus, kinds, largest)
+        greediest = max(jobs, key=lambda job: (job.spec.cpus_per_gpu if job.spec else 0, job.job_id))
+        left = _in_gpus(key, most - use[name][key], greediest, kinds, largest) if key != "mem" else None
         if left is None:
             continue
         rule = f"{key}={most} of {name}"

@@ -47,6 +47,8 @@ class InPlaceMoves:
         """When polluxd last tried to end each orphan."""
         self._tidied: dict[int, float] = {}
         """When polluxd last tried to reclaim the nodes of each failed shrink."""
+        self._prolonged: dict[int, float] = {}
+        """When polluxd last gave each companion more time."""
 
     def place(self, move: Move, job: SlurmJob, companion: SlurmJob) -> str:
         """Let the companion start on the nodes that the move adds; return why Slurm refuses, or an empty text."""
@@ -96,14 +98,17 @@ class InPlaceMoves:
         return len(left)
 
     def tidy(self, seen: ClusterView, reports: Mapping[int, Report], busy: Collection[int]) -> None:
-        """Reclaim nodes released by shrinks that later failed.
+        """Reclaim nodes released by shrinks that later failed, and let companions last as long as their jobs.
 
         Jobs with a move under way (`busy`) wait. Where Slurm refuses, polluxd requeues the job to the nodes that the
         job uses.
         """
         now = self._monotonic()
         self._tidied = {number: at for number, at in self._tidied.items() if number in seen.moves}
+        lent = {companion.job_id for job in seen.state.jobs for companion in job.companions}
+        self._prolonged = {number: at for number, at in self._prolonged.items() if number in lent}
         for job in seen.state.jobs:
+            self._last_as_long(job)
             move = left_over(job, reports.get(job.job_id), seen.moves)
             if move is None or job.job_id in busy:
                 continue
@@ -131,15 +136,29 @@ class InPlaceMoves:
             self._slurm.cancel([companion.job_id for companion in companions])
 
     def _time_left(self, job: SlurmJob, companion: SlurmJob) -> float | None:
-        """Return the companion's time limit [s]; None: keep the present limit.
-
-        The companion ends with its parent at the latest.
-        """
+        """Return the companion's time limit [s]: what its parent has left. None: keep the present limit."""
         end = ends_at(job)
-        if end is None:
-            return None
-        left = max(60.0, end - self._clock())
-        return left if companion.time_limit_s is None or left < companion.time_limit_s else None
+        return None if end is None else max(60.0, end - self._clock())
+
+    def _last_as_long(self, job: SlurmJob) -> None:
+        """Give a job's companions the time that an administrator has given the job since they started.
+
+        Slurm would end such a companion, and with it all ranks of the training would start again.
+        """
+        end, now = ends_at(job), self._monotonic()
+        for companion in job.companions:
+            own_end = ends_at(companion)
+            # Slurm's limits are whole minutes.
+            if end is None or own_end is None or companion.start_time is None or own_end + 60.0 >= end:
+                continue
+            if now - self._prolonged.get(companion.job_id, _NEVER) <= REPEAT_S:
+                continue
+            self._prolonged[companion.job_id] = now
+            self._authorize()
+            try:
+                self._slurm.limit_time(companion.job_id, end - companion.start_time)
+            except SlurmRefused as error:
+                log.warning("companion %d ends before job %d: %s", companion.job_id, job.job_id, error)
 
 
 def left_over(job: SlurmJob, report: Report | None, moves: Mapping[int, Move]) -> Move | None:

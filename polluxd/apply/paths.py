@@ -145,8 +145,8 @@ def resizable(job: SlurmJob, report: Report | None, rules: MoveRules, *, grows: 
     """Whether the job, the administrator and the attempt so far allow a resize in place."""
     if report is None or report.attempt != job.restart_count or job.state is not JobState.RUNNING:
         return False
-    if grows and (job.demands.reservation or job.demands.exclusive):
-        return False  # a companion is a job without these options
+    if grows and job.job_id in rules.allowed.no_companion:
+        return False
     failed = rules.failed.get(job.job_id, frozenset())
     return report.resize == "in-place" and "resize" in rules.paths and ("resize", grows) not in failed
 

@@ -175,9 +175,9 @@ def _clock(at: float) -> str:
 _REFUSALS = (
     # squeue(1), JOB REASON CODES.
     # No node could ever hold the job at this size (Slurm has taken its priority, too), or a limit per job is below it.
-    (re.compile(r"BadConstraints|(Assoc|QOS)Max(GRES|Cpu|Memory|Node)Per(Job|Node)"), "size"),
-    # What one job asks for, and what one user has, keeps nobody else out.
-    (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|Max\w+PerJob)"), "job"),
+    (re.compile(r"BadConstraints|(Assoc|QOS)Max(?!Wall)\w+Per(Job|Node)"), "size"),
+    # What one job asks for, and what one user has, keeps nobody else out. A shorter job has room among running minutes.
+    (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|MaxWall|Grp\w*RunMin)"), "job"),
     (re.compile(r"(QOS)?Max\w+PerUser|AssocMaxJobs"), "user"),
     # ReqNodeNotAvail alone also stands for a node that is busy.
     (re.compile(r"Partition(Down|Inactive|Config)|.*Reserved|Reservation"), "partition"),

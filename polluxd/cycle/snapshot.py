@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
-from polluxd.apply.placed import held
+from polluxd.apply.placed import ends_at, held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
@@ -27,6 +27,9 @@ from polluxd.slurm.priority import priority_weights
 from polluxd.slurm.protocol import SlurmJob
 from polluxd.slurm.topology import racks_of
 from polluxd.store import CycleRecords, JobTimes
+
+LAST_S = 120.0
+"""Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def build_snapshot(
             rules.resting(job.job_id),
             records.pins.get(job.job_id, ""),
             "" if path == "resize" else rules.spent(job.user),
+            state.taken_at,
         )
         eligible = None if move is not None else rules.eligibility.get(job.job_id)
         if eligible is not None and not (eligible.nodes and eligible.allows(placement)):
@@ -228,7 +232,7 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
 
 
 def _pin_reason(
-    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pin: str, stay: str
+    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pin: str, stay: str, now: float
 ) -> str:
     """Why the job must stay where it is in this plan; empty when it may move."""
     assert job.spec is not None
@@ -242,6 +246,8 @@ def _pin_reason(
         return ""
     if pin:
         return pin
+    if (end := ends_at(job)) is not None and end - now < LAST_S:
+        return f"its time limit ends in {max(end - now, 0.0):.0f} s: no move would pay"
     if stay:
         return stay
     if job.held_by_user:

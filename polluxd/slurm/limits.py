@@ -24,8 +24,10 @@ _QOS = re.compile(
 )
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _NUMBER = re.compile(r"(N|\d{1,18})(?:\((\d{1,18})(?:\.\d+)?\))?")
-_PER_ACCOUNT = re.compile(r"\{MaxJobsPA=(\S+) \S+ \S+ MaxTRESPA=(\S*)\}")
-_PER_USER = re.compile(r"\{MaxJobsPU=(\S+) \S+ \S+ MaxTRESPU=(\S*)\}")
+_MEMORY = re.compile(r"(\d{1,12})(?:\.\d+)?([KMGTP])")
+_MEGABYTES = {"K": 1 / 1024, "M": 1, "G": 1 << 10, "T": 1 << 20, "P": 1 << 30}
+_PER_ACCOUNT = re.compile(r"\{MaxJobsPA=(\S+) \S+ MaxSubmitJobsPA=(\S+) MaxTRESPA=(\S*)\}")
+_PER_USER = re.compile(r"\{MaxJobsPU=(\S+) \S+ MaxSubmitJobsPU=(\S+) MaxTRESPU=(\S*)\}")
 
 Tres = Mapping[str, int]
 
@@ -39,6 +41,10 @@ class GroupLimits:
     """Running jobs; None: no limit."""
     used_up: tuple[str, ...] = ()
     """Limits on past use that are reached, such as `GrpTRESMins=gres/gpu=1000`: Slurm starts no job."""
+    submitted: int | None = None
+    """Jobs that wait or run; None: no limit."""
+    running_minutes: Tres = field(default_factory=dict)
+    """What running jobs may still use until their time limits, together [minutes x TRES]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class JobLimits:
     """Longest time limit; None: no limit."""
     least: Tres = field(default_factory=dict)
     """The least that a job must ask for (MinTRES of a QOS)."""
+    minutes: Tres = field(default_factory=dict)
+    """What a job may use within its time limit [minutes x TRES]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,8 @@ class Association:
     job: JobLimits
     jobs: int | None = None
     """Running jobs of the user in this account; None: no limit."""
+    submitted: int | None = None
+    """Jobs of the user in this account that wait or run; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,7 @@ def _association(line: str) -> Association:
         _group(fields),
         _per_job(fields),
         _number(fields.get("MaxJobs", "")),
+        _number(fields.get("MaxSubmitJobs", "")),
     )
 
 
@@ -151,7 +162,9 @@ def _of_each(pattern: re.Pattern[str], text: str) -> GroupLimits:
     Slurm shows them with the use of each one that has jobs; without jobs they limit nothing yet.
     """
     one = pattern.search(text)
-    return GroupLimits(_tres(one[2])[0], _number(one[1])) if one else GroupLimits()
+    if one is None:
+        return GroupLimits()
+    return GroupLimits(_tres(one[3])[0], _number(one[1]), submitted=_number(one[2]))
 
 
 def _group(fields: Mapping[str, str]) -> GroupLimits:
@@ -161,7 +174,11 @@ def _group(fields: Mapping[str, str]) -> GroupLimits:
     if wall and wall[1] != "N" and int(wall[2] or 0) >= int(wall[1]):
         used_up.append(f"GrpWall={wall[1]}")
     return GroupLimits(
-        _tres(fields.get("GrpTRES", ""))[0], _number(fields.get("GrpJobs", "")), tuple(used_up)
+        _tres(fields.get("GrpTRES", ""))[0],
+        _number(fields.get("GrpJobs", "")),
+        tuple(used_up),
+        _number(fields.get("GrpSubmitJobs", "")),
+        _tres(fields.get("GrpTRESRunMins", ""))[0],
     )
 
 
@@ -171,6 +188,7 @@ def _per_job(fields: Mapping[str, str]) -> JobLimits:
         _tres(fields.get("MaxTRESPJ", ""))[0],
         None if minutes is None else 60.0 * minutes,
         _tres(fields.get("MinTRESPJ", ""))[0],
+        _tres(fields.get("MaxTRESMinsPJ", ""))[0],
     )
 
 
@@ -185,7 +203,7 @@ def _number(text: str) -> int | None:
 
 
 def _tres(text: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Limits and present use in `cpu=N(1),gres/gpu=5(2)`."""
+    """Limits and present use in `cpu=N(1),gres/gpu=5(2)`; memory in MB."""
     limits: dict[str, int] = {}
     used: dict[str, int] = {}
     for item in filter(None, text.split(",")):
@@ -193,8 +211,10 @@ def _tres(text: str) -> tuple[dict[str, int], dict[str, int]]:
         found = _NUMBER.fullmatch(value)
         if not name:
             raise SlurmGarbled(f"expected TRES such as gres/gpu=5(2), got {item[:40]!r}")
-        # Memory has a unit, such as mem=4G: polluxd keeps no limit on it.
         if found is None:
+            # Limits of a single job are shown with a unit, such as mem=4G.
+            if name == "mem" and (memory := _MEMORY.fullmatch(value)):
+                limits[name] = int(int(memory[1]) * _MEGABYTES[memory[2]])
             continue
         if found[1] != "N":
             limits[name] = int(found[1])

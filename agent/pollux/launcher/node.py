@@ -33,6 +33,7 @@ from pollux.ranks.links import Link
 from pollux.ranks.node_memory import NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address, node_name
+from pollux.slurm_job.environment import CHOSEN_INTERFACE
 from pollux.slurm_job.network import interface_of
 
 PRELOAD = (
@@ -137,7 +138,7 @@ class Forker:
         # gloo would look up the host's name, which may have an address that other nodes cannot reach.
         interface = interface_of(here)
         if interface is not None and "GLOO_SOCKET_IFNAME" not in os.environ:
-            self._own["GLOO_SOCKET_IFNAME"] = interface
+            self._own |= {"GLOO_SOCKET_IFNAME": interface, CHOSEN_INTERFACE: "yes"}
         if task.companion is not None:
             self._own["POLLUX_COMPANION"] = str(task.companion.path)
 

@@ -25,10 +25,11 @@ from typing import Any
 from pollux.errors import PolluxAgentError
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.resize.joining import STOP
+from pollux.resize.parent_options import parent_options
 from pollux.search.tasks import TRIAL_VARIABLES
 from pollux.slurm_job import slurm_commands
-from pollux.slurm_job.allocation import fewest_cpus, show_job
-from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER
+from pollux.slurm_job.allocation import show_job
+from pollux.slurm_job.environment import BATCH_PYTHON, CHOSEN_INTERFACE, CONTAINER
 
 logger = logging.getLogger("pollux")
 
@@ -50,7 +51,7 @@ _KEPT = (
 )
 _DROPPED = re.compile(
     r"(TORCHELASTIC|POLLUX|ROLE)_.*"
-    r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|GLOO_SOCKET_IFNAME"
+    r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK"
 )
 """Variables that belong to this allocation or this process, and would mislead the companion job."""
@@ -211,11 +212,7 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
         "nodes": str(wanted.nodes),
         "ntasks-per-node": "1",
         "gres": f"gpu:{wanted.per_node}",
-        "cpus-per-task": str(fewest_cpus(environ.get("SLURM_JOB_CPUS_PER_NODE", "")) or ""),
-        "partition": environ.get("SLURM_JOB_PARTITION", ""),
-        "account": environ.get("SLURM_JOB_ACCOUNT", ""),
-        "qos": environ.get("SLURM_JOB_QOS", ""),
-        "output": _output_of(parent),
+        **parent_options((parent and show_job(parent)) or "", environ),
     }
     command = ["sbatch", "--parsable", "--no-requeue", "--open-mode=append", "--export=ALL"]
     command += [f"--{name}={value}" for name, value in options.items() if value]
@@ -234,18 +231,12 @@ def submit(path: Path, wanted: Wanted, environ: Mapping[str, str]) -> str:
 
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without this allocation's variables and secrets."""
+    """The environment without this allocation's variables and secrets.
+
+    The network interfaces that the user names for gloo and NCCL stay. The launcher's own choice is for this node alone.
+    """
     own = slurm_commands.for_commands(environ)
-    return {name: value for name, value in own.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
-
-
-def _output_of(job_id: str) -> str:
-    """Where a job's output goes. Empty where Slurm does not say: sbatch then chooses."""
-    if not job_id:
-        return ""
-    shown = show_job(job_id)
-    if shown is None:
-        return ""
-    found = re.search(r"(?:^| )StdOut=(/.*?)(?: \w+=|$)", shown)
-    # A percent sign is sbatch's own.
-    return found.group(1).replace("%", "%%") if found else ""
+    found = {name: value for name, value in own.items() if name in _KEPT or not _DROPPED.fullmatch(name)}
+    if CHOSEN_INTERFACE in environ:
+        found.pop("GLOO_SOCKET_IFNAME", None)
+    return found

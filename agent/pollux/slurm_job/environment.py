@@ -18,6 +18,8 @@ CONTAINER = "POLLUX_CONTAINER"
 """Command inside which `pollux run` starts the launcher of every node."""
 BATCH_PYTHON = "POLLUX_BATCH_PYTHON"
 """The interpreter of `pollux run` in the batch script, outside of the container, for companions' batch scripts."""
+CHOSEN_INTERFACE = "POLLUX_CHOSEN_INTERFACE"
+"""Set in ranks whose GLOO_SOCKET_IFNAME is the launcher's choice for their node, and not the user's word."""
 LENT_RANKS = "POLLUX_LENT_RANKS"
 """Number of ranks that a companion job lends, set in the job's own ranks: when such a rank loses another, the launcher
 starts all ranks again."""

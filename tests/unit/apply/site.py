@@ -22,6 +22,9 @@ def on(name: str, gpus: int) -> Placement:
 
 
 class Site:
+    default_time_s = 86400.0
+    """Of companions: their partition's DefaultTime."""
+
     def __init__(
         self,
         nodes: Iterable[Node] = (Node("n1", 8, cpus=8),),
@@ -102,7 +105,7 @@ class Site:
         """Submit a companion of a job for move `number`."""
         nonces = {move.id: move.nonce for move in self.rows.moves}
         claim = Companion(job_id, 0, number, nonces.get(number, "f" * 32))
-        return self.slurm.submit(JobSpec(), companion=claim, time_limit_s=86400.0, **more)
+        return self.slurm.submit(JobSpec(), companion=claim, time_limit_s=self.default_time_s, **more)
 
     def fresh(self, *intents: Intent) -> bool:
         """Whether polluxd begins these moves, by a plan that knows of no open move."""

@@ -188,3 +188,58 @@ def test_the_plan_keeps_to_a_limit_and_says_so() -> None:
         Snapshot("c", NOW, nodes, (replace(jobs[0], spec=JobSpec(max_gpus=1), max_gpus_rule="MaxNodes=1"),))
     )
     assert "MaxNodes=1 allows no more" in capped.allocations[0].reason
+
+
+def test_gpu_minutes_of_a_job_are_gpus_within_its_time_limit() -> None:
+    per_job = JobLimits(minutes={"gres/gpu": 240, "cpu": 2400})
+    found = allowed(
+        limits(qos=(Qos("normal", GroupLimits(), per_job),)),
+        waiting(1, limit=HOUR),
+        waiting(2, limit=8 * HOUR),
+        waiting(3, limit=None),
+        running(4, 4, start_time=NOW - HOUR / 2, limit=HOUR, spec=JobSpec(cpus_per_gpu=20)),
+        waiting(5, limit=HOUR, qos="other"),
+    )
+    assert {number: most for number, (most, _) in found.most.items()} == {1: 4, 2: 0, 3: 0, 4: 4}
+    assert "MaxTRESMinsPerJob=gres/gpu=240 of QOS normal" in found.most[1][1]
+    assert set(found.eligibility) == {2, 3}
+
+
+def test_minutes_of_running_jobs_leave_smaller_jobs_their_start() -> None:
+    lab = account(running_minutes={"gres/gpu": 600})
+    found = allowed(
+        limits(lab),
+        running(4, 4, spec=None, start_time=NOW, limit=2 * HOUR),
+        waiting(1, limit=HOUR),
+        waiting(2, limit=8 * HOUR),
+        waiting(3, limit=8 * HOUR, account="speech"),
+    )
+    assert {number: most for number, (most, _) in found.most.items()} == {1: 2}
+    assert set(found.eligibility) == {2}
+    assert "GrpTRESRunMins=gres/gpu=600 of account vision" in found.eligibility[2].rule
+
+
+def lending(job_id: int, *companions: int, **other: object) -> SlurmJob:
+    lent = tuple(running(number, 4) for number in companions)
+    held = {f"n{job_id}": 4} | {f"n{number}": 4 for number in companions}
+    return replace(running(job_id, 4, **other), companions=lent, gpus_per_node_held=held)
+
+
+@pytest.mark.parametrize(("most", "none_left", "kept"), [(5, set(), None), (4, {1, 2}, None), (3, {1, 2}, 4)])
+def test_a_companion_never_takes_the_last_job_that_a_user_may_submit(
+    most: int, none_left: set[int], kept: int | None
+) -> None:
+    own = Association("vision", 1000, "", "", GroupLimits(), JobLimits(), submitted=most)
+    found = allowed(limits(own), lending(1, 3), waiting(2))
+    assert set(found.no_companion) == none_left
+    assert found.most.get(1, (None,))[0] == kept
+
+
+def test_a_companion_goes_where_it_keeps_another_job_from_running() -> None:
+    own = Association("vision", 1000, "", "", GroupLimits(), JobLimits(), jobs=2)
+    assert not allowed(limits(own), lending(1, 3)).most
+    found = allowed(limits(own), lending(1, 3), waiting(2, spec=None, reason="AssocMaxJobsLimit"))
+    assert found.most[1] == (
+        4,
+        "the limit of 2 running jobs of user alice in account vision (MaxJobs), whose last one a companion took,",
+    )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from polluxd.apply.paths import Intent
+from polluxd.apply.placed import ends_at
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node, Placement, Step
 from polluxd.slurm.protocol import Companion
@@ -64,6 +65,21 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     assert site.slurm.truth(lent).state is JobState.RUNNING
     assert site.store.records(restarts_since=0.0).restarts == {}, "nobody was restarted"
     assert site.acting.past.cooldown(site.job) == 0.0, "it may be resized again at once"
+
+
+def test_a_companion_lasts_as_long_as_its_parent_whatever_its_own_limit_was() -> None:
+    """A partition's DefaultTime is no limit of the parent, and an administrator may give the parent more time."""
+    site = Resized()
+    site.default_time_s = 180.0
+    site.slurm.advance(600.0 - 4.0)
+    lent = site.joined()
+    assert site.slurm.truth(lent).time_limit_s == 3000.0
+    site.slurm.limit_time(site.job, 7200.0)
+    site.turn()
+    ends = [ends_at(site.slurm.truth(number)) for number in (site.job, lent)]
+    assert ends[0] is not None
+    assert ends[1] is not None
+    assert 0.0 <= ends[1] - ends[0] < 60.0
 
 
 def test_a_plan_made_before_a_move_ended_does_not_move_its_job_again() -> None:

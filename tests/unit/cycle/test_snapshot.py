@@ -111,6 +111,15 @@ def test_a_running_job_with_a_deadline_or_on_hold_is_pinned() -> None:
         assert seen.pin_reason.startswith(why)
 
 
+def test_a_job_in_the_last_minutes_of_its_time_limit_is_not_moved() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 2}, start_time=10.0)
+    late, early = (
+        snapshot(replace(running, time_limit_s=90.0 + left), reports={1: REPORT}) for left in (119.0, 121.0)
+    )
+    assert late.jobs[0].pin_reason == "its time limit ends in 119 s: no move would pay"
+    assert not early.jobs[0].pinned
+
+
 def test_a_job_under_way_counts_where_it_is_going() -> None:
     target = Placement(("n1", "n2"), 2)
     move = build.move("requeue", Placement(("n1",), 1), target, Step.DRAINING, {}, job_id=1)

@@ -54,11 +54,15 @@ def test_a_companion_says_whose_it_is_and_no_more(head: str, message: str) -> No
 def test_what_a_companion_cannot_be(tmp_path: Path) -> None:
     assert "--array" in refused(submit(COMPANION, array_inx="1-3"))
     assert "nodelist" in refused(submit(COMPANION, req_nodes="n1"))
-    assert "exclusive" in refused(submit(COMPANION, shared=0))
+    assert "nodelist" in refused(submit(COMPANION, req_nodes="n1", features="a100"))
     assert "asks for its GPUs" in refused(submit(COMPANION, tres_per_node=None))
     stale = tmp_path / "heartbeat"
     stale.write_text("1000\n")
     assert "polluxd does not answer" in refused(submit(COMPANION, {"heartbeat_file": str(stale)}))
+
+
+def test_a_companion_may_repeat_what_its_parent_is_bound_to() -> None:
+    assert submit(COMPANION, shared=0, features="a100&ib", reservation="course").accepted
 
 
 def test_a_companion_behind_the_first_command_is_an_ordinary_job() -> None:

@@ -18,7 +18,7 @@ def test_limits_of_associations() -> None:
     assert lab.group == GroupLimits({"gres/gpu": 6}, None, ("GrpTRESMins=cpu=10",))
     assert lab.parent == "root"
     alice = limits.associations["lab", 1000, ""]
-    assert (alice.jobs, alice.job) == (3, JobLimits({"cpu": 3, "gres/gpu": 2}, 3000.0))
+    assert (alice.jobs, alice.job) == (3, JobLimits({"cpu": 3, "gres/gpu": 2, "mem": 4096}, 3000.0))
     assert limits.associations["root", None, ""].group == GroupLimits()
 
 

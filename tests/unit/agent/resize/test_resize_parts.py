@@ -29,11 +29,13 @@ from pollux.resize import groups as groups_module
 from pollux.resize.capability import may_grow, resizes_in_place
 from pollux.resize.companion_job import RecruitmentFailed, Wanted, clean, submit
 from pollux.resize.joining import Joiner
+from pollux.resize.parent_options import parent_options
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.resize.resizer import ResizePhase
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
+from pollux.slurm_job.environment import CHOSEN_INTERFACE
 from pollux.training.growing_model import GrowingModel
 
 LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
@@ -193,9 +195,66 @@ def test_the_companion_s_environment_is_the_user_s_own() -> None:
         "POLLUX_RESIZED",
         "GROUP_RANK",
         "TORCHELASTIC_RUN_ID",
-        "GLOO_SOCKET_IFNAME",
     ]
     assert clean(kept | dict.fromkeys(dropped, "1")) == kept
+
+
+@pytest.mark.parametrize("chosen_by_launcher", [True, False])
+def test_a_companion_talks_over_the_interfaces_that_the_user_names(chosen_by_launcher: bool) -> None:
+    named = {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "ib0"}
+    mark = {CHOSEN_INTERFACE: "yes"} if chosen_by_launcher else {}
+    assert clean(named | mark) == ({"NCCL_SOCKET_IFNAME": "ib0"} if chosen_by_launcher else named)
+
+
+SHOWN = (
+    "JobId=9 JobName=x TimeLimit=9-00:00:00 UserId=nobody(65534) GroupId=nogroup(65534) MCS_label=N/A Priority=1 "
+    "Nice=5 Account=open QOS=normal WCKey=wk JobState=RUNNING Reason=None RunTime=1-00:10:30 TimeLimit=1-00:40:00 "
+    "TimeMin=N/A EndTime=2026-11-28T22:13:30 Partition=ht ReqNodeList=n3 ExcNodeList=(null) NodeList=n[3-4] "
+    "NumNodes=2 NumCPUs=12 NumTasks=2 CPUs/Task=3 ReqB:S:C:T=0:0:*:1 TRES=cpu=12,mem=400M MinCPUsNode=3 "
+    "MinMemoryNode=300M MinTmpDiskNode=0 Features=a100&ib DelayBoot=00:00:00 Reservation=course OverSubscribe=NO "
+    "Licenses=matlab:1 Command=/home/a b/c.sh WorkDir=/ AdminComment=pollux:v1 min-gpus=1 mem-asked=yes submitted=1 "
+    "Comment=hello big world StdErr=/o/e StdIn=/dev/null StdOut=/o/o Power= MemPerTres=gpu:200 TresPerNode=gres:gpu:1"
+)
+
+
+def test_a_companion_repeats_all_that_slurm_and_filters_count() -> None:
+    given = {name: value for name, value in parent_options(SHOWN, {}).items() if value}
+    assert given == {
+        "time": "30",
+        "wckey": "wk",
+        "nice": "5",
+        "reservation": "course",
+        "constraint": "a100&ib",
+        "exclusive": "exclusive",
+        "mem": "300M",
+        "cpus-per-task": "3",
+        "threads-per-core": "1",
+        "comment": "hello big world",
+        "output": "/o/o",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "changed", "option", "value"),
+    [
+        ("TimeLimit=1-00:40:00", "TimeLimit=UNLIMITED", "time", "UNLIMITED"),
+        ("RunTime=1-00:10:30", "RunTime=1-00:39:54", "time", "1"),
+        ("RunTime=1-00:10:30", "RunTime=23:10:30", "time", "90"),
+        ("WCKey=wk", "WCKey=*wk", "wckey", ""),
+        ("MinMemoryNode=300M", "MinMemoryCPU=50M", "mem-per-cpu", "50M"),
+        ("MinMemoryNode=300M", "MinMemoryNode=0", "mem", "0"),
+        ("OverSubscribe=NO", "OverSubscribe=OK", "exclusive", ""),
+        ("Comment=hello", "Comment=pollux: hello", "comment", ""),
+    ],
+)
+def test_one_option_of_a_companion(field: str, changed: str, option: str, value: str) -> None:
+    assert field in SHOWN
+    assert parent_options(SHOWN.replace(field, changed), {}).get(option, "") == value
+
+
+def test_a_companion_of_a_job_that_asked_for_memory_per_gpu_does_so() -> None:
+    by_gpu = SHOWN.replace("MinMemoryNode=300M", "MinMemoryNode=0").replace("=gpu:200", "=gres:gpu:100")
+    assert parent_options(by_gpu, {})["mem-per-gpu"] == "100"
 
 
 def commands(folder: Path, **scripts: str) -> None:

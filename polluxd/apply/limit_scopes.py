@@ -1,0 +1,99 @@
+"""Find the limits of Slurm that count a job.
+
+Limits of accounts, users, QOSes and partitions (sacctmgr(1), Resource limits): a QOS's limit replaces the same limit
+of the account. All functions here are pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+
+
+class Scope(NamedTuple):
+    """A group of jobs that a limit counts together."""
+
+    name: str
+    limits: GroupLimits
+    enforced: frozenset[str]
+    """TRES whose limit binds this job, `jobs` and `submitted`; for other TRES its use counts all the same."""
+
+
+class Bounds(NamedTuple):
+    """All that limits one job."""
+
+    scopes: tuple[Scope, ...]
+    job: tuple[tuple[str, JobLimits], ...]
+
+
+class Lookup:
+    """The limits of jobs by account, user, partition and QOS."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._limits: Limits = state.limits
+        self._partitions = state.rules.partitions
+        self._known: dict[tuple[str, str, int, str, str], Bounds] = {}
+
+    def of(self, job: SlurmJob) -> Bounds:
+        key = job.user, job.account, job.uid, job.partition, job.qos
+        if key not in self._known:
+            self._known[key] = self._find(*key)
+        return self._known[key]
+
+    def _find(self, user: str, account: str, uid: int, partition: str, qos: str) -> Bounds:
+        scopes: list[Scope] = []
+        per_job: list[tuple[str, JobLimits]] = []
+        taken: set[str] = set()
+        wall_set, taken_job = False, set[str]()
+        for one in self._qoses(partition, qos):
+            around = (
+                (f"QOS {one.name}", one.group, ""),
+                (f"user {user} in QOS {one.name}", one.per_user, "user "),
+                (f"account {account} in QOS {one.name}", one.per_account, "account "),
+            )
+            for name, group, kind in around:
+                scopes.append(_scope(name, group, taken, kind))
+            per_job.append((f"QOS {one.name}", _without(one.job, taken_job, wall=wall_set)))
+            taken_job |= one.job.tres.keys() | {f"{name} minutes" for name in one.job.minutes}
+            wall_set = wall_set or one.job.wall_s is not None
+        taken_by_qos = frozenset(taken)
+        known = self._limits.associations
+        own = known.get((account, uid, partition)) or known.get((account, uid, ""))
+        if own is not None:
+            name = f"user {user} in account {account}"
+            scopes.append(_scope(name, own.group, set(taken_by_qos), ""))
+            # The jobs of one user, as MaxJobsPerUser and MaxSubmitJobsPerUser of a QOS limit them.
+            jobs = GroupLimits(jobs=own.jobs, submitted=own.submitted)
+            scopes.append(_scope(f"{name} (MaxJobs)", jobs, set(taken_by_qos), "user "))
+            per_job.append((f"account {account}", _without(own.job, taken_job, wall=wall_set)))
+        up, seen = account, set[str]()
+        while up and up not in seen and (one_up := known.get((up, None, ""))) is not None:
+            seen.add(up)
+            scopes.append(_scope(f"account {up}", one_up.group, set(taken_by_qos), ""))
+            up = one_up.parent
+        return Bounds(tuple(scopes), tuple(per_job))
+
+    def _qoses(self, partition: str, qos: str) -> list[Qos]:
+        """The QOSes of the job, in order of precedence."""
+        rule = self._partitions.get(partition)
+        names = [name for name in (rule.qos if rule else "", qos) if name]
+        return [self._limits.qos[name] for name in dict.fromkeys(names) if name in self._limits.qos]
+
+
+def _scope(name: str, group: GroupLimits, taken: set[str], kind: str) -> Scope:
+    """The scope, with the limits that no earlier one of this kind replaces."""
+    keys = {*group.tres, *(f"{name} minutes" for name in group.running_minutes)}
+    keys |= {name for name in ("jobs", "submitted") if getattr(group, name) is not None}
+    enforced = frozenset(key for key in keys if kind + key not in taken)
+    taken |= {kind + key for key in keys}
+    return Scope(name, group, enforced)
+
+
+def _without(limits: JobLimits, taken: set[str], *, wall: bool) -> JobLimits:
+    return JobLimits(
+        {name: most for name, most in limits.tres.items() if name not in taken},
+        None if wall else limits.wall_s,
+        minutes={name: most for name, most in limits.minutes.items() if f"{name} minutes" not in taken},
+    )
