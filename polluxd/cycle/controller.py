@@ -211,11 +211,11 @@ class Controller:
         state = seen.state
         times = self._waiting.corrected(state.jobs, records.times, state.taken_at)
         held = _held(state, {move.job_id for move in records.moves}, times, self._reconciler.past)
-        believed, doubts = self._trusted.trust(records.reports, held, state.taken_at)
+        judged = self._trusted.trust(records.reports, held, state.taken_at)
         rules = self._reconciler.rules(seen, records)
-        records = replace(records, reports=believed, times=times)
-        snapshot = build_snapshot(self._facts, seen, records, rules, doubts, self._trusted.doubted)
-        return snapshot, rules, doubts
+        records = replace(records, reports=judged.reports, times=times)
+        snapshot = build_snapshot(self._facts, seen, records, rules, judged, self._trusted.doubted)
+        return snapshot, rules, judged.doubts
 
     def _measure(
         self,

@@ -13,6 +13,7 @@ from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
+from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import (
     NO_PLACEMENT,
     JobState,
@@ -63,7 +64,7 @@ def build_snapshot(
     seen: ClusterView,
     records: CycleRecords,
     rules: MoveRules,
-    doubts: Mapping[int, tuple[str, ...]],
+    judged: Judged,
     doubted: Callable[[int], int],
 ) -> Snapshot:
     """The snapshot of this cycle.
@@ -77,7 +78,7 @@ def build_snapshot(
 
     Args:
         records: with the reports that polluxd believes, and waiting times without those of a hold.
-        doubts: claims of reports that polluxd does not believe, by job.
+        judged: what polluxd thinks of the claims of reports.
         doubted: counts a job's reports with such claims, since polluxd started.
     """
     state, settings = seen.state, records.settings
@@ -158,7 +159,8 @@ def build_snapshot(
                 move_cost=costs.get("requeue", facts.requeue_cost + state.kept_off_s),
                 resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
                 keeps=() if move is not None else keeps(job, report, rules),
-                doubts=doubts.get(job.job_id, ()),
+                doubts=judged.doubts.get(job.job_id, ()),
+                unconfirmed=judged.unconfirmed.get(job.job_id, ()),
                 doubted_reports=doubted(job.job_id),
                 contiguous=job.demands.contiguous,
             )

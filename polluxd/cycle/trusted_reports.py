@@ -16,9 +16,12 @@ types, and when each report arrived. It compares:
 - the shape of the claims with nothing yet, while polluxd has not seen progress at the present size: such a job gains no
   GPUs beyond an equal share, since a job that leaps to its final size shows no second size to compare with;
 - claims about GPU types with Slurm's nodes: only types on which polluxd saw the job's progress count as measured;
-- remaining work with history: a target stays, and a job that should have ended by its own account has none.
+- remaining work with history: the samples that remain fall as the job trains. The target itself moves in an honest job,
+  since its agent counts the samples that remain at their present worth (`job.epochs`).
 
-A claim that does not fit is replaced, and the replacement never asks for more than the records justify. The records
+A claim that does not fit is doubted and replaced, and the replacement never asks for more than the records justify.
+What the records cannot tell is not confirmed: it is no accusation, and takes effect only where it costs no other user.
+A new attempt begins with a new target: its user may have added epochs, or changed M0. The records
 cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`. What an honest job is
 believed through is in `tests/benchmarks/honesty.md`.
 """
@@ -29,10 +32,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
-from pollux.goodput import ThroughputParams
+from pollux.goodput import ThroughputParams, efficiency
 from polluxd.cycle.progress_rates import CONFIRMED, Floats, ProgressRates, Rate, TrainedOn, claimed
 from polluxd.model import Report
 
@@ -45,6 +49,8 @@ between two reports may take as long together."""
 PATIENCE = 2.0
 """A job may take this many times as long as its remaining work says, and `PATIENCE_S` more."""
 PATIENCE_S = 120.0
+GROWN = 1.05
+"""Ratio of remaining samples to those that should remain from which a target has grown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +85,30 @@ class _ReportHistory:
     """What polluxd has seen of one job."""
 
     progress: ProgressRates = field(default_factory=ProgressRates)
+    attempt: int = -1
+    initial: int = 0
+    """M0: the unit of progress."""
     target: float | None = None
+    """The first one of this attempt."""
+    end: float = math.inf
+    """The least progress, in samples over M0, at which the job could end by any report of this attempt."""
     ends_by: float = math.inf
     overdue: bool = False
-    moved_target: bool = False
     doubted: int = 0
     """Reports with a claim that was not believed."""
     doubted_at: float = -math.inf
     """When the newest of these reports arrived."""
+
+
+class Judged(NamedTuple):
+    """The reports of jobs, by job, and what polluxd thinks of their claims."""
+
+    reports: dict[int, Report]
+    """With doubtful claims replaced."""
+    doubts: dict[int, tuple[str, ...]]
+    """Claims that polluxd's records contradict."""
+    unconfirmed: dict[int, tuple[str, ...]]
+    """What polluxd does not count on, without a doubt."""
 
 
 class TrustedReports:
@@ -97,38 +119,38 @@ class TrustedReports:
         self.doubted_reports = 0
         """Reports of all jobs with a claim that was not believed, since polluxd started."""
 
-    def trust(
-        self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float
-    ) -> tuple[dict[int, Report], dict[int, tuple[str, ...]]]:
-        """Return the reports with doubtful claims replaced, and the doubts.
-
-        Both are by job; the doubts say which claims polluxd replaced.
+    def trust(self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float) -> Judged:
+        """Judge the reports.
 
         Args:
             reports: the latest of each job; `Report.at` is when it arrived.
             held: polluxd's records; a job that is not named holds nothing.
             now: POSIX seconds.
         """
-        trusted: dict[int, Report] = {}
-        doubts: dict[int, tuple[str, ...]] = {}
+        judged = Judged({}, {}, {})
         self.observe(reports, held)
         for job_id, report in reports.items():
-            history, found = self._jobs[job_id], list[str]()
-            trusted[job_id] = _trusted(history, report, held.get(job_id, _NOTHING), now, found)
-            if found:
-                doubts[job_id] = tuple(found)
+            history, doubts, unconfirmed = self._jobs[job_id], list[str](), list[str]()
+            mine = held.get(job_id, _NOTHING)
+            judged.reports[job_id] = _trusted(history, report, mine, now, doubts, unconfirmed)
+            if unconfirmed:
+                judged.unconfirmed[job_id] = tuple(unconfirmed)
+            if doubts:
+                judged.doubts[job_id] = tuple(doubts)
                 if report.at > history.doubted_at:
                     history.doubted_at = report.at
                     history.doubted += 1
                     self.doubted_reports += 1
         for job_id in self._jobs.keys() - reports.keys():
             del self._jobs[job_id]
-        return trusted, doubts
+        return judged
 
     def observe(self, reports: Mapping[int, Report], held: Mapping[int, Held]) -> None:
         """Record the jobs' progress, between decisions too; a job that is not named in `held` trains nowhere."""
         for job_id, report in reports.items():
             history, mine = self._jobs.setdefault(job_id, _ReportHistory()), held.get(job_id, _NOTHING)
+            if history.attempt != report.attempt:
+                _begin_attempt(history, report)
             if history.progress.observe(report, mine.place, adaptive=mine.adaptive):
                 # The time that the remaining work may take was reckoned at another speed.
                 history.ends_by = math.inf
@@ -144,7 +166,22 @@ class TrustedReports:
         return history.doubted if history else 0
 
 
-def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, doubts: list[str]) -> Report:
+def _begin_attempt(history: _ReportHistory, report: Report) -> None:
+    """Forget what the attempt before said of its length, and its rates if they are of another M0."""
+    if history.initial != report.limits.initial:
+        history.progress = ProgressRates()
+    history.attempt, history.initial = report.attempt, report.limits.initial
+    history.target, history.end, history.ends_by, history.overdue = None, math.inf, math.inf, False
+
+
+def _trusted(
+    history: _ReportHistory,
+    report: Report,
+    held: Held,
+    now: float,
+    doubts: list[str],
+    unconfirmed: list[str],
+) -> Report:
     kept = replace(
         report,
         explored_gpus=min(report.explored_gpus, held.most_gpus),
@@ -155,7 +192,8 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
     kept = _believable_fit(history, _of_known_types(history, kept), held, doubts)
     if held.gpus and report.first_step_at is not None and now - history.progress.advanced_at > STALL_S:
         if 2 * max(kept.explored_gpus, kept.prior_gpus) > held.gpus:
-            doubts.append(f"no progress for {now - history.progress.advanced_at:.0f} s: it gains no GPUs")
+            stalled = now - history.progress.advanced_at
+            unconfirmed.append(f"no progress for {stalled:.0f} s, so it gains no GPUs until it goes on")
             kept = replace(kept, most_gpus=held.gpus)
     elif held.equal_share and (
         not history.progress.seen or (held.gpus and history.progress.place not in history.progress.seen)
@@ -168,7 +206,7 @@ def _trusted(history: _ReportHistory, report: Report, held: Held, now: float, do
         doubts.append(f"it did not give up GPUs, {times}: it has no more than its user's equal share")
         most = math.ceil(held.equal_share)
         kept = replace(kept, most_gpus=most if kept.most_gpus is None else min(kept.most_gpus, most))
-    return _believable_target(history, kept, now, doubts)
+    return _believable_target(history, kept, now, doubts, unconfirmed)
 
 
 def _of_known_types(history: _ReportHistory, report: Report) -> Report:
@@ -279,25 +317,37 @@ def fit_of(rates: Mapping[tuple[int, int], float], report: Report) -> Throughput
     return ThroughputParams(0.0, 1.0 / per_gpu, 2 * each, each, 2 * each, each, 1.0)
 
 
-def _believable_target(history: _ReportHistory, report: Report, now: float, doubts: list[str]) -> Report:
+def _believable_target(
+    history: _ReportHistory, report: Report, now: float, doubts: list[str], unconfirmed: list[str]
+) -> Report:
     """Remove remaining work that contradicts the job's history."""
     if report.target is None:
         return report
-    if history.target is None:
-        history.target = report.target
-    elif report.target > history.target * 1.001:
-        history.moved_target = True
+    left = max(report.target - report.progress, 0.0)
+    history.target = report.target if history.target is None else history.target
+    # No sample is worth more than one at M0: a job of known samples ends at this progress at the latest.
+    end = report.progress + left / _worth(report)
+    grown = report.target > GROWN * history.target and end > GROWN * history.end
+    history.end = min(history.end, end)
+    if grown:
+        doubts.append("remaining work: its target has grown")
+        return replace(report, target=None)
     found = history.progress.here()
     rate = None if found is None else found.steps
     if rate is None and report.goodput > 0:
         rate = report.goodput / report.limits.initial
     if rate and history.progress.place.gpus:
-        left = max(report.target - report.progress, 0.0) / rate
-        history.ends_by = min(history.ends_by, now + PATIENCE * left + PATIENCE_S)
+        history.ends_by = min(history.ends_by, now + PATIENCE * left / rate + PATIENCE_S)
     history.overdue |= now > history.ends_by and report.progress < report.target
-    if history.moved_target or history.overdue:
-        why = "its target has grown" if history.moved_target else "by its own account it should have ended"
-        doubts.append(f"remaining work: {why}")
+    if history.overdue:
+        unconfirmed.append("its remaining work: by its own account it should have ended")
         return replace(report, target=None)
     # A training that goes on beyond its target was longer than its user thought: its length is not known.
     return replace(report, target=None) if report.progress >= report.target else report
+
+
+def _worth(report: Report) -> float:
+    """Return the worth of a sample at the job's batch size against one at M0, by its own noise scale."""
+    if report.batch_size <= report.limits.initial:
+        return 1.0
+    return float(efficiency(report.noise, report.limits.initial, report.batch_size))

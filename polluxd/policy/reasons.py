@@ -183,8 +183,8 @@ def _of_waits(
 
 
 def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
-    """Tell which claims of jobs' reports polluxd does not believe."""
-    doubted = {job.job_id: job for job in snapshot.jobs if job.doubted_reports}
+    """Tell which claims of jobs' reports polluxd does not believe, or not yet."""
+    doubted = {job.job_id: job for job in snapshot.jobs if job.doubted_reports or job.unconfirmed}
     return [_with_doubts(a, doubted[a.job_id]) if a.job_id in doubted else a for a in allocations]
 
 
@@ -194,6 +194,8 @@ def _with_doubts(allocation: Allocation, job: SnapshotJob) -> Allocation:
         explanation = replace(explanation, doubts=job.doubts, doubted_reports=job.doubted_reports)
     if job.doubts:
         reason += f"; polluxd does not believe these claims of its report: {', '.join(job.doubts)}"
+    if job.unconfirmed:
+        reason += f"; not confirmed yet: {', '.join(job.unconfirmed)}"
     return replace(allocation, reason=reason, explanation=explanation)
 
 

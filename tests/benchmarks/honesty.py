@@ -188,7 +188,7 @@ class _Training:
             if self.now >= next_decision:
                 next_decision = self.now + DECISION_S
                 held = Held(place.gpus, place.nodes, *self._most, float(draw.choice([4.0, 16.0])))
-                reports, doubts = self._trusted.trust({1: self._report}, {1: held}, self.now)
+                reports, doubts, _ = self._trusted.trust({1: self._report}, {1: held}, self.now)
                 found += doubts.get(1, ())
                 if reports[1].most_gpus is None or not place.gpus:
                     self._free_at = self.now

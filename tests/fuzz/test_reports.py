@@ -141,7 +141,7 @@ def assert_refused_or_decided(found: dict[str, Any] | None) -> None:
     except ReportError:
         return
     assert_sensible(report)
-    believed, _ = TrustedReports().trust({JOB: report}, {JOB: Held(4, 1, 4, 1)}, now)
+    believed = TrustedReports().trust({JOB: report}, {JOB: Held(4, 1, 4, 1)}, now).reports
     job = SnapshotJob(JOB, "j", "ada", "lab", "main", JobSpec(), now - 100, 100.0, report=believed[JOB])
     other = SnapshotJob(8, "j", "bob", "lab", "main", JobSpec(), now - 100, 100.0)
     plan = decide(Snapshot(CLUSTER, now, (Node("n1", 4), Node("n2", 4)), (job, other)))

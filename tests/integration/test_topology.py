@@ -12,6 +12,7 @@ from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.apply.companions import gather
 from polluxd.apply.paths import MoveRules
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
+from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import JobSpec, Report
 from polluxd.policy import decide
 from polluxd.slurm.fake import FakeSlurm
@@ -44,7 +45,7 @@ def test_a_job_of_two_nodes_is_placed_in_one_rack_of_slurms(racked: DevCluster) 
         gather(ClusterState(seen.taken_at, seen.nodes, waiting.observe().jobs), {}),
         CycleRecords(reports={job: report}),
         MoveRules(),
-        {},
+        Judged({}, {}, {}),
         lambda _: 0,
     )
     plan = decide(snapshot)

@@ -94,7 +94,7 @@ class World:
         reports = {j: self._report(j, now) for j in range(4) if self.placements[j]}
         told = {j: Held(p.gpus, len(p.nodes), *self.most[j], 4.0) for j, p in enumerate(self.placements)}
         if not self.trusting:
-            reports, doubts = self.trusted.trust(reports, told, now)
+            reports, doubts, _ = self.trusted.trust(reports, told, now)
             self.doubts |= set().union(*doubts.values()) if doubts else set()
         age = CYCLE_S * cycle + 300.0
         jobs = tuple(

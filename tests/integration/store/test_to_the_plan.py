@@ -14,6 +14,7 @@ import pytest
 from polluxd.apply.companions import gather
 from polluxd.apply.paths import MoveRules
 from polluxd.cycle.snapshot import ClusterFacts, build_snapshot
+from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import JobSpec, Node
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
@@ -77,7 +78,7 @@ def test_each_job_is_placed_on_the_type_and_in_the_rack_that_its_reports_speak_f
             times={job: JobTimes(state.taken_at - 7200.0) for job in (fond, indifferent, wide)},
         ),
         MoveRules(),
-        {},
+        Judged({}, {}, {}),
         lambda _: 0,
     )
     plan = decide(snapshot)

@@ -18,6 +18,7 @@ from polluxd.apply.paths import MoveRules
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import PolicySettings
 from polluxd.cycle.snapshot import ClusterFacts, WaitingTimes, build_snapshot
+from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy.domains import eligible, partitions_of
@@ -62,9 +63,9 @@ def built(state: ClusterState, **more: Any) -> Snapshot:
 
     seen = ClusterView(state, {}, more.pop("orphans", ()), {})
     facts, records, rules = part(ClusterFacts, cluster="dev"), part(CycleRecords), part(MoveRules)
-    doubts = more.pop("doubts", {})
+    judged = Judged({}, more.pop("doubts", {}), {})
     assert not more
-    return build_snapshot(facts, seen, records, rules, doubts, lambda _: 0)
+    return build_snapshot(facts, seen, records, rules, judged, lambda _: 0)
 
 
 def test_only_jobs_that_can_be_given_gpus_are_decided_on() -> None:

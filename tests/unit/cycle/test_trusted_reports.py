@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams
+from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, efficiency
+from pollux.learning_rate.progress import Progress
 from polluxd.cycle.trusted_reports import Held, TrustedReports, fit_of
 from polluxd.model import Report
 
@@ -40,8 +41,9 @@ class Job:
             )
             told = replace(report, **{k: v(report) if callable(v) else v for k, v in self.claims.items()})
             held = {7: Held(gpus, nodes, *self.most, gpu_type=gpu_type, adaptive=adaptive)}
-            kept, doubts = self.trusted.trust({7: told}, held, self.now)
-        return kept[7], doubts.get(7, ())
+            judged = self.trusted.trust({7: told}, held, self.now)
+        self.unconfirmed = judged.unconfirmed.get(7, ())
+        return judged.reports[7], judged.doubts.get(7, ())
 
 
 def test_an_honest_job_is_believed():
@@ -85,9 +87,9 @@ def test_a_job_at_a_new_size_gains_nothing_beyond_an_equal_share_until_its_progr
     assert trusted.most_gpus is None, "seen at 4 GPUs, it may grow"
     job.now += 30
     fresh = replace(trusted, attempt=job.attempt + 1, at=job.now, explored_gpus=8)
-    kept, _ = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2, 4.0)}, job.now)
+    kept = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2, 4.0)}, job.now).reports
     assert (kept[7].most_gpus, kept[7].explored_gpus) == (8, 8), "measured, by its own account"
-    alone, _ = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2)}, job.now)
+    alone = job.trusted.trust({7: fresh}, {7: Held(8, 2, 8, 2)}, job.now).reports
     assert alone[7].most_gpus is None, "there is no other user"
     assert job.train(8, 2)[0].most_gpus is None
 
@@ -103,17 +105,18 @@ def test_a_job_without_progress_gains_no_gpus():
     job = Job()
     job.train(4)
     kept, doubts = job.train(4, minutes=6, speed=0.0)
-    assert "no progress" in doubts[0]
+    assert doubts == (), "an evaluation is no lie"
+    assert "no progress" in job.unconfirmed[0]
     assert kept.most_gpus == 4
-    _, doubts = job.train(4)
-    assert doubts == ()
+    job.train(4)
+    assert job.unconfirmed == ()
 
 
 def test_a_job_that_has_shown_no_size_gains_no_more_than_an_equal_share():
     def most(gpus: int, share: float) -> int | None:
         job = Job()
         report = Report(1, 60.0, LIMITS, params=PERFECT, explored_gpus=99, prior_gpus=99, first_step_at=30.0)
-        kept, _ = job.trusted.trust({7: report}, {7: Held(gpus, 1, 99, 9, share)}, 60.0)
+        kept = job.trusted.trust({7: report}, {7: Held(gpus, 1, 99, 9, share)}, 60.0).reports
         return kept[7].most_gpus
 
     assert most(1, 8.0) == 8
@@ -132,14 +135,87 @@ def test_a_job_that_should_have_ended_has_no_remaining_work():
     job = Job(target=lambda report: 1000.0, progress=lambda report: min(report.progress, 999.9))
     kept, _ = job.train(1, minutes=3)
     assert kept.target == 1000.0
-    kept, doubts = job.train(1, minutes=30)
-    assert kept.target is None
-    assert "it should have ended" in doubts[-1]
+    kept, doubts = job.train(1, minutes=30, restarts=False)
+    assert (kept.target, doubts) == (None, ())
+    assert "it should have ended" in job.unconfirmed[-1]
+    job.claims = {}
+    assert job.train(1)[0].target == 1e6, "its user has added epochs"
 
 
 def test_a_training_that_goes_on_beyond_its_target_has_no_known_length_and_is_no_lie():
     kept, doubts = Job(target=10.0).train(1, minutes=30)
     assert (kept.target, doubts) == (None, ())
+
+
+def test_a_target_that_moves_with_the_worth_of_a_sample_is_believed():
+    """The agent's own reckoning of `job.epochs`: noise scales rise and fall, and so do batch sizes."""
+    progress = Progress(initial=128, passes=3000.0)
+    limits, trusted, now = BatchLimits(128, 4096, 16, 1024), TrustedReports(), 0.0
+    for gpus, batch, noise_scale in (
+        (4, 1024, 1000),
+        (4, 1024, 2000),
+        (1, 128, 2000),
+        (4, 4096, 500),
+        (4, 1024, 9000),
+    ):
+        noise = NoiseScale(1.0, noise_scale / 128)
+        worth = float(efficiency(noise, 128, batch))
+        for _ in range(20):
+            now += 30.0
+            progress.advance(batch * 100 * gpus, worth)
+            progress.epoch, position = divmod(progress.samples, 50_000)
+            progress.pass_from = progress.epoch
+            report = Report(
+                **{
+                    "attempt": 1,
+                    "at": now,
+                    "limits": limits,
+                    "params": TRUTH,
+                    "noise": noise,
+                    "gpus": gpus,
+                    "nodes": 1,
+                },
+                **{"explored_gpus": 4, "explored_nodes": 1, "batch_size": batch, "progress": progress.steps},
+                **{
+                    "target": progress.target_steps(50_000, progress.epoch, position, worth),
+                    "first_step_at": 1.0,
+                },
+            )
+            judged = trusted.trust({7: report}, {7: Held(gpus, 1, 4, 1)}, now)
+            assert not [doubt for doubt in judged.doubts.get(7, ()) if "remaining work" in doubt]
+            assert judged.reports[7].target == report.target
+
+
+@pytest.mark.parametrize("worths", [[1.0], [1 / 32], [1 / 32, 1.0], [1.0, 1 / 32, 0.5]])
+def test_a_job_that_is_always_about_to_end_is_found_out_whatever_worth_it_claims(worths):
+    limits, trusted, doubts = BatchLimits(128, 4096, 16, 1024), TrustedReports(), {}
+    for minute in range(60):
+        worth = worths[minute % len(worths)]
+        batch = round(128 / worth)
+        report = Report(
+            **{
+                "attempt": 1,
+                "at": 60.0 * minute,
+                "limits": limits,
+                "noise": NoiseScale(1.0, 0.0),
+                "batch_size": batch,
+            },
+            **{"progress": 100.0 * minute, "target": 100.0 * minute + 5.0, "first_step_at": 1.0},
+        )
+        doubts = trusted.trust({7: report}, {7: Held(4, 1, 4, 1)}, report.at).doubts
+    assert "its target has grown" in doubts[7][-1]
+
+
+def test_epochs_that_the_user_adds_and_another_m0_are_no_lie():
+    job = Job(target=2000.0)
+    job.train(1, minutes=20)
+    job.claims = {"target": 4000.0}
+    kept, doubts = job.train(1)
+    assert (kept.target, doubts) == (4000.0, ())
+    half = BatchLimits(64, 128, 8, 128)
+    job.claims = {"target": 8000.0, "limits": half, "progress": lambda report: 2 * report.progress}
+    kept, doubts = job.train(1)
+    assert (kept.target, doubts) == (8000.0, ())
 
 
 def test_a_target_that_moves_away_is_no_target():
@@ -169,7 +245,7 @@ def test_doubted_reports_are_counted_once_each():
     assert (job.trusted.doubted(7), job.trusted.doubted_reports) == (3, 3)
     report = Report(attempt=1, at=job.now, limits=LIMITS, explored_gpus=10**6)
     for now in (job.now + 5, job.now + 10):
-        _, doubts = job.trusted.trust({7: report}, {7: Held(2, 1, 2, 1)}, now)
+        doubts = job.trusted.trust({7: report}, {7: Held(2, 1, 2, 1)}, now).doubts
         assert doubts, "the same report is doubted again, and not counted again"
     assert (job.trusted.doubted(7), job.trusted.doubted(8), job.trusted.doubted_reports) == (3, 0, 3)
     job.claims = {}
@@ -204,8 +280,8 @@ def test_a_job_whose_noise_scale_grows_or_is_measured_wrong_is_believed(stages):
                 **{"explored_gpus": most[0], "explored_nodes": most[1], "progress": progress},
                 **{"batch_size": gpus * local * (passes + 1), "target": 1e6, "first_step_at": 1.0},
             )
-            kept, doubts = trusted.trust({7: report}, {7: Held(gpus, nodes, *most)}, now)
-            assert doubts == {}
+            kept, doubts, unconfirmed = trusted.trust({7: report}, {7: Held(gpus, nodes, *most)}, now)
+            assert (doubts, unconfirmed) == ({}, {})
             assert kept[7] == report
 
 
@@ -256,7 +332,7 @@ def test_a_job_that_did_not_give_up_gpus_gains_none_beyond_an_equal_share():
     trusted = TrustedReports()
     report = Report(1, 60.0, LIMITS, params=TRUTH, explored_gpus=16, explored_nodes=4, first_step_at=30.0)
     held = Held(16, 4, 16, 4, 8.0, undrained=2)
-    kept, doubts = trusted.trust({7: report}, {7: held}, 60.0)
+    kept, doubts, _ = trusted.trust({7: report}, {7: held}, 60.0)
     assert kept[7].most_gpus == 8
     assert "did not give up GPUs, 2 times" in doubts[7][0]
-    assert trusted.trust({7: report}, {7: replace(held, equal_share=None)}, 60.0)[1] == {}
+    assert trusted.trust({7: report}, {7: replace(held, equal_share=None)}, 60.0).doubts == {}
