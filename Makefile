@@ -188,7 +188,7 @@ BENCH := PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks
 bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
 	@$(BENCH).policy
 
-bench-lying: setup ## what a lying job gains, by objective (10 minutes); tests/benchmarks/lying.md
+bench-lying: setup ## what a lying job gains in ten hours, by objective (an hour); tests/benchmarks/lying.md
 	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 
 bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept); bench-out/honesty, tests/benchmarks/honesty.md

@@ -21,7 +21,7 @@ types, and when each report arrived. It compares:
 
 A claim that does not fit is doubted and replaced, and the replacement never asks for more than the records justify.
 What the records cannot tell is not confirmed: it is no accusation, and takes effect only where it costs no other user.
-A new attempt begins with a new target: its user may have added epochs, or changed M0. The records
+In a new attempt the target may have grown: its user may have added epochs, or chosen another M0. The records
 cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`. What an honest job is
 believed through is in `tests/benchmarks/honesty.md`.
 """
@@ -89,11 +89,14 @@ class _ReportHistory:
     initial: int = 0
     """M0: the unit of progress."""
     target: float | None = None
-    """The first one of this attempt."""
+    """The first one since its user changed it."""
     end: float = math.inf
-    """The least progress, in samples over M0, at which the job could end by any report of this attempt."""
+    """The least progress, in samples over M0, at which the job could end by any report since then."""
     ends_by: float = math.inf
     overdue: bool = False
+    """It should have ended by its own account."""
+    broken: int = 0
+    """How often that came about."""
     doubted: int = 0
     """Reports with a claim that was not believed."""
     doubted_at: float = -math.inf
@@ -167,11 +170,21 @@ class TrustedReports:
 
 
 def _begin_attempt(history: _ReportHistory, report: Report) -> None:
-    """Forget what the attempt before said of its length, and its rates if they are of another M0."""
-    if history.initial != report.limits.initial:
+    """Take a new length from the job's user, who may have added epochs or chosen another M0.
+
+    A job that was overdue twice stays so. A move of polluxd begins an attempt, too, and brings no new length.
+    """
+    other_unit = history.initial != report.limits.initial
+    if other_unit:
+        # Rates are in its steps.
         history.progress = ProgressRates()
+    before, target = history.target, report.target
+    grown = before is not None and target is not None and target > GROWN * before
+    if history.broken < 2 and (other_unit or grown):
+        history.overdue = False
+    if other_unit or grown:
+        history.target, history.end, history.ends_by = None, math.inf, math.inf
     history.attempt, history.initial = report.attempt, report.limits.initial
-    history.target, history.end, history.ends_by, history.overdue = None, math.inf, math.inf, False
 
 
 def _trusted(
@@ -338,7 +351,9 @@ def _believable_target(
         rate = report.goodput / report.limits.initial
     if rate and history.progress.place.gpus:
         history.ends_by = min(history.ends_by, now + PATIENCE * left / rate + PATIENCE_S)
-    history.overdue |= now > history.ends_by and report.progress < report.target
+    if not history.overdue and now > history.ends_by and report.progress < report.target:
+        history.overdue = True
+        history.broken += 1
     if history.overdue:
         unconfirmed.append("its remaining work: by its own account it should have ended")
         return replace(report, target=None)

@@ -1,7 +1,7 @@
 """Users whose jobs lie: what a liar gains over honesty.
 
-The cluster has 16 GPUs and 4 jobs, for 100 cycles of a minute. `make bench-lying` prints the table
-(tests/benchmarks/lying.md).
+The cluster has 16 GPUs and 4 jobs, for 100 cycles of a minute in the tests. `make bench-lying` plays ten hours and
+prints the table (tests/benchmarks/lying.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from polluxd.cycle.trusted_reports import Held, TrustedReports
 from polluxd.model import NO_PLACEMENT, JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy import decide
 
-CYCLES, CYCLE_S, MOVE_S = 100, 60.0, 30.0
+CYCLES, LONG, CYCLE_S, MOVE_S = 100, 600, 60.0, 30.0
 NODES = tuple(Node(f"n{i}", gpus=4) for i in range(4))
 TRUTH = ThroughputParams(0.02, 0.004, 0.03, 0.004, 0.06, 0.006, 1.6)
 NOISE = NoiseScale(1.0, 4.0)
@@ -63,6 +63,12 @@ LIES: dict[str, Lie] = {
         r, params=PERFECT, noise=NoiseScale(1e-9, 1e9), target=TARGET / 10
     ),
     "ten times the work": lambda r, _: replace(r, target=TARGET * 10),
+    "one step left, every other minute": lambda r, _: (
+        replace(r, target=r.progress + 1.0) if r.at // CYCLE_S % 2 else r
+    ),
+    "a new M0 in each attempt, a step left": lambda r, _: replace(
+        r, limits=replace(r.limits, initial=128 + r.attempt), target=r.progress + 1.0
+    ),
 }
 
 
@@ -70,9 +76,15 @@ class World:
     """Four jobs of one kind; the first may lie, or sleep."""
 
     def __init__(
-        self, settings: PolicySettings, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False
+        self,
+        settings: PolicySettings,
+        lie: Lie | None,
+        *,
+        sleeps: bool = False,
+        trusting: bool = False,
+        cycles: int = CYCLES,
     ) -> None:
-        self.settings = settings
+        self.settings, self.cycles = settings, cycles
         self.lie, self.sleeps, self.trusting = lie, sleeps, trusting
         self.trusted = TrustedReports()
         self.placements = [NO_PLACEMENT] * 4
@@ -85,7 +97,7 @@ class World:
 
     def run(self) -> float:
         """GPU-cycles of the first job."""
-        for cycle in range(CYCLES):
+        for cycle in range(self.cycles):
             self._decide(1e6 + cycle * CYCLE_S, cycle)
             self.held += self.placements[0].gpus
         return self.held
@@ -141,15 +153,22 @@ class World:
 
 
 @cache
-def honest(objective: str) -> float:
+def honest(objective: str, cycles: int) -> float:
     """GPU-cycles of an honest job."""
-    return World(OBJECTIVES[objective], None).run()
+    return World(OBJECTIVES[objective], None, cycles=cycles).run()
 
 
-def gain(objective: str, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False) -> float:
+def gain(
+    objective: str,
+    lie: Lie | None,
+    *,
+    sleeps: bool = False,
+    trusting: bool = False,
+    cycles: int = CYCLES,
+) -> float:
     """GPU-cycles of a liar over those of honesty, less 1."""
-    held = World(OBJECTIVES[objective], lie, sleeps=sleeps, trusting=trusting).run()
-    return held / honest(objective) - 1.0
+    held = World(OBJECTIVES[objective], lie, sleeps=sleeps, trusting=trusting, cycles=cycles).run()
+    return held / honest(objective, cycles) - 1.0
 
 
 # The others are in the benchmark: its runs take minutes.
@@ -186,7 +205,8 @@ def main() -> None:
             cells = []
             for objective in objectives:
                 before, after = (
-                    gain(objective, lie, sleeps=lie is None, trusting=trusting) for trusting in (True, False)
+                    gain(objective, lie, sleeps=lie is None, trusting=trusting, cycles=LONG)
+                    for trusting in (True, False)
                 )
                 cells.append(f"{before:+.0%} -> {after:+.0%}")
                 worst = max(worst, after)
