@@ -86,11 +86,12 @@ check: setup ## the fast lane (2 minutes): format, lint, types, arrows, prose, t
 unit: setup ## the pure tests only (minutes)
 	@$(PYTHON) -m pytest -q tests/unit
 
-lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose and of structure's limits
+lint: setup ## ruff format --check, ruff check, lint-imports, the checks of prose, of the door to files and of structure's limits
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/lint-imports
 	@$(PYTHON) contrib/checks/prose.py
+	@$(PYTHON) contrib/checks/door.py
 	@$(PYTHON) contrib/checks/structure.py --check
 
 types: setup ## mypy --strict

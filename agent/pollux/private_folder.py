@@ -1,16 +1,17 @@
-"""Read and write files in a folder that other users cannot change.
+"""The one door to files: all that is read, written, renamed or removed on a user's behalf goes through this module.
 
-A path can change between a check and its use. `PrivateFolder` therefore checks the folder by its descriptor, and
-reaches every file in the folder through it. A checked file is read through the descriptor that was checked. openat(2).
+A path can change between a check and its use, and a folder that others may write to can hold anything. So a folder is
+opened component by component (`_walk`), and every file in it is reached through the descriptor that was checked.
+openat(2). `contrib/checks/door.py` fails where a program opens files otherwise.
 
-What is refused:
+A `PrivateFolder` refuses
 - a folder or a file that belongs to another user than this one or root, or that its group or everybody may write to.
   The group named as the user is the user's own, as many Linux distributions set it up;
 - a file that is no regular file, or a link in place of a file.
 
 The directories above may belong to another user or be writable for a group, as project directories often are. A user
-who may write there can remove the folder, but cannot change its content. Linux itself follows no link of another user
-in a directory like /tmp (fs.protected_symlinks, proc_sys_fs(5)).
+who may write there can remove the folder, but can neither change its content nor lead elsewhere: of links on the way,
+only those of this user or root are followed.
 """
 
 from __future__ import annotations
@@ -21,17 +22,24 @@ import grp
 import logging
 import os
 import pwd
+import secrets
+import shutil
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 logger = logging.getLogger("pollux")
 
+_MOST_LINKS = 40  # of one path; path_resolution(7)
+_SECRET = 65536
+"""Bytes of the largest file that holds a secret."""
+
 
 class UnsafePath(PermissionError):
-    """Other users may change a file or a folder."""
+    """Other users may change a file or a folder, or lead its path elsewhere."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EPERM, why)
@@ -41,26 +49,28 @@ class UnsafePath(PermissionError):
         return self.why
 
 
-class PrivateFolder:
-    """An open folder that only this user, or root, may write to. A context manager: leaving it closes the folder."""
+class Folder:
+    """An open folder of any owner. A context manager: leaving it closes the folder."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the folder. Raises UnsafePath and other OSErrors."""
+    def __init__(self, path: Path, *, make: bool = False) -> None:
+        """Open the folder; `make`: create it, and those above it, where they are missing.
+
+        A folder that is made is for this user alone. Raises UnsafePath and other OSErrors.
+        """
         self.path = path
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.descriptor = _walk(path, make=make)
         try:
-            _check_own(path, os.fstat(self.descriptor))
+            self._check(path, os.fstat(self.descriptor))
         except BaseException:
             os.close(self.descriptor)
             raise
 
     @classmethod
     def make(cls, path: Path) -> Self:
-        """Open the folder. Create it first, for this user alone, where it is missing."""
-        if not path.is_dir():
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            sync_directory(path.parent)
-        return cls(path)
+        return cls(path, make=True)
+
+    def _check(self, path: Path, facts: os.stat_result) -> None:
+        """Raise UnsafePath where others may change what is in the folder, if that matters."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,20 +93,31 @@ class PrivateFolder:
 
     def read(self, name: str) -> IO[bytes]:
         """Open a file of the folder for reading. Raises UnsafePath and other OSErrors."""
+        return self._opened(name, os.O_RDONLY, "rb")
+
+    def change(self, name: str) -> IO[bytes]:
+        """Open a file for reading and writing; create it where it is missing. Raises UnsafePath and other OSErrors."""
+        return self._opened(name, os.O_RDWR | os.O_CREAT, "r+b")
+
+    def _opened(self, name: str, access: int, mode: str) -> IO[bytes]:
         # No call blocks, not even on a FIFO under this name.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=self.descriptor)
+        flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(_below(name), flags, 0o600, dir_fd=self.descriptor)
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 raise UnsafePath(f"{self.path / name} is not a regular file")
-            _check_own(self.path / name, facts)
-            return os.fdopen(descriptor, "rb")
+            if access != os.O_RDONLY and facts.st_nlink > 1:
+                raise UnsafePath(f"{self.path / name} has another name (a hard link): copy it in its place")
+            self._check(self.path / name, facts)
+            return os.fdopen(descriptor, mode)
         except BaseException:
             os.close(descriptor)
             raise
 
-    def write(self, name: str, fill: Callable[[IO[bytes]], object], *, mark: str = "") -> None:
+    def write(
+        self, name: str, fill: Callable[[IO[bytes]], object], *, mark: str = "", mode: int = 0o600
+    ) -> None:
         """Write a file that appears under `name` whole or not at all.
 
         `fill` writes its content. Raises OSError.
@@ -107,29 +128,37 @@ class PrivateFolder:
         temporary = f".{name}{mark}.tmp"
         # A crash left this file, or a user put a link there. Do not write to it.
         self.remove(temporary)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o600, dir_fd=self.descriptor)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
+            self.create(temporary, fill, mode=mode)
             self.rename(temporary, name)
         except BaseException:
-            self.remove(temporary)
+            with contextlib.suppress(OSError):
+                self.remove(temporary)
             raise
         self.sync()
 
+    def create(self, name: str, fill: Callable[[IO[bytes]], object], *, mode: int = 0o600) -> None:
+        """Write a new file, durably. Raises FileExistsError and other OSErrors."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(_below(name), flags, mode, dir_fd=self.descriptor), "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+
     def rename(self, name: str, new: str) -> None:
-        os.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+        os.rename(_below(name), _below(new), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=self.descriptor)
+            os.unlink(_below(name), dir_fd=self.descriptor)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder with all that is in it; no link is followed."""
+        shutil.rmtree(_below(name), dir_fd=self.descriptor)
 
     def make_folder(self, name: str) -> None:
-        os.mkdir(name, 0o700, dir_fd=self.descriptor)
+        os.mkdir(_below(name), 0o700, dir_fd=self.descriptor)
 
     def sync(self) -> None:
         """Make the names in the folder durable (fsync).
@@ -142,32 +171,195 @@ class PrivateFolder:
             logger.debug("%s: fsync of the directory: %s", self.path, error)
 
 
+class PrivateFolder(Folder):
+    """An open folder that only this user, or root, may write to, and so its files."""
+
+    def _check(self, path: Path, facts: os.stat_result) -> None:
+        if facts.st_uid not in (os.geteuid(), 0):
+            raise UnsafePath(f"{path} belongs to uid {facts.st_uid}, expected {os.geteuid()} or root")
+        shared = facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid)
+        if facts.st_mode & stat.S_IWOTH or shared:
+            raise UnsafePath(
+                f"{path} may be written by other users (mode {stat.S_IMODE(facts.st_mode):04o}): remove that right "
+                "(chmod go-w)"
+            )
+
+
 def write_durably(path: Path, fill: Callable[[IO[bytes]], object], *, mark: str = "") -> None:
-    """Write one file as `PrivateFolder.write` does. Raises OSError."""
-    with PrivateFolder(path.parent) as folder:
+    """Write one file as `PrivateFolder.write` does; make its folder where it is missing. Raises OSError."""
+    with PrivateFolder.make(path.parent) as folder:
         folder.write(path.name, fill, mark=mark)
 
 
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable, with any owner."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def read_private(path: Path) -> bytes:
+    """Return the content of a file in a private folder. Raises OSError."""
+    with PrivateFolder(path.parent) as folder, folder.read(path.name) as file:
+        return file.read()
+
+
+def read_secret(path: Path) -> bytes:
+    """Return the content of a private file that nobody else can read, of at most 64 KiB. Raises OSError."""
+    with PrivateFolder(path.parent) as folder, folder.read(path.name) as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        content = file.read(_SECRET + 1)
+    if mode & 0o077:
+        raise UnsafePath(f"expected mode 0600, its mode is {mode:04o}")
+    if len(content) > _SECRET:
+        raise OSError(errno.EFBIG, f"expected at most {_SECRET} bytes")
+    return content
+
+
+def remove(path: Path) -> None:
+    """Remove one file of a private folder, if it is there. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), PrivateFolder(path.parent) as folder:
+        folder.remove(path.name)
+
+
+def open_named(path: Path) -> IO[bytes]:
+    """Open a file that the user named, of any owner: a regular file. Raises OSError."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UnsafePath(f"{path} is not a regular file")
+    return file
+
+
+def read_named(path: Path) -> bytes:
+    """Return the content of a file that the user named. Raises OSError."""
+    with open_named(path) as file:
+        return file.read()
+
+
+def write_named(path: Path, content: str | bytes) -> None:
+    """Write a file under a name that the user gave; make its folder where it is missing. Raises OSError.
+
+    What has this name stays if it is a link, another user's, or no regular file.
+    """
+    mode = 0o666  # less the umask
+    with Folder.make(path.parent) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            facts = os.stat(path.name, dir_fd=folder.descriptor, follow_symlinks=False)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+                raise UnsafePath(f"{path}: expected a file of uid {os.geteuid()}, or none")
+            mode = stat.S_IMODE(facts.st_mode) & 0o777
+        data = content.encode() if isinstance(content, str) else content
+        folder.write(path.name, lambda file: file.write(data), mark=f".{secrets.token_hex(4)}", mode=mode)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder of this user's alone in the machine's directory for such; removed on leaving."""
+    # No TemporaryDirectory: each fork of this process would remove it at its end.
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        logger.debug("%s: fsync of the directory: %s", directory, error)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def places_of_this_user(beside: Path) -> list[Path]:
+    """Return the folders that can stand for `beside`: see `folder_of_this_user`."""
+    numbered = beside.with_name(f"{beside.name}-{os.geteuid()}")
+    return [numbered, beside, Path(os.path.expanduser("~"), beside.name)]
+
+
+def folder_of_this_user(beside: Path, name: str, *, make: bool = False) -> Path:
+    """Return the folder that holds `name`, or is to hold it: `beside`, if that is this user's, and no link.
+
+    Users may share the directory around it, where each of them can make anything first. Then there is one with the
+    user's number in its name, and where that cannot be had, one at home. Where `name` is there already, such as a
+    job's checkpoints, it stays in use. `make`: make the folder.
+    """
+    places = places_of_this_user(beside)
+    for place in places:
+        if is_own(place) and is_own(place / name):
+            return place
+    # Once made, the numbered one stays in use.
+    for place in [*places[: is_own(places[0])], beside, *places]:
+        if make:
+            # Not looked at first: making it decides which of two users who come in the same second has it.
+            with contextlib.suppress(OSError):
+                Folder.make(place).__exit__(None, None, None)
+        free = os.path.isdir(place) and (is_own(place / name) or not os.path.lexists(place / name))
+        if free and is_own(place) and os.access(place, os.W_OK | os.X_OK):
+            return place
+    return beside
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file or folder is there, belongs to this user, and is no link.
+
+    From a folder that others may write to, by a generous umask, that right is taken away.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(descriptor)
+        if facts.st_uid == os.geteuid() and stat.S_ISDIR(facts.st_mode) and facts.st_mode & 0o022:
+            os.fchmod(descriptor, stat.S_IMODE(facts.st_mode) & ~0o022)
+        return facts.st_uid == os.geteuid()
     finally:
         os.close(descriptor)
 
 
-def _check_own(path: Path, facts: os.stat_result) -> None:
-    if facts.st_uid not in (os.geteuid(), 0):
-        raise UnsafePath(f"{path} belongs to uid {facts.st_uid}, expected {os.geteuid()} or root")
-    shared = facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid)
-    if facts.st_mode & stat.S_IWOTH or shared:
-        raise UnsafePath(
-            f"{path} may be written by other users (mode {stat.S_IMODE(facts.st_mode):04o}): remove that right "
-            "(chmod go-w)"
-        )
+def _walk(path: Path, *, make: bool) -> int:
+    """Open a folder for reading, component by component.
+
+    A link on the way is followed if it is this user's or root's. Whoever may write to a directory can put one there
+    that leads to another folder of this user.
+    """
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        os.stat(os.path.join(path, "."))  # an automounter mounts now what it would not for O_PATH; open(2)
+    left = list(reversed(path.parts))
+    links = 0
+    at = os.open(".", flags)
+    try:
+        while left:
+            name = left.pop()
+            try:
+                found = os.open(name, flags, dir_fd=at)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(
+                    FileExistsError
+                ):  # another rank's, or another user's: that is looked at
+                    os.mkdir(name, 0o700, dir_fd=at)
+                found = os.open(name, flags, dir_fd=at)
+            facts = os.fstat(found)
+            if not stat.S_ISLNK(facts.st_mode):
+                os.close(at)
+                at = found
+                continue
+            try:
+                links += 1
+                if facts.st_uid not in (os.geteuid(), 0):
+                    raise UnsafePath(
+                        f"{path}: {name} is a link of uid {facts.st_uid}, expected one of {os.geteuid()} or root: name "
+                        "the folder that it leads to"
+                    )
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                left += reversed(Path(os.readlink("", dir_fd=found)).parts)
+            finally:
+                os.close(found)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    except UnsafePath:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(at)
+
+
+def _below(name: str) -> str:
+    """Return a name that stays in its folder. Raises UnsafePath."""
+    if "/" in name or name in ("", ".", ".."):
+        raise UnsafePath(f"expected the name of a file in its folder, got {name!r}")
+    return name
 
 
 def _own_group(gid: int) -> bool:

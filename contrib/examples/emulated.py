@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import pollux
+from pollux.private_folder import write_named
 
 HELD_OUT = 0.2
 """Share of each data set that is never trained on."""
@@ -170,7 +169,4 @@ def finish(name: str, args: argparse.Namespace, job: pollux.Job, test: TensorDat
     }
     print(json.dumps(result), flush=True)
     if args.result is not None:
-        args.result.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=args.result.parent, delete=False) as file:
-            json.dump(result, file, indent=2)
-        os.replace(file.name, args.result)
+        write_named(args.result, json.dumps(result, indent=2))

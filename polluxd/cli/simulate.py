@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pollux.private_folder import write_named
 from polluxd.config.setting_info import policy_info
 from polluxd.errors import ConfigError
 from polluxd.sim import plots
@@ -178,7 +179,7 @@ def simulate(
             console.print(few, markup=False)
     if as_json is not None:
         document = {"workload": title, "scenario": asdict(scenario)} | found
-        as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+        write_named(as_json, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
     if plot is not None:
         assumed = "" if kind is None else ", if users tuned"
         plots.page(results, f"{title}: {len(jobs)} jobs on {_hardware(scenario)}{assumed}", plot)
@@ -257,7 +258,7 @@ def _simulate_searches(
     rows = compare_searches(methods, profiles, policies, scenario)
     if as_json is not None:
         document = {"scenario": asdict(scenario), "searches": rows}
-        as_json.write_text(json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+        write_named(as_json, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
     console = Console(highlight=False)
     console.print(table(rows, SEARCH_COLUMNS, console.width))
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from pollux.errors import SearchError
+from pollux.private_folder import Folder, is_own, places_of_this_user, remove
 from pollux.search.tasks import FOLDER
 from pollux.slurm_job.slurm_commands import tasks_in_queue
 from polluxd.errors import ConfigError, PolluxError, SlurmRefused
@@ -82,7 +83,7 @@ def start(
     Its journal is pollux-searches/NAME.journal in this folder, where the other commands read it. Needs Optuna.
     """
     chosen = name or batch.stem
-    if path_of(chosen).exists():
+    if path_of(chosen, make=True).exists():
         raise ConfigError(
             f"there is a search {chosen} in this folder: give another --name, or go on with it by "
             f"`polluxctl tune resume {chosen}`"
@@ -104,7 +105,7 @@ def start(
     try:
         _submit(search, trials)
     except PolluxError:
-        search.path.unlink()
+        remove(search.path)
         raise
 
 
@@ -302,7 +303,11 @@ def summary(search: Search) -> Iterator[str]:
 
 def here() -> list[str]:
     """Return the names of the searches of this folder."""
-    return sorted(path.stem for path in (Path.cwd() / FOLDER).glob("*.journal"))
+    found = set()
+    for place in filter(is_own, places_of_this_user(Path.cwd() / FOLDER)):
+        with Folder(place) as folder:
+            found |= {name.removesuffix(".journal") for name in folder.names() if name.endswith(".journal")}
+    return sorted(found)
 
 
 def open_search(name: str, settings: SearchSettings | None = None) -> Search:
@@ -320,12 +325,12 @@ def open_search(name: str, settings: SearchSettings | None = None) -> Search:
         raise ConfigError(str(error)) from error
 
 
-def path_of(name: str) -> Path:
+def path_of(name: str, *, make: bool = False) -> Path:
     """Return the journal of a search of this folder. Raises ConfigError."""
     try:
         from pollux.search.journal import journal_path  # noqa: PLC0415 - brings Optuna in
 
-        return journal_path(name, Path.cwd())
+        return journal_path(name, Path.cwd(), make=make)
     except ImportError:
         raise ConfigError("`polluxctl tune` needs Optuna: pip install 'polluxd[tune]'") from None
     except SearchError as error:

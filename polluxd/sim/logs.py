@@ -6,6 +6,7 @@ cannot be read, is left out and counted with its reason: a log of months always 
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import Counter
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pollux.private_folder import open_named, read_named
 from polluxd.sim.workload import Line, TraceError, lines
 
 SHORTEST = 60.0
@@ -132,7 +134,7 @@ def _sacct_rows(path: Path, columns: Sequence[str]) -> Iterator[Line]:
     stands beside the columns needed; without JobName, the row is left out.
     """
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
+        with io.TextIOWrapper(open_named(path), encoding="utf-8-sig", errors="replace") as file:
             names = file.readline().rstrip("\n").split("|")
             if missing := [name for name in columns if name not in names]:
                 raise TraceError(
@@ -153,7 +155,7 @@ def _sacct_rows(path: Path, columns: Sequence[str]) -> Iterator[Line]:
 def _philly_json_rows(path: Path, _columns: Sequence[str]) -> Iterator[Line]:
     """Yield the jobs of Philly's `cluster_job_log` with the columns of a table; a job's last attempt counts."""
     try:
-        jobs = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
+        jobs = json.loads(read_named(path).decode("utf-8-sig", "replace"))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (ValueError, RecursionError):
@@ -200,7 +202,7 @@ def recognise(path: Path) -> Format | None:
     Of these files, only the output of `sacct --parsable2` has columns between bars.
     """
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_named(path), encoding="utf-8-sig") as file:
             header = file.readline(10_000)
     except (OSError, UnicodeDecodeError):
         return None

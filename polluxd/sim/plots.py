@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pollux.private_folder import write_named
 from polluxd.errors import ConfigError
 
 
@@ -55,7 +57,9 @@ def page(results: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> No
     fair.axvline(1.0, color="grey", linewidth=0.8)
     jct.legend()
     try:
-        figure.savefig(path, dpi=120)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, dpi=120, format=path.suffix[1:] or "png")
+        write_named(path, drawn.getvalue())
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--plot {path}: cannot be written ({error}); give a .png, .pdf or .svg path"

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from pollux.private_folder import read_named
 from polluxd.errors import ConfigError
 from polluxd.sim.cluster import Scenario
 
@@ -50,7 +51,7 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_named(path).decode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

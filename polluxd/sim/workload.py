@@ -6,11 +6,13 @@ An error names the file, the line and the remedy.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pollux.private_folder import open_named
 from polluxd.errors import ConfigError
 from polluxd.sim.applications import Application, most_gpus
 
@@ -63,7 +65,7 @@ def lines(path: Path, columns: Sequence[str]) -> Iterator[Line]:
     Raises TraceError, and nothing else.
     """
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_named(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             found = [name.strip() for name in reader.fieldnames or []]
             missing = [name for name in columns if name not in found]

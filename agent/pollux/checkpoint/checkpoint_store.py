@@ -19,7 +19,6 @@ import errno
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,9 +74,17 @@ class CheckpointStore:
     def standing(self) -> str:
         """Return what the error of a save adds where there are earlier checkpoints."""
         try:
-            return "; earlier ones stand" if self.paths() else ""
+            return "; earlier ones stand" if self.paths() else "; this training has no checkpoint"
         except CheckpointError:
             return ""
+
+    def trouble(self) -> str:
+        """Return why no checkpoint can be written to the directory; empty where one can. The directory is made."""
+        try:
+            with PrivateFolder.make(self.directory):
+                return ""
+        except OSError as error:
+            return f"no checkpoint can be written to {self.directory}{self.standing()}: {error}"
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -316,7 +323,7 @@ def _remove(folder: PrivateFolder, name: str) -> None:
         hidden = name if name.startswith(".") else f".{name}.tmp"
         if hidden != name:
             folder.rename(name, hidden)
-        shutil.rmtree(hidden, dir_fd=folder.descriptor)
+        folder.remove_tree(hidden)
     except OSError as error:
         logger.warning("%s was not removed: %s", folder.path / name, error)
 

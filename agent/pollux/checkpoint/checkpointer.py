@@ -94,6 +94,9 @@ class Checkpointer:
             self.writer.store.fingerprint = fingerprint_of([model])
             record = training.models[0].record
             self.writer.store.difference = lambda state: record.difference(state, "script")
+            if world.rank == 0 and (trouble := self.writer.store.trouble()):
+                logger.error("%s", trouble)  # now, and not at the first save, minutes later
+                self.trouble = trouble
         if not world.waiting:
             state = self._newest(exchange)
         attempt.times.restored_at = time.time()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pollux.errors import RestartLoop
-from pollux.private_folder import write_durably
+from pollux.private_folder import read_private, remove, write_durably
 from pollux.ranks.control import ControlExchange
 
 logger = logging.getLogger("pollux")
@@ -53,7 +53,6 @@ class FruitlessRestarts:
         self._counted = count > 0 or self._path.exists()
         if self._counted:
             try:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_durably(self._path, lambda file: file.write(json.dumps({"restarts": count}).encode()))
             except OSError as error:
                 logger.warning("restarts cannot be counted: %s", error)
@@ -64,10 +63,10 @@ class FruitlessRestarts:
         if self._counted:
             self._counted = False
             with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+                remove(self._path)
 
     def _read(self) -> int:
         try:
-            return max(int(json.loads(self._path.read_text())["restarts"]), 0)
+            return max(int(json.loads(read_private(self._path))["restarts"]), 0)
         except (OSError, ValueError, KeyError, TypeError):
             return 0

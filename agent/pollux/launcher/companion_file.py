@@ -16,8 +16,8 @@ from typing import Any
 
 from pollux.errors import LaunchError
 from pollux.launcher.messages import Channel
+from pollux.private_folder import read_secret
 from pollux.ranks.links import RANKS, NoAnswer, reach
-from pollux.slurm_job.private_file import Unusable, read_private
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -50,7 +50,7 @@ def read_companion_file(path: Path) -> CompanionFile:
     it or can read it.
     """
     try:
-        document: Any = json.loads(read_private(path))
+        document: Any = json.loads(read_secret(path))
         match document:
             case {
                 "address": str(address),
@@ -62,12 +62,12 @@ def read_companion_file(path: Path) -> CompanionFile:
                 words = all(isinstance(word, str) for word in argv)
                 if words and not isinstance(port, bool) and 0 < port < 65536 and secret:
                     return CompanionFile(path, address, port, cwd, tuple(argv), secret, document)
-        raise Unusable("expected an object with address, port, cwd, argv and secret")
+        raise ValueError("expected an object with address, port, cwd, argv and secret")
     except FileNotFoundError:
         raise CompanionFileGone(
             f"{path} is gone: the job that this one is a companion of takes nobody in"
         ) from None
-    except (OSError, ValueError, Unusable) as error:
+    except (OSError, ValueError) as error:
         raise LaunchError(f"{path} invites nobody: {error}") from None
 
 

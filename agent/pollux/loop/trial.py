@@ -295,7 +295,7 @@ def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
     from pollux.search.journal import journal_path  # noqa: PLC0415 - brings Optuna in
     from pollux.search.study import Search, SearchSettings  # noqa: PLC0415
 
-    path = journal_path(name, environ.get("SLURM_SUBMIT_DIR") or ".")
+    path = journal_path(name, environ.get("SLURM_SUBMIT_DIR") or ".", make=True)
     if companion:
         task, _, own = environ[TASK_VARIABLE].partition(":")
         path = Path(own)

@@ -8,6 +8,7 @@ ranks are ready.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import PolluxAgentError
+from pollux.private_folder import PrivateFolder, remove
 from pollux.ranks.rendezvous import Rendezvous, until
 from pollux.resize.joining import STOP
 from pollux.resize.parent_options import parent_options
@@ -129,7 +131,8 @@ class CompanionJob:
 
     def close(self) -> None:
         """Remove the file from which joiners read how to join."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove(self._path)
 
     def roll_call(self) -> bool:
         """Whether every joiner answers at this moment; on the training thread."""
@@ -155,11 +158,9 @@ class CompanionJob:
             **self._facts,
         }
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # there may be no checkpoint yet
-            # O_EXCL: an earlier start of this job may have recruited for the same move, and ended in it.
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w") as file:
-                json.dump(content, file)
+            with PrivateFolder.make(self._path.parent) as folder:  # there may be no checkpoint yet
+                # An earlier start of this job may have recruited for the same move, and ended in it: that file stays.
+                folder.create(self._path.name, lambda file: file.write(json.dumps(content).encode()))
         except OSError as error:
             raise RecruitmentFailed(f"the file for the joiners cannot be written: {error}") from error
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _LISTEN = "0A"  # TCP_LISTEN of Linux
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_FIRST_USER = 1000
-"""Uids below are the system's (login.defs(5), SYS_UID_MAX)."""
+_LOGIN_DEFS = Path("/etc/login.defs")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -23,20 +23,34 @@ class UntrustedListener(OSError):
     """Another user, or nobody, listens on the port."""
 
 
-def require_trusted_listener(address: str, port: int, tables: tuple[Path, ...] = _TABLES) -> None:
+def require_trusted_listener(
+    address: str, port: int, tables: tuple[Path, ...] = _TABLES, login_defs: Path = _LOGIN_DEFS
+) -> None:
     """Refuse a port of this machine on which another user listens.
 
     Root, system accounts and this user may listen. Raises UntrustedListener.
     """
     peer = _plain(ipaddress.ip_address(address))
     owners = [uid for local, uid in _listeners(port, tables) if local == peer or local.is_unspecified]
-    strangers = [uid for uid in owners if uid >= _FIRST_USER and uid != os.getuid()]
+    first = first_user(login_defs)
+    strangers = [uid for uid in owners if uid >= first and uid != os.getuid()]
     if strangers:
         raise UntrustedListener(
             f"uid {strangers[0]} listens on port {port} of this machine, expected a system account"
         )
     if not owners:
         raise UntrustedListener(f"no process of this machine listens on port {port}")
+
+
+def first_user(login_defs: Path = _LOGIN_DEFS) -> int:
+    """Return the least uid that may be a user's: below are the system's. login.defs(5); 1000 where it says nothing."""
+    try:
+        text = login_defs.read_text(errors="replace")
+    except OSError:
+        return 1000
+    found = dict(re.findall(r"^\s*(UID_MIN|SYS_UID_MAX)\s+(\d+)\s*$", text, re.MULTILINE))
+    least = int(found.get("UID_MIN", 1000))
+    return min(least, int(found.get("SYS_UID_MAX", least - 1)) + 1)
 
 
 def _listeners(port: int, tables: tuple[Path, ...]) -> Iterator[tuple[Address, int]]:

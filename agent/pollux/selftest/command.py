@@ -13,8 +13,6 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pollux.private_folder import temporary_folder, write_named
 from pollux.selftest.checks import CHECKS, Check, Result, carry_out
 from pollux.selftest.machine import Machine, this_machine
 from pollux.version import __version__
@@ -64,15 +63,11 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     for note in machine.notes:
         print(note, flush=True)
     results = []
-    # No TemporaryDirectory: each fork of this process would remove it at its end.
-    folder = Path(tempfile.mkdtemp(prefix="pollux-selftest-"))
-    try:
+    with temporary_folder("pollux-selftest-") as folder:
         for number, check in enumerate(checks):
             if options.only is None or check.name in options.only:
                 results.append(carry_out(check, machine, folder / str(number)))
                 print(line_of(results[-1]), flush=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     failed = [result for result in results if result.outcome == "failed"]
     for result in failed:
         print(f"\n{result.check} failed: {result.trouble}\n  remedy: {result.remedy}")
@@ -91,10 +86,9 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
         "load": round(load, 1),
         "checks": [asdict(result) for result in results],
     }
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_named(options.json, json.dumps(document, indent=2) + "\n")
     if options.markdown is not None:
-        options.markdown.write_text(page_of(machine, document, results))
+        write_named(options.markdown, page_of(machine, document, results))
     passed = sum(result.outcome == "passed" for result in results)
     print(f"\n{passed} of {len(results)} checks passed in {seconds:.0f} s; {options.json}")
     return int(bool(failed))

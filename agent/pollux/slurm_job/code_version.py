@@ -13,13 +13,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from pollux.private_folder import read_named
+
 
 def _digest(paths: Iterable[Path]) -> str:
     """16 hexadecimal digits of the files' names and contents. Files that cannot be read count as empty."""
     digest = hashlib.sha256()
     for path in paths:
         try:
-            content = path.read_bytes()
+            content = read_named(path)
         except OSError:
             content = b""
         digest.update(f"{path.name} {len(content)} ".encode() + content)

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pollux.errors import PolluxAgentError
+from pollux.private_folder import folder_of_this_user
 from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.allocation import show_job
 
@@ -66,17 +67,7 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
         return Path(named) if named else None
     own = "-".join(filter(None, (job_id, environ.get("POLLUX_SUBMITTED"))))
     beside = Path(environ.get("SLURM_SUBMIT_DIR") or Path.cwd()) / "pollux-checkpoints"
-    return (Path(named) if named else _of_this_user(beside)) / own
-
-
-def _of_this_user(folder: Path) -> Path:
-    """Return the folder, or one with the user's number in its name where users submit from one folder.
-
-    A second user cannot write to what the first one made there. Once made, the second folder stays in use, so that a
-    restart finds the checkpoints.
-    """
-    own = folder.with_name(f"{folder.name}-{os.getuid()}")
-    return own if own.is_dir() or (folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK)) else folder
+    return (Path(named) if named else folder_of_this_user(beside, own, make=True)) / own
 
 
 def time_limit_at(environ: Mapping[str, str], *, ask: bool = False) -> float | None:

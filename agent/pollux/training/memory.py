@@ -19,7 +19,7 @@ import torch
 
 from pollux.errors import BatchError
 from pollux.goodput import BatchLimits
-from pollux.private_folder import write_durably
+from pollux.private_folder import read_private, write_durably
 
 logger = logging.getLogger("pollux")
 
@@ -105,7 +105,6 @@ class MemoryBounds:
         self._read()
         text = json.dumps(self.state_dict()).encode()
         try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Ranks with equal batches run out of memory together, and are ended at the first one's exit.
             mark = f".{secrets.token_hex(4)}"
             write_durably(self.directory / FILE, lambda file: file.write(text), mark=mark)
@@ -117,7 +116,7 @@ class MemoryBounds:
         if self.directory is None:
             return
         try:
-            self.load_state_dict(json.loads((self.directory / FILE).read_text()))
+            self.load_state_dict(json.loads(read_private(self.directory / FILE)))
         except FileNotFoundError:
             return
         except (OSError, ValueError, AttributeError, TypeError) as error:

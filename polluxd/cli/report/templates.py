@@ -14,6 +14,7 @@ import typer
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from pollux.private_folder import write_named
 from polluxd.errors import ConfigError
 from polluxd.printable import printable
 
@@ -25,7 +26,7 @@ def write_charts(path: Path, title: str, charts: Sequence[Chart]) -> None:
     """Write charts as a page that needs no network. Raises ConfigError: the file cannot be written."""
     text = environment().get_template("charts.html.jinja").render(title=title, charts=charts)
     try:
-        path.write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     typer.echo(f"written: {path}", err=True)

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from pollux.search.study import Search
 from polluxd.model import JobState
 
 from .conftest import BIN, ROOT, Loop, loop_on, polluxd
+from .elastic import kill_processes
 
 TRIALS = 5
 
@@ -102,9 +102,7 @@ def test_no_trial_is_lost_counted_twice_or_failed_wrongly(loop: Loop) -> None:
     search = Tuned(loop, "--epochs 6 --alpha 0.03")
     loop.until(lambda: len(search.running()) >= 2, why="two trials to begin")
     killed, requeued = search.running()[:2]
-    for pid in pids_with_environment(f"SLURM_JOB_ID={search.job(killed['task']).job_id}"):
-        if (Path("/proc") / str(pid) / "comm").read_text() != "slurmstepd\n":  # Slurm's own
-            os.kill(pid, signal.SIGKILL)
+    assert kill_processes(loop.cluster, search.job(killed["task"]).job_id)
     loop.cluster.command("scontrol", "requeue", requeued["task"])
     loop.until(search.over, why="the end of all tasks")
     ended = {task: search.job(task).state for task in search.tasks}

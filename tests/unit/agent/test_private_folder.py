@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from pollux.private_folder import PrivateFolder, UnsafePath, write_durably
+from pollux.private_folder import (
+    PrivateFolder,
+    UnsafePath,
+    read_named,
+    read_secret,
+    write_durably,
+    write_named,
+)
 
 OTHER = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -114,3 +121,135 @@ def test_a_link_that_appears_while_the_file_is_made_is_not_followed(
     with pytest.raises(FileExistsError):
         write_durably(folder / "new", lambda file: file.write(b"written"))
     assert victim.read_bytes() == b"precious"
+
+
+# -- the way to the folder ------------------------------------------------------------------------------------------
+
+
+def test_links_of_the_user_s_own_are_followed_wherever_they_stand(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "relative").symlink_to("above")
+    (tmp_path / "absolute").symlink_to(folder)
+    (folder / "up").symlink_to("../..")
+    for path in ("relative/checkpoints", "absolute", "above/checkpoints/up/above/checkpoints"):
+        assert read(tmp_path / path) == b"content"
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match="symbolic links"):
+        PrivateFolder(tmp_path / "round")
+
+
+@root_only
+@pytest.mark.parametrize("mode", [0o755, 0o777, 0o1777])
+def test_a_link_of_another_user_leads_nowhere(folder: Path, mode: int) -> None:
+    """Not to another folder of this user, either: neither as the last component nor above it."""
+    shared = folder.parent / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    (shared / "link").symlink_to(folder)
+    (shared / "above").symlink_to(folder.parent)
+    for name in ("link", "above"):
+        os.chown(shared / name, OTHER, OTHER, follow_symlinks=False)
+    for path in (shared / "link", shared / "above" / "checkpoints"):
+        with pytest.raises(UnsafePath, match="is a link of uid 65534"):
+            PrivateFolder(path)
+        with pytest.raises(UnsafePath, match="is a link of uid 65534"):
+            PrivateFolder.make(path / "new")
+    assert sorted(each.name for each in folder.iterdir()) == ["file"]
+
+
+def test_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with PrivateFolder.make(tmp_path / "a" / "b"):
+            pass
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b")] == [0o700, 0o700]
+
+
+def test_a_missing_folder_is_named_by_its_whole_path(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "a" / "b")):
+        PrivateFolder(tmp_path / "a" / "b")
+
+
+# -- the files of a folder ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../precious", "/etc/passwd", "a/b", "..", ".", ""])
+def test_names_stay_below_the_folder(folder: Path, name: str) -> None:
+    (folder.parent / "precious").write_bytes(b"precious")
+    with PrivateFolder(folder) as opened:
+        for use in (
+            opened.read,
+            opened.change,
+            opened.remove,
+            opened.remove_tree,
+            opened.make_folder,
+            lambda name: opened.rename(name, "new"),
+            lambda name: opened.rename("file", name),
+            lambda name: opened.create(name, lambda file: file.write(b"x")),
+        ):
+            with pytest.raises(UnsafePath, match="expected the name of a file"):
+                use(name)
+    assert (folder.parent / "precious").read_bytes() == b"precious"
+
+
+def test_a_file_with_a_second_name_is_not_changed_in_place(folder: Path) -> None:
+    os.link(folder / "file", folder.parent / "other")
+    with PrivateFolder(folder) as opened:
+        with pytest.raises(UnsafePath, match="hard link"):
+            opened.change("file")
+        opened.write("file", lambda file: file.write(b"new"))
+    assert (folder.parent / "other").read_bytes() == b"content"
+
+
+def test_a_secret_is_for_this_user_alone(folder: Path) -> None:
+    (folder / "file").chmod(0o600)
+    assert read_secret(folder / "file") == b"content"
+    (folder / "file").chmod(0o640)
+    with pytest.raises(UnsafePath, match="expected mode 0600"):
+        read_secret(folder / "file")
+    (folder / "file").chmod(0o600)
+    (folder / "file").write_bytes(bytes(65537))
+    with pytest.raises(OSError, match="at most 65536 bytes"):
+        read_secret(folder / "file")
+
+
+# -- files that the user named ----------------------------------------------------------------------------------------
+
+
+def test_what_the_user_named_is_written_beside_files_of_others(tmp_path: Path) -> None:
+    write_named(tmp_path / "new" / "page.html", "first")
+    page = tmp_path / "new" / "page.html"
+    page.chmod(0o640)
+    write_named(page, b"second")
+    assert (page.read_bytes(), page.stat().st_mode & 0o777) == (b"second", 0o640)
+    assert [each.name for each in page.parent.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("put", ["link", "fifo", "folder", "other"])
+def test_what_is_no_file_of_the_user_s_stays(put: str, tmp_path: Path) -> None:
+    precious, page = tmp_path / "precious", tmp_path / "page.html"
+    precious.write_bytes(b"precious")
+    match put:
+        case "link":
+            page.symlink_to(precious)
+        case "fifo":
+            os.mkfifo(page)
+        case "folder":
+            page.mkdir()
+        case _:
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a file away")
+            page.write_bytes(b"of another user")
+            os.chown(page, OTHER, OTHER)
+    before = os.lstat(page)
+    with pytest.raises(UnsafePath, match="expected a file of uid"):
+        write_named(page, "x")
+    assert os.lstat(page) == before
+    assert precious.read_bytes() == b"precious"
+
+
+def test_a_pipe_under_a_name_does_not_block_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.csv")
+    with pytest.raises(UnsafePath, match="not a regular file"):
+        read_named(tmp_path / "trace.csv")

@@ -24,7 +24,7 @@ from pollux.scheduler.gateway import (
     TokenRefused,
     TooOften,
 )
-from pollux.scheduler.listener import UntrustedListener, require_trusted_listener
+from pollux.scheduler.listener import UntrustedListener, first_user, require_trusted_listener
 from tests.certificate import certificate
 from tests.unit.agent.scheduler.fake_gateway import FakeGateway, Refusal, serving
 
@@ -223,6 +223,29 @@ def test_the_owner_of_a_listening_socket_is_found_in_every_table(tmp_path: Path)
     ):
         with pytest.raises(UntrustedListener):
             require_trusted_listener("127.0.0.1", 9851, tables)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("UID_MIN\t\t\t 1000\nUID_MAX 60000\n", 1000),
+        ("UID_MIN 500\n", 500),
+        ("UID_MIN 1000\n SYS_UID_MAX 499\n", 500),
+        ("UID_MIN 500\n#SYS_UID_MAX 999\n", 500),
+        ("UID_MIN 500\nSYS_UID_MAX 999\n", 500),
+        ("", 1000),
+    ],
+)
+def test_system_accounts_are_those_of_login_defs(text: str, first: int, tmp_path: Path) -> None:
+    """Users of many universities have numbers from 500 on."""
+    defs, table = tmp_path / "login.defs", tmp_path / "tcp"
+    defs.write_text(text)
+    assert first_user(defs) == first
+    assert first_user(tmp_path / "missing") == 1000
+    for uid in (first - 1, first):
+        table.write_text(f"head\n 0: 0100007F:267B 00000000:0000 0A 0:0 0:0 0 {uid} 0 1\n")
+        with pytest.raises(UntrustedListener) if uid == first else contextlib.nullcontext():
+            require_trusted_listener("127.0.0.1", 9851, (table,), defs)
 
 
 def test_a_certificate_is_verified(own_certificate: Path) -> None:

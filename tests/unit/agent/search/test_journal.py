@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -48,7 +49,8 @@ def test_half_a_line_of_a_killed_writer_is_cut_by_the_next_one(tmp_path: Path) -
 def test_whole_lines_stay(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "journal"
     file.write_bytes(content)
-    cut_half_line(file)
+    with file.open("r+b") as opened:
+        cut_half_line(opened)
     assert file.read_bytes() == content
 
 
@@ -92,7 +94,7 @@ def test_a_name_that_would_leave_the_folder_is_refused(name: str, tmp_path: Path
 
 
 def test_a_journal_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "pollux-searches").write_text("a file")
+    (tmp_path / "pollux-searches" / "s.journal").mkdir(parents=True)
     with pytest.raises(SearchError, match=r"pollux-searches/s\.journal of the search cannot be used"):
         open_journal(journal_path("s", tmp_path))
 
@@ -103,3 +105,68 @@ def test_a_journal_of_something_else_is_named(tmp_path: Path) -> None:
     path.write_text("no journal\nat all\n")
     with pytest.raises(SearchError, match="cannot be used"):
         open_journal(path)
+
+
+def test_a_file_that_is_no_journal_is_never_cut(tmp_path: Path) -> None:
+    path = journal_path("s", tmp_path)
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(bytes(70_000))
+    path.chmod(0o600)
+    with pytest.raises(SearchError, match="does not begin with a record"):
+        Search(path, "s", SearchSettings())
+    assert path.read_bytes() == bytes(70_000)
+
+
+def test_a_link_in_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
+    path, precious = journal_path("s", tmp_path), tmp_path / "precious"
+    path.parent.mkdir(mode=0o700)
+    for aim in (precious, tmp_path / "new"):
+        precious.write_bytes(b"precious")
+        path.symlink_to(aim)
+        with pytest.raises(SearchError, match="cannot be used"):
+            open_journal(path)
+        path.unlink()
+    assert precious.read_bytes() == b"precious"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_another_user_s_folder_of_searches_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have made it first, for all to write to, with a journal of their own in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    theirs = tmp_path / "pollux-searches"
+    theirs.mkdir()
+    theirs.chmod(0o777)
+    (theirs / "s.journal").write_text('{"op_code":0}\n')
+    os.chown(theirs, 65534, 65534)
+    own = tmp_path / f"pollux-searches-{os.geteuid()}" / "s.journal"
+    assert journal_path("s", tmp_path, make=True) == own
+    Search(own, "s", SearchSettings())
+    assert journal_path("s", tmp_path) == own
+    assert (theirs / "s.journal").read_text() == '{"op_code":0}\n'
+    with pytest.raises(SearchError, match="belongs to uid 65534"):
+        open_journal(theirs / "s.journal")
+
+
+def test_a_journal_stays_the_same_when_its_folder_is_replaced(tmp_path: Path) -> None:
+    """Whoever may write to the directory above can rename the folder."""
+    path = journal_path("s", tmp_path)
+    search = Search(path, "s", SearchSettings(pruner="none"))
+    path.parent.rename(tmp_path / "away")
+    (tmp_path / "pollux-searches").mkdir()
+    search.begin("1_0", lambda: None)
+    assert not list((tmp_path / "pollux-searches").iterdir())
+    assert len(Search(tmp_path / "away" / path.name, "s").trials()) == 1
+
+
+def test_a_search_that_is_closed_leaves_no_open_folder(tmp_path: Path) -> None:
+    path = journal_path("s", tmp_path)
+    Search(path, "s", SearchSettings())
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Search(path, "s").trials()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
