@@ -17,7 +17,7 @@ from pathlib import Path
 from .cluster import DevCluster
 from .errors import DevClusterError
 from .polluxd import Polluxd
-from .processes import descendants, kill_all, pids_with_environment
+from .processes import descendants, kill_all, pids_of_cluster
 
 _DEFAULT_DIRECTORY = Path("/tmp/pollux-devcluster")
 
@@ -88,9 +88,8 @@ def down(directory: Path) -> int:
         facts = json.loads(record.read_text())
     except FileNotFoundError:
         raise DevClusterError(f"no cluster runs in {directory}") from None
-    mark = f"SLURM_CONF={facts['slurm_conf']}"
     # A pid may have been given to somebody else since: only processes of this cluster are touched.
-    ours = set(pids_with_environment(mark))
+    ours = pids_of_cluster(Path(facts["slurm_conf"]))
     if (pid := facts.get("postgres_pid")) is not None and _is_postgres(pid, directory):
         os.kill(pid, signal.SIGINT)  # fast shutdown
         _wait_gone(pid, 10)

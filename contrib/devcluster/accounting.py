@@ -122,7 +122,7 @@ class DevAccounting:
         }
         argv = [program("mariadbd"), *_SERVER, *(f"--{name}={value}" for name, value in options.items())]
         log = self._layout.logs / "mariadb.log"
-        # The process ignores SLURM_CONF. The variable marks it as part of this cluster, so that `down` can find it.
+        # The mark in the environment says that it is part of this cluster, so that `down` can find it.
         self._mariadb = Daemon("mariadbd", argv, log, env=environment)
         self._mariadb.start()
         wait_until(self._accepts, 90, f"MariaDB; its log is {log}")

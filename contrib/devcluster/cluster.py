@@ -24,7 +24,7 @@ from .errors import DevClusterError
 from .gateways import Gateways
 from .hooks import Hooks
 from .postgres import DevPostgres
-from .processes import Daemon, descendants, free_ports, kill_all, pids_with_environment, program, wait_until
+from .processes import MARK, Daemon, descendants, free_ports, kill_all, pids_of_cluster, program, wait_until
 from .slurmconf import Layout, SiteLines, gres_conf, slurm_conf
 
 _LONGEST_SOCKET_NAME = 107  # sockaddr_un.sun_path, unix(7)
@@ -392,11 +392,11 @@ class DevCluster:
     def _kill_left_overs(self, known: set[int]) -> None:
         """Kill the steps that outlived slurmd, and their processes.
 
-        They outlive slurmd by design. Each carries this cluster's SLURM_CONF in its environment.
+        They outlive slurmd by design.
         """
-        mark, deadline = f"SLURM_CONF={self.slurm_conf}", time.monotonic() + 30
+        deadline = time.monotonic() + 30
         # A dying step may have been about to fork, and on a busy machine a killed process ends later.
-        while left := set(pids_with_environment(mark)) | known:
+        while left := pids_of_cluster(self.slurm_conf) | known:
             known = descendants(left)
             kill_all(left | known)
             if time.monotonic() > deadline:
@@ -413,7 +413,8 @@ class DevCluster:
         record.write_text(json.dumps(facts, indent=2))
 
     def _daemon_environment(self) -> dict[str, str]:
-        return _without_slurm(os.environ) | {"SLURM_CONF": str(self.slurm_conf)}
+        conf = str(self.slurm_conf)
+        return _without_slurm(os.environ) | {"SLURM_CONF": conf, MARK: conf}
 
     def _postgres(self) -> DevPostgres:
         if self.postgres is None:

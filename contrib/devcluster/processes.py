@@ -33,6 +33,8 @@ def program(name: str) -> str:
     return found
 
 
+MARK = "POLLUX_DEVCLUSTER"
+"""Set for daemons alone: the cluster's slurm.conf. No client has it."""
 _reserved: list[socket.socket] = []
 
 
@@ -151,12 +153,12 @@ class Daemon:
         return status
 
 
-def pids_with_environment(entry: str) -> list[int]:
-    """List the processes whose initial environment holds `entry`.
+def pids_with_environment(*entries: str) -> list[int]:
+    """List the processes whose initial environment holds all `entries`.
 
-    `entry` is "NAME=value". This process and its ancestors are left out.
+    An entry is "NAME=value", or "NAME=" for any value. This process and its ancestors are left out.
     """
-    wanted = entry.encode()
+    wanted = [b"\0" + entry.encode() + (b"" if entry.endswith("=") else b"\0") for entry in entries]
     spared = set(_ancestry(os.getpid()))
     found = []
     for pid in _all_pids():
@@ -164,9 +166,19 @@ def pids_with_environment(entry: str) -> list[int]:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # it ended, or it is a kernel thread
             continue
-        if wanted in environment.split(b"\0") and pid not in spared:
+        if all(each in b"\0" + environment for each in wanted) and pid not in spared:
             found.append(pid)
     return found
+
+
+def pids_of_cluster(slurm_conf: Path) -> set[int]:
+    """Return the daemons of a private cluster, and the processes of its jobs.
+
+    `Daemon`s of a cluster, and so slurmd's steps, have MARK in their environment. Whoever else has its SLURM_CONF, such
+    as a second terminal, is no part of it.
+    """
+    jobs = pids_with_environment(f"SLURM_CONF={slurm_conf}", "SLURM_JOB_ID=")
+    return {*pids_with_environment(f"{MARK}={slurm_conf}"), *jobs}
 
 
 def descendants(roots: Iterable[int]) -> set[int]:

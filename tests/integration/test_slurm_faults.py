@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +67,11 @@ def test_stopping_the_cluster_leaves_no_process_behind(scratch: Path, tmp_path: 
         jobs = SlurmJobs(short, tmp_path)
         jobs.wait(jobs.submit("#!/bin/sh\ntrap '' TERM\nsetsid sleep 300 &\nsleep 300\n"), JobState.RUNNING)
         wait_until(lambda: len(processes(mark)) >= 5, 80, "the job's processes")
+        # A second terminal, in which a user works with this cluster.
+        terminal = subprocess.Popen(["sleep", "300"], env={**os.environ, **short.client_environment})
+    assert terminal.poll() is None, "whoever only uses the cluster is not ended with it"
+    terminal.kill()
+    terminal.wait()
     assert processes(mark) == []
 
 

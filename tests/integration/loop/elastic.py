@@ -164,8 +164,7 @@ class Elastic:
 
 def kill_processes(cluster: DevCluster, job_id: int) -> int:
     """Kill (-9) a job's script and steps; return the number of processes."""
-    ours = set(pids_with_environment(f"SLURM_CONF={cluster.slurm_conf}"))
-    theirs = ours & set(pids_with_environment(f"SLURM_JOB_ID={job_id}"))
+    theirs = pids_with_environment(f"SLURM_CONF={cluster.slurm_conf}", f"SLURM_JOB_ID={job_id}")
     for pid in theirs:
         try:
             os.kill(pid, signal.SIGKILL)
