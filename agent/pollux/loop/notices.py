@@ -17,7 +17,8 @@ logger = logging.getLogger("pollux")
 
 
 def notice(text: str) -> None:
-    """Log `text`, or print it to stderr if the script's logging hides it."""
+    """Log `text`, or print it to stderr if the script's logging hides it. Control characters are escaped."""
+    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(text)
     else:
