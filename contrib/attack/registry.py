@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from contrib.attack.site import Site
 
@@ -27,6 +28,7 @@ class Outcome:
 
 
 Attempt = Callable[[Site, bool], Outcome]
+Made = TypeVar("Made", bound=Callable[..., Outcome])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,10 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def attack(actor: str, name: str) -> Callable[[Attempt], Attempt]:
+def attack(actor: str, name: str) -> Callable[[Made], Made]:
     """Add a function to the list of attacks."""
 
-    def enlist(attempt: Attempt) -> Attempt:
+    def enlist(attempt: Made) -> Made:
         ATTACKS.append(Attack(name, actor, attempt))
         return attempt
 

@@ -113,7 +113,7 @@ def grow(nodes: list[str]) -> None:
             while self.resizer.phase is ResizePhase.RECRUITING:
                 time.sleep(0.05)
 
-    resizer.resizes_in_place = resizes_in_place
+    resizer.resizes_in_place = resizes_in_place  # type: ignore[attr-defined]
     Coordinator.after_step = stepped  # type: ignore[method-assign]
 
 

@@ -26,14 +26,14 @@ def _relative(found: float, best: float) -> float:
 
 def _counts(seed: int) -> tuple[float, float]:
     table, capacity = count_instances.plain(seed)
-    return counts.solve(*count_instances.flat(table), capacity)[1], count_instances.best_plain(
+    return counts.solve(*count_instances.flat(table), capacity=capacity)[1], count_instances.best_plain(
         table, capacity
     )
 
 
 def _limits(seed: int) -> tuple[float, float]:
     table, capacity, groups = count_instances.limited(seed, floors=seed % 2 == 0)
-    found = counts.solve(*count_instances.flat(table), capacity, groups)[1]
+    found = counts.solve(*count_instances.flat(table), capacity=capacity, groups=groups)[1]
     return found, count_instances.best_limited(table, capacity, groups)
 
 

@@ -44,7 +44,7 @@ def train(folder: Path, mb: int, kind: str) -> None:
     from pollux.resize import resizer
     from pollux.resize.resizer import ResizePhase
 
-    resizer.resizes_in_place = pollux.loop.job.may_grow = lambda *_: True
+    resizer.resizes_in_place = pollux.loop.job.may_grow = lambda *_: True  # type: ignore[attr-defined]
     after_step = Coordinator.after_step
     moves, quiet = 0, 0
 

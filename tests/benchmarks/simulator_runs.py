@@ -78,8 +78,8 @@ def load(workload: str, data: Path, gpus: int) -> tuple[Sequence[Submission], An
     """Return a trace's jobs and their applications."""
     kind, number = workload.rsplit("-", 1)
     if kind in GENERATED:
-        jobs, trace = GENERATED[kind]
-        made = generate(BUILT_IN, jobs, trace.hours, cluster_gpus=gpus, seed=int(number))
+        count, trace = GENERATED[kind]
+        made = generate(BUILT_IN, count, trace.hours, cluster_gpus=gpus, seed=int(number))
         return stiffened(made, BUILT_IN, trace, int(number)), BUILT_IN
     apps = _profiles(data / "profiles")
     jobs = read_workload(data / "workloads" / f"workload-{number}.csv", apps, cluster_gpus=gpus)

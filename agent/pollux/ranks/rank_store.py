@@ -63,7 +63,7 @@ class Server:
 
     def __init__(self, key: bytes) -> None:
         """Raises OSError."""
-        self.values: Any = dist.HashStore()  # type: ignore[attr-defined]
+        self.values: Any = dist.HashStore()
         self.values.set_timeout(PATIENCE)
         listener = socket.create_server(("", 0), backlog=1024)
         self.port = int(listener.getsockname()[1])
@@ -79,7 +79,7 @@ class Server:
         link.close()
 
 
-class RemoteStore(dist.Store):  # type: ignore[misc, name-defined]
+class RemoteStore(dist.Store):
     """The store as other processes reach it, in torch's own terms.
 
     Any thread may ask; one at a time is answered. All methods raise RankLost where the store is gone.

@@ -107,7 +107,7 @@ class Rendezvous:
         device = old.device
         self._choose_interface()
         self._store.set_timeout(FORM_WAIT)
-        store = dist.PrefixStore(name, self._store)  # type: ignore[attr-defined]
+        store = dist.PrefixStore(name, self._store)
         if device.type == "cuda":
             # NCCL's monitor would query the store from a separate thread, also while the interpreter ends.
             os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
@@ -167,7 +167,7 @@ def leave_groups() -> None:
 
 def alone(device: torch.device) -> None:
     """Form a process group of this rank alone. A model can then be wrapped before the others are there."""
-    dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    dist.init_process_group(backend_for(device), store=dist.HashStore(), rank=0, world_size=1)
 
 
 def tell_environment(world: World, environ: MutableMapping[str, str] = os.environ) -> None:

@@ -43,7 +43,7 @@ def agent(url: str, job_id: int, *, unchecked: bool) -> None:
     from pollux.slurm_job.allocation import munge_socket  # noqa: PLC0415 - as above
 
     if unchecked:
-        gateway.require_trusted_listener = lambda address, port: None
+        gateway.require_trusted_listener = lambda address, port: None  # type: ignore[attr-defined]
         gateway._loopback = lambda url: url.hostname or ""
         ssl.create_default_context = lambda **_: ssl._create_unverified_context()
     access = GatewayAccess((url,), "", job_id, 0)

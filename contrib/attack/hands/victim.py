@@ -62,7 +62,7 @@ def store(seconds: float, key: str) -> None:
     if without == "endless":
         links.MAX_GREETING = 1 << 31
     if without == "constant":
-        links.secrets = type("Constant", (), {"token_bytes": staticmethod(bytes)})  # type: ignore[assignment]
+        links.secrets = type("Constant", (), {"token_bytes": staticmethod(bytes)})  # type: ignore[assignment, attr-defined]
     server = Server(key.encode())
     tell(server.port)
     before = memory_mb("VmRSS")
@@ -126,7 +126,7 @@ def main() -> None:
         case "store":
             store(seconds, more)
         case "one-by-one":
-            launchers_meeting.Door = OneByOne  # type: ignore[misc]
+            launchers_meeting.Door = OneByOne  # type: ignore[misc, attr-defined]
             launchers(seconds, json.loads(more))
         case "launchers":
             launchers(seconds, json.loads(more))
