@@ -120,7 +120,7 @@ def faults(source: str, name: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom | ast.Name | ast.Attribute) and id(node) not in spared:
             what = _reaches(node)
         if what:
-            found.append(f"{name}:{node.lineno}: {what}: {REMEDY}")
+            found.append(f"{name}:{node.lineno}: {what}: {REMEDY}")  # type: ignore[attr-defined]
     return found
 
 
