@@ -18,9 +18,10 @@ from pollux.checkpoint.file import check_state
 from pollux.checkpoint.fruitless import FruitlessRestarts
 from pollux.checkpoint.memory_tier import MemoryTier
 from pollux.checkpoint.parts import fingerprint_of
+from pollux.checkpoint.rank_state import RankState
 from pollux.checkpoint.writer import CheckpointWriter
 from pollux.data.place import ElasticData
-from pollux.errors import CheckpointError
+from pollux.errors import CheckpointError, StateError
 from pollux.goodput import ThroughputParams
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.node_memory import node_memory
@@ -57,6 +58,7 @@ class Checkpointer:
         """The state was restored from the nodes' memory, not from a file."""
         self._random: tuple[list[dict[str, Any]], int] | None = None
         """The checkpoint's random numbers, by rank, and its optimizer step; until the loop begins."""
+        self._ranks = RankState(training)
         self._begun = False
         self._tried = False
         """A periodic checkpoint was begun in this attempt."""
@@ -151,6 +153,7 @@ class Checkpointer:
         if self._begun:
             return
         self._begun = True
+        self._ranks.begin()
         world, seed = self._training.world, self._attempt.seed
         # The ranks of a replica draw the same numbers.
         each = self._training.models[0].ranks_per_replica
@@ -174,6 +177,7 @@ class Checkpointer:
     def take_over(self, state: Mapping[str, Any]) -> None:
         """On a joiner: go on from rank 0's `state`. Raises CheckpointError."""
         self._load(self._training.parts(), state)
+        self._ranks.join(state)
         self._take(state)
         self._training.data.load_state_dict(state["loader"])
 
@@ -204,12 +208,10 @@ class Checkpointer:
             if name not in state:
                 logger.warning("the checkpoint holds no state for %r: it starts from its beginning", name)
                 continue
+            source: Any = self.memory if self.from_memory else self.writer
             try:
-                if self.from_memory:
-                    self.memory.load(name, part, state[name])
-                else:
-                    assert self.writer is not None
-                    self.writer.load(name, part, state[name])
+                own = state.get("own", [])
+                source.load(name, part, self._ranks.restored(name, part, state[name], own, source.fill))
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointError(
                     f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
@@ -279,7 +281,13 @@ class Checkpointer:
         if writer is None:
             return None
         world, parts = self._training.world, self._training.parts()
-        rest = self._gathered(exchange, parts)
+        try:
+            parts, every, own = self._ranks.divide(exchange, parts, sharded=writer.sharded)
+        except StateError as error:
+            logger.error("no checkpoint: %s", error)
+            self.trouble = writer.trouble = str(error)
+            return None
+        rest = self._gathered(exchange, parts, every)
         self._saved_at = started = time.monotonic()
         if rest is None:
             if world.rank == 0:
@@ -294,7 +302,7 @@ class Checkpointer:
             "world_size": world.size,
         }
         try:
-            writer.save(parts, rest, meta, rank=world.rank, durable=durable)
+            writer.save(parts, rest, meta, rank=world.rank, durable=durable, own=own)
         except CheckpointError as error:
             logger.error("%s", error)
             self.trouble = writer.trouble = str(error)
@@ -309,9 +317,12 @@ class Checkpointer:
         return self._saved_at - started
 
     def _gathered(
-        self, exchange: ControlExchange, parts: Mapping[str, Any]
+        self, exchange: ControlExchange, parts: Mapping[str, Any], own: list[Any]
     ) -> Callable[[], dict[str, Any]] | None:
-        """What makes a checkpoint's entries that belong to no part; None where parameters are not finite."""
+        """What makes a checkpoint's entries that belong to no part; None where parameters are not finite.
+
+        `own`: what each rank has apart.
+        """
         models = [part for name, part in parts.items() if name.endswith("model")]
         finite = all(map(training_state.is_finite, models))
         random = training_state.rng_state(self._training.world.device)
@@ -319,14 +330,20 @@ class Checkpointer:
         if not all(finite for _, finite in answers):
             return None
 
-        return lambda: self._rest([rng for rng, _ in answers])
+        return lambda: self._rest([rng for rng, _ in answers]) | ({"own": own} if own else {})
 
     def copy(self, exchange: ControlExchange) -> None:
         """Copy the state into the nodes' memory; every rank calls it after the same step."""
         begun, parts = time.monotonic(), self._training.parts()
-        rest = self._gathered(exchange, parts)
+        try:
+            parts, every, own = self._ranks.divide(exchange, parts, sharded=self.memory.sharded)
+        except StateError as error:
+            logger.warning("no copies of the state in memory: %s", error)
+            self.memory.on = False
+            return
+        rest = self._gathered(exchange, parts, every)
         if rest is not None:
-            self.memory.copy(parts, rest(), begun)
+            self.memory.copy(parts, rest(), begun, own)
 
     def _rest(self, rng: list[dict[str, Any]]) -> dict[str, Any]:
         """The entries of a checkpoint that belong to no part."""

@@ -59,6 +59,7 @@ class MemoryTier:
         """This rank copies, or would if it were its node's first one."""
         self.copies = 0
         """Copies begun in this attempt."""
+        self._own_tensors: dict[str, Tensor] = {}
         self._begun = -math.inf
         self._cost = 0.0
         self._thread: threading.Thread | None = None
@@ -74,11 +75,18 @@ class MemoryTier:
             return False
         return time.monotonic() - self._begun >= self._cost / COST
 
-    def copy(self, parts: Mapping[str, Any], rest: dict[str, Any], begun: float) -> None:
+    def copy(
+        self,
+        parts: Mapping[str, Any],
+        rest: dict[str, Any],
+        begun: float,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Copy `parts` and `rest`, the other entries of a checkpoint, after the same step on all ranks.
 
-        `begun`: when the training began to wait for it, by `time.monotonic`.
+        `begun`: when the training began to wait for it, by `time.monotonic`. `own`: as in a checkpoint of all ranks.
         """
+        self._own_tensors = dict(own or {})
         self._begun = begun
         self.copies += 1
         if self.copies == 1 and self.on and self._writes:
@@ -109,12 +117,18 @@ class MemoryTier:
             self._memory.shared.restores, self._memory.shared.copied = False, 0
 
     @property
-    def _sharded(self) -> bool:
-        return is_sharded(self._training.models[0].module)
+    def sharded(self) -> bool:
+        """Each rank copies its own shards."""
+        return self._sharded_model is not None
+
+    @property
+    def _sharded_model(self) -> torch.nn.Module | None:
+        model = self._training.models[0].module
+        return model if is_sharded(model) else None
 
     @property
     def _writes(self) -> bool:
-        return self._memory is not None and (self._sharded or self._memory.local_rank == 0)
+        return self._memory is not None and (self.sharded or self._memory.local_rank == 0)
 
     def _fits(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> bool:
         """Whether two copies of the state fit into this rank's share of the node's memory; logs why not."""
@@ -126,7 +140,7 @@ class MemoryTier:
             logger.warning("no copies of the state in memory: %s", error)
             return False
         needed = 2 * sum(tensor.nbytes for tensor in tensors)
-        writers = len(self._memory.slots) if self._sharded else 1
+        writers = len(self._memory.slots) if self.sharded else 1
         allowed = self._share * memory_limit() / writers
         if needed > allowed:
             logger.warning(
@@ -138,13 +152,13 @@ class MemoryTier:
 
     def _state(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
         """What one copy holds."""
-        written = {name: as_written(part, sharded=self._sharded) for name, part in parts.items()}
-        shards = {name: local_part(value) for name, value in shards_of(written).items()}
+        written = {name: as_written(part, sharded=self._sharded_model) for name, part in parts.items()}
+        shards = {name: local_part(value) for name, value in (shards_of(written) | self._own_tensors).items()}
         world = self._training.world
         return {
             "number": self._number,
             "fingerprint": fingerprint_of([self._training.models[0].module]),
-            "place": (world.rank, world.size) if self._sharded else None,
+            "place": (world.rank, world.size) if self.sharded else None,
             "shards": shards,
             "state": {name: part.state_dict() for name, part in written.items()} | rest,
         }
@@ -218,7 +232,7 @@ class MemoryTier:
         mine = [copy.step for copy, _ in self._own()]
         answers = exchange.gather((mine, 0 if self._memory is None else self._memory.shared.saved))
         found = [set(steps) for steps, _ in answers]
-        whole = set.intersection(*found) if self._sharded else set.union(*found)
+        whole = set.intersection(*found) if self.sharded else set.union(*found)
         step = max(whole, default=None)
         return None if step is None or step < max(saved for _, saved in answers) else step
 
@@ -250,7 +264,7 @@ class MemoryTier:
 
     def load(self, name: str, part: Any, state: Any) -> None:
         """Load one part of the restored state."""
-        written = as_written(part, sharded=self._sharded)
+        written = as_written(part, sharded=self._sharded_model)
         if not hasattr(written, "shards"):
             written.load_state_dict(state)
             return
@@ -258,6 +272,11 @@ class MemoryTier:
         for key, value in shards.items():
             local_part(value).copy_(self._shards[f"{name}.{key}"])
         written.load_state_dict(state, shards)
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill tensors of this rank alone from the restored state, by their names."""
+        for name, tensor in tensors.items():
+            tensor.copy_(self._shards[name])
 
     def restored(self) -> None:
         """All parts are loaded: forget what was read."""
@@ -269,13 +288,13 @@ class MemoryTier:
             return []
         world, found = self._training.world, []
         fingerprint = fingerprint_of([self._training.models[0].module])
-        for copy in self._memory.copies(self._memory.local_rank if self._sharded else 0):
+        for copy in self._memory.copies(self._memory.local_rank if self.sharded else 0):
             try:
                 content = json.loads(copy.text)
                 head = _head(content)
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-            place = (world.rank, world.size) if self._sharded else None
+            place = (world.rank, world.size) if self.sharded else None
             if head == (self._number, fingerprint, place):
                 found.append((copy, content))
         return found

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pollux.ranks.sharded_state import ShardedState
 from pollux.ranks.sharding import ShardedModel, ShardedOptimizer
 from pollux.training.script_record import COMPILED, PlainNames, plain_name
 
@@ -22,17 +23,19 @@ def fingerprint_of(models: Iterable[torch.nn.Module]) -> str:
     return f"{sum(map(len, shapes))} tensors of {size} parameters ({digest})"
 
 
-def as_written(part: Any, *, sharded: bool) -> Any:
+def as_written(part: Any, *, sharded: torch.nn.Module | None) -> Any:
     """Return the part with the state that a checkpoint holds.
 
-    Under fully_shard the shards are apart from the rest. Names are those without torch.compile.
+    Where the first model is `sharded`, the shards are apart from the rest. Names are those without torch.compile.
     """
-    if sharded and isinstance(part, torch.nn.Module):
+    if sharded is not None and isinstance(part, torch.nn.Module):
         return ShardedModel(part)
-    if sharded and isinstance(part, torch.optim.Optimizer):
+    if sharded is not None and isinstance(part, torch.optim.Optimizer):
         return ShardedOptimizer(part)
     if isinstance(part, torch.nn.Module) and any(COMPILED in name for name, _ in part.named_modules()):
         return PlainNames(part)
+    if sharded is not None:
+        return ShardedState(part, sharded.parameters)
     return part
 
 

@@ -32,6 +32,7 @@ class CheckpointWriter:
         """`size`: the number of ranks."""
         self.sharded = is_sharded(model)
         """All ranks write a checkpoint, each its shards."""
+        self._model = model if self.sharded else None
         self.store = CheckpointStore(directory, sharded=self.sharded)
         self.saved: int | None = None
         """The optimizer step of the newest durable checkpoint, as far as this rank knows."""
@@ -87,6 +88,11 @@ class CheckpointWriter:
             self.store.read_shards(self._opened, named, self._writers)
         written.load_state_dict(state, shards)
 
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Load tensors of this rank alone from the opened checkpoint, by their names. May be called by some ranks."""
+        if tensors and self._opened is not None:
+            self.store.read_shards(self._opened, dict(tensors), ALONE)
+
     # -- writing ----------------------------------------------------------------------------------------------
 
     def save(
@@ -97,15 +103,18 @@ class CheckpointWriter:
         *,
         rank: int,
         durable: bool,
+        own: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Write a checkpoint of `parts` and the entries that `rest` makes.
 
-        Unless `durable`, a thread writes it while the training goes on. Raises CheckpointError.
+        `own`: where all ranks write, this rank's tensors beside its shards. Unless `durable`, a thread writes it while
+        the training goes on. Raises CheckpointError.
         """
         if rank and not self.sharded:
             return
         self.wait()
         state, shards = self._divided(parts, rank)
+        shards |= own or {}
         if rank == 0:
             state |= rest()
         step = meta["optimizer_steps"]
@@ -156,7 +165,7 @@ class CheckpointWriter:
         return self._as_written(part).state_dict()
 
     def _as_written(self, part: Any) -> Any:
-        return as_written(part, sharded=self.sharded)
+        return as_written(part, sharded=self._model)
 
     def _divided(self, parts: Mapping[str, Any], rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the parts' state, which rank 0 writes, and this rank's shards."""

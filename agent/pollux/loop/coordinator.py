@@ -306,9 +306,10 @@ class Coordinator:
             self._resize(decision.resize)
 
     def _drain(self, move: int, seconds: float | None) -> None:
-        receipt = self.checkpointer.receipt(seconds)
+        tied = self.training.tied  # the move may be one to another number of ranks
+        receipt = None if tied else self.checkpointer.receipt(seconds)
         if self._main and receipt is None:
-            self.resizer.refuse(move, self.checkpointer.trouble or "no checkpoint could be written")
+            self.resizer.refuse(move, tied or self.checkpointer.trouble or "no checkpoint could be written")
         elif self._main:
             step = self.training.progress.optimizer_steps
             notice(

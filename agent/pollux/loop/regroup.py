@@ -100,4 +100,8 @@ class Regrouping:
 def moving_shards(training: Training) -> MovingShards | None:
     """The model's shards, to be moved; None where every rank holds it whole."""
     first = training.models[0]
-    return MovingShards(first.module, first.optimizer) if under_fully_shard(first.module) else None
+    return (
+        MovingShards(first.module, first.optimizer, training.script_part)
+        if under_fully_shard(first.module)
+        else None
+    )

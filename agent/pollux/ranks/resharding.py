@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from pollux.errors import RankLost
 from pollux.ranks.control import lost_peer
 from pollux.ranks.gathering import gather_values
+from pollux.ranks.sharded_state import moving
 from pollux.ranks.sharding import (
     ShardedOptimizer,
     is_shard,
@@ -41,8 +43,11 @@ def sharding_of(model: torch.nn.Module) -> str:
     return f"{len(units)} units ({hashlib.sha256(json.dumps(units).encode()).hexdigest()[:16]})"
 
 
-def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer) -> str | None:
-    """Why a model's shards cannot move to other ranks; None where they can. A model that is not sharded has none."""
+def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer, state: Any = None) -> str | None:
+    """Why a model's shards cannot move to other ranks; None where they can. A model that is not sharded has none.
+
+    `state`: the script's own, or None.
+    """
     if not under_fully_shard(model):
         return None
     if ranks_per_replica(model) > 1:
@@ -61,7 +66,15 @@ def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer) -> str 
         for key, value in optimizer.state.get(param, {}).items():
             if is_shard(param) and not _moves_with(value, param):
                 return f"its optimizer's {key!r} is not sharded as the parameter is"
+    try:
+        _of_script(state, params)
+    except ValueError as error:
+        return str(error)
     return None
+
+
+def _of_script(state: Any, params: list[Tensor]) -> list[tuple[str, Tensor, Tensor]]:
+    return [] if state is None else moving(state, params)
 
 
 def _moves_with(value: object, param: Tensor) -> bool:
@@ -79,12 +92,16 @@ class MovingShards:
     `send` leaves the training as it is; `install` changes it.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: Optimizer, state: Any = None) -> None:
+        """`state`: the script's own, or None."""
         self._units = units_of(model)
         self._params = ShardedOptimizer(optimizer).params()
-        self._moments = sorted(ShardedOptimizer(optimizer).shards().items())
+        moments = sorted(ShardedOptimizer(optimizer).shards().items())
+        self._beside = [(value, self._params[int(key.partition(".")[0])]) for key, value in moments]
+        """Moments, then the script's own shards, each with a parameter that is sharded alike."""
+        self._beside += [(value, like) for _, value, like in _of_script(state, self._params)]
         tensors = [param for unit in self._units for param in unit.params]
-        self._tensors: list[Tensor] = [*tensors, *(value for _, value in self._moments)]
+        self._tensors: list[Tensor] = [*tensors, *(value for value, _ in self._beside)]
         self._held = [local_part(tensor).contiguous().reshape(-1) for tensor in self._tensors]
         """This rank's rows of each tensor, flat; they may be followed by padding."""
 
@@ -137,10 +154,9 @@ class MovingShards:
         held = iter(self._held)
         for unit in self._units:
             unit.reshard(mesh, [next(held) for _ in unit.params])
-        for (key, moment), flat in zip(self._moments, held, strict=True):
-            param = self._params[int(key.partition(".")[0])]
+        for (value, param), flat in zip(self._beside, held, strict=True):
             shape = local_part(param).shape
-            shard_as(moment, flat[: shape.numel()].view(shape), param)
+            shard_as(value, flat[: shape.numel()].view(shape), param)
 
 
 def _longest(tensor: Tensor, ranks: int) -> int:

@@ -58,7 +58,9 @@ def obstacle_in_place(training: Training) -> str | None:
         return "there is no sbatch here (inside a container?) to submit a companion job"
     first = training.models[0]
     if under_fully_shard(first.module):
-        return obstacle_to_resharding(first.module, first.optimizer) or _obstacle_in_script(training)
+        return obstacle_to_resharding(
+            first.module, first.optimizer, training.script_part
+        ) or _obstacle_in_script(training)
     if not isinstance(first.model, DistributedDataParallel):
         return "its model is not wrapped in DistributedDataParallel"
     return _obstacle_in_script(training)
@@ -66,6 +68,8 @@ def obstacle_in_place(training: Training) -> str | None:
 
 def _obstacle_in_script(training: Training) -> str | None:
     """What the script or a library made for the present number of ranks."""
+    if training.tied:
+        return training.tied
     first, world = training.models[0], training.world
     sharded = under_fully_shard(first.module)
     if len(training.models) > 1:

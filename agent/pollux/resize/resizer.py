@@ -256,8 +256,10 @@ class Resizer:
         if why is not None:
             raise PolluxAgentError(why)
         first = self._training.models[0]
-        why = obstacle_to_resharding(first.module, first.optimizer)
-        if why is not None:
+        why = self._training.tied or obstacle_to_resharding(
+            first.module, first.optimizer, self._training.script_part
+        )
+        if why:
             # At the beginning of the loop, the optimizer had no state yet.
             self.in_place = False
             raise PolluxAgentError(why)
@@ -335,7 +337,7 @@ class Resizer:
         """The resizes' share of a report."""
         done = self.in_effect
         found = {
-            "resize": "in-place" if self.in_place else None,
+            "resize": "in-place" if self.in_place and not self._training.tied else None,
             "resized": done or None,
             "resize_refused": self.refused,
             "resize_cost": self.cost if done else None,

@@ -43,3 +43,18 @@ class ScriptState:
                 self._values[name].load_state_dict(found)
             elif name in self._values:
                 self._values[name] = found
+
+    @property
+    def names(self) -> set[str]:
+        """What the script names now."""
+        return set(self._values)
+
+
+class Snapshot:
+    """A part with its state as it was when this was made."""
+
+    def __init__(self, part: Any) -> None:
+        self._state = part.state_dict()
+
+    def state_dict(self) -> Any:
+        return self._state

@@ -78,6 +78,8 @@ class Training:
         """Samplers that the library makes again for other ranks."""
         self.ends_epochs = False
         """The library's loop can begin between an epoch's last step and the work after it (evaluation, logging)."""
+        self.tied = ""
+        """Why the training goes on at its present number of ranks alone; empty where it can at any."""
         self.last_step_at = 0.0
         """When the newest optimizer step ended; POSIX seconds, 0 before the first."""
 
@@ -167,7 +169,7 @@ class Training:
         """Everything with `state_dict` that a checkpoint holds, by name."""
         parts: dict[str, Any] = self.models[0].parts() | {
             "scaler": self.scaler,
-            "user": ScriptState(self.state) if isinstance(self.state, dict) else self.state,
+            "user": self.script_part,
             "progress": self.progress,
             "memory": self.memory,
             "profile": self.profile,
@@ -175,6 +177,11 @@ class Training:
         for name, model in zip(self.names[1:], self.models[1:], strict=True):
             parts |= model.parts(f"{name}.")
         return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def script_part(self) -> Any:
+        """The script's own state as a part; None without one."""
+        return ScriptState(self.state) if isinstance(self.state, dict) else self.state
 
     def last_attempt(self) -> LastAttempt:
         """The state of this attempt's batch-size search, for the next attempt."""

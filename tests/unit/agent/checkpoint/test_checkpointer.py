@@ -43,7 +43,7 @@ class Writer(CheckpointWriter):
 
     def __init__(self) -> None:
         self.sharded, self.saved, self.written, self.seconds = False, None, False, 0.0
-        self.trouble = ""
+        self.trouble, self._model = "", None
         self.writes = False
         self.calls: list[Any] = []
         self.fails: Exception | None = None
@@ -61,7 +61,7 @@ class Writer(CheckpointWriter):
     def prepare(self, parts: Any, *, rank: int) -> None:
         self.calls.append(("prepare", sorted(parts), rank))
 
-    def save(self, parts: Any, rest: Any, meta: Any, *, rank: int, durable: bool) -> None:
+    def save(self, parts: Any, rest: Any, meta: Any, *, rank: int, durable: bool, own: Any = None) -> None:
         if self.fails is not None:
             raise self.fails
         clock.now += 4.0
@@ -90,8 +90,10 @@ class Training:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.progress = SimpleNamespace(optimizer_steps=12, examples=384.0)
-        self.models = [SimpleNamespace(ranks_per_replica=1)]
-        self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False)
+        self.models = [SimpleNamespace(ranks_per_replica=1, module=self.model)]
+        self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False, distributed=False)
+        self.profile = SimpleNamespace(gpu_type="cpu")
+        self.tied = ""
 
     def parts(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}

@@ -48,7 +48,9 @@ def training(models: int = 1, *, managed: bool = True, own: bool = True, **chang
     wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
     first = SimpleNamespace(**{"model": wrapped, "module": nn.Linear(1, 1), "comm_hook": None} | changes)
     world, step = SimpleNamespace(own=own, control=None), SimpleNamespace(managed=managed)
-    return SimpleNamespace(models=[first] * models, step=step, world=world, on_ranks=None, followed=[])
+    return SimpleNamespace(
+        models=[first] * models, step=step, world=world, on_ranks=None, followed=[], tied="", script_part=None
+    )
 
 
 def started(**changes: Any) -> Any:

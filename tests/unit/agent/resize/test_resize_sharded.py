@@ -29,8 +29,30 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+class Average:
+    """A moving average of parameters, of DTensors where they are."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.values = [p.detach().clone() for p in parameters]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for value, saved in zip(self.values, state["values"], strict=True):
+            value.copy_(saved)
+
+
 class Plain(Training):
-    """A training whose gradients are clipped by their norm."""
+    """A training whose gradients are clipped by their norm, with a moving average of its weights."""
+
+    def own_state(self) -> Any:
+        self.average = Average(self.parameters)
+        return {"average": self.average}
+
+    def state(self) -> dict[str, Any]:
+        average = torch.cat([self.whole(value).flatten() for value in self.average.values])
+        return super().state() | {"average": average}
 
     def make(self) -> nn.Module:
         """Seven rows on four ranks, or one row: some shards are short or empty."""
@@ -39,6 +61,9 @@ class Plain(Training):
     def update(self) -> None:
         nn.utils.clip_grad_norm_(self.parameters, 0.5)
         self.optimizer.step()
+        with torch.no_grad():
+            for value, p in zip(self.average.values, self.parameters, strict=True):
+                value.lerp_(p.detach(), 0.1)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -86,7 +111,7 @@ class Sharded(Plain):
 
     def everything(self) -> list[Tensor]:
         moments = sorted(ShardedOptimizer(self.optimizer).shards().items())
-        return [self.whole(t) for t in (*self.held, *(value for _, value in moments))]
+        return [self.whole(t) for t in (*self.held, *(value for _, value in moments), *self.average.values)]
 
     def whole(self, tensor: Any) -> Tensor:
         if not hasattr(tensor, "full_tensor"):
@@ -134,7 +159,7 @@ def test_shards_move_to_the_ranks_that_are_there(stage: Stage, tmp_path: Path) -
     assert first["state"]["obstacle"] is None, "the agent would do so by itself"
     assert "resize_refused" not in first["report"]
     assert (first["report"]["resized"], first["report"]["gpus"]) == (14, 2)
-    for part in ("weights", "moments"):
+    for part in ("weights", "moments", "average"):
         assert torch.equal(first["state"][part], found["n6"]["state"][part])
 
     counts = Counter(sample for rank in found.values() for sample in rank["used"])
@@ -146,7 +171,7 @@ def test_shards_move_to_the_ranks_that_are_there(stage: Stage, tmp_path: Path) -
     plain = Stage(tmp_path / "plain", stage.free_port)
     plain.start(["n1"], train_plainly, tmp_path / "plain", first["state"]["steps"])
     expected = plain.results([])["n1"]["state"]
-    for part in ("weights", "moments"):
+    for part in ("weights", "moments", "average"):
         torch.testing.assert_close(first["state"][part], expected[part], rtol=1e-3, atol=1e-5)
 
 
@@ -197,13 +222,17 @@ def test_a_rank_that_dies_while_shards_move_costs_the_steps_since_the_checkpoint
 def obstacles() -> dict[str, str | None]:
     dist.init_process_group("gloo")
 
-    def why(change: Callable[[nn.Module, Adam], object] = lambda *_: None, **options: Any) -> str | None:
+    def why(
+        change: Callable[[nn.Module, Adam], object] = lambda *_: None,
+        state: Callable[[nn.Module], Any] = lambda _: None,
+        **options: Any,
+    ) -> str | None:
         model = fully_shard(nn.Linear(4, 4), **options)
         optimizer = Adam(model.parameters(), lr=0.1)
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         change(model, optimizer)
-        return obstacle_to_resharding(model, optimizer)
+        return obstacle_to_resharding(model, optimizer, state(model))
 
     def keep(model: nn.Module, optimizer: Adam) -> None:
         optimizer.state[next(model.parameters())]["rows"] = torch.zeros(4)
@@ -215,6 +244,8 @@ def obstacles() -> dict[str, str | None]:
         "axis": why(shard_placement_fn=lambda p: Shard(p.ndim - 1)),
         "compiled": why(lambda model, _: model.compile(backend="eager")),
         "state": why(keep),
+        "average": why(state=lambda model: Average(list(model.parameters()))),
+        "copied average": why(state=lambda _: fully_shard(nn.Linear(4, 4))),
         "divisor": why(lambda model, _: model.set_gradient_divide_factor(2.0)),  # type: ignore[operator]
     }
 
@@ -226,7 +257,8 @@ def test_other_shards_stay_where_they_are(ranks: Any) -> None:
         "axis": "other axes than the first",
         "compiled": "compiled",
         "state": "'rows' is not sharded",
+        "copied average": "copies of its shards",
     }
-    assert {name for name, why in found.items() if why is None} == {"none", "divisor"}
+    assert {name for name, why in found.items() if why is None} == {"none", "divisor", "average"}
     for name, why in expected.items():
         assert why in found[name]
