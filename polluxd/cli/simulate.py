@@ -23,7 +23,7 @@ from polluxd.sim.cluster import Scenario
 from polluxd.sim.comparison import OnProgress, applications_of, compare
 from polluxd.sim.generator import generate, stiffened
 from polluxd.sim.logs import Log, read_log, recognise
-from polluxd.sim.policies import POLICIES
+from polluxd.sim.policies import POLICIES, policy_named
 from polluxd.sim.recorded import fitting, replayed
 from polluxd.sim.scenario_file import read_scenario
 from polluxd.sim.workload import Submission, read_workload
@@ -87,7 +87,9 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy", help=f"policy to simulate, repeatable: {', '.join(POLICIES)} [default: pollux]"
+            "--policy",
+            help=f"policy to simulate, repeatable: {', '.join(POLICIES)}, all of them (all), or your own "
+            "(MODULE:CLASS) [default: pollux]",
         ),
     ] = None,
     nodes: Annotated[
@@ -127,9 +129,9 @@ def simulate(
 ) -> None:
     """Replay a trace of jobs under one policy or several."""
     names = list(dict.fromkeys(policy or ["pollux"]))
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise ConfigError(f"--policy {unknown[0]}: no such policy; there are {', '.join(POLICIES)}")
+    names = list(POLICIES) if "all" in names else names
+    for name in names:
+        policy_named(name)
     options = {
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,

@@ -17,7 +17,7 @@ from polluxd.sim.applications import BUILT_IN, Application
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Policy, Progress, SimulationResult, simulate
 from polluxd.sim.measures import measure
-from polluxd.sim.policies import POLICIES
+from polluxd.sim.policies import policy_named
 from polluxd.sim.policies.pollux import Pollux
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import Submission
@@ -93,7 +93,7 @@ def _run(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     applications = applications_of(profiles)
-    policy = POLICIES[name](scenario)
+    policy = policy_named(name)(scenario)
     return measure(
         played(submissions, applications, policy, scenario, lambda *of: on_progress(name, *of)), scenario
     )

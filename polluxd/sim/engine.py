@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from polluxd.errors import ConfigError
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import Application, CalibratedApplication, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
@@ -84,6 +85,10 @@ class SimulationResult:
     """Nodes rented, from the first arrival to the last end."""
     idle_seconds: float = 0.0
     """For which polluxd's watch found GPUs idle beside a waiting job, and no rule that explains it; `--daemon` only."""
+
+
+class BadDecision(ConfigError):
+    """A policy gave GPUs that are not there."""
 
 
 class Unfinished(RuntimeError):
@@ -244,30 +249,42 @@ class _Engine:
     def _decide(self, active: Sequence[SimulatedJob]) -> None:
         self._resize(active)
         view = self._view(active)
-        capacity = view.capacity
         if self._policy.chooses_batch:
             for job in active:
                 # Fits are the agents' work: they are ready when the daemon looks.
                 job.agent.params  # noqa: B018
         began = time.perf_counter()
         placed = self._policy.decide(view)
+        self._check(placed, view)
         self._decision_seconds.append(time.perf_counter() - began)
         self._borrowers = dict(self._policy.borrowers)
-        used = Counter[int]()
-        for number, seats in placed.items():
-            for node, gpus in seats:
-                used[node] += 0 if number in self._borrowers else gpus
-        over = [node for node, gpus in used.items() if gpus > capacity[node]]
-        assert not over, f"{type(self._policy).__name__} put {used[over[0]]} GPUs of jobs on node {over[0]}"
+        busy = sum(gpus for n, seats in placed.items() if n not in self._borrowers for _, gpus in seats)
         for job in active:
             seats = placed.get(job.number, ())
             if seats != job.seats:
                 self._move(job, seats)
         self._decided_at = self._now
         self._seen = self._present(active)
-        busy = sum(used.values())
         weight = sum(job.gpus * job.efficiency for job in active if job.number not in self._borrowers)
         self._moments.append(Moment(self._now, len(active), busy, weight / busy if busy else 0.0))
+
+    def _check(self, placed: Mapping[int, Seats], view: View) -> None:
+        """Raise BadDecision for GPUs that are not there, and for jobs that are not."""
+        name, used = type(self._policy).__name__, Counter[int]()
+        known = {job.number for job in view.jobs}
+        for number, seats in placed.items():
+            if number not in known:
+                raise BadDecision(f"{name} placed job {number}, which is not in view.jobs")
+            for node, gpus in seats:
+                if not 0 <= node < len(view.capacity) or gpus < 1:
+                    raise BadDecision(
+                        f"{name} gave job {number} {gpus} GPUs of node {node}; expected at least 1 GPU of nodes 0 to "
+                        f"{len(view.capacity) - 1}"
+                    )
+                used[node] += 0 if number in self._policy.borrowers else gpus
+        for node, gpus in used.items():
+            if gpus > view.capacity[node]:
+                raise BadDecision(f"{name} gave {gpus} GPUs of node {node}, which has {view.capacity[node]}")
 
     def _move(self, job: SimulatedJob, seats: Seats) -> None:
         """Move the job, at a flat cost or at that of the product's path."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -107,6 +110,37 @@ def test_a_log_says_how_many_jobs_are_elastic_and_warns_where_they_are_few(tmp_p
     assert "This rests on 19 jobs: with fewer than 20" in said
 
 
+def test_a_policy_of_ones_own_is_named_by_module_and_class(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2] / "contrib" / "examples" / "policy")
+    out, mine = tmp_path / "out.json", "least_attained:LeastAttained"
+    # Two policies run in processes of their own.
+    shown = command("--generate", 8, "--policy", mine, "--policy", "fifo", "--nodes", 2, "--json", out)
+    assert shown.exit_code == 0, shown.output
+    assert [*json.loads(out.read_text())["policies"]] == [mine, "fifo"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "return {job.number: ((0, 99),) for job in view.jobs}",
+            "gave 99 GPUs of node 0, which has 4|gave 198",
+        ),
+        ("return {job.number: ((7, 1),) for job in view.jobs}", "expected at least 1 GPU of nodes 0 to 1"),
+        ("return {job.number: ((0, -1),) for job in view.jobs}", "gave job 0 -1 GPUs"),
+        ("return {1000: ((0, 1),)}", "placed job 1000, which is not in view.jobs"),
+    ],
+)
+def test_a_policy_that_gives_what_is_not_there_is_refused(tmp_path, monkeypatch, body, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    head = "from polluxd.sim.engine import Policy\n\n\nclass Mine(Policy):\n    def decide(self, view):\n"
+    (tmp_path / "mine.py").write_text(f"{head}        {body}\n")
+    failed = command("--generate", 3, "--policy", "mine:Mine", "--nodes", 2)
+    assert isinstance(failed.exception, ConfigError)
+    assert re.search(message, str(failed.exception))
+
+
 def test_only_one_source_of_jobs_is_taken(trace):
     for arguments in ((), (trace, "--generate", 3)):
         assert "one of them" in str(command(*arguments).exception)
@@ -116,6 +150,9 @@ def test_only_one_source_of_jobs_is_taken(trace):
     ("arguments", "message"),
     [
         (["--policy", "nonsense"], "no such policy; there are .*pollux"),
+        (["--policy", "no_such_module:Policy"], "No module named 'no_such_module'; expected MODULE:CLASS"),
+        (["--policy", "json:loads"], "loads has no method decide"),
+        (["--policy", ":"], "expected MODULE:CLASS"),
         (["--nodes", "0"], "simulate: nodes: .*got 0"),
         (["--objective", "speed"], "simulate: pollux.objective: .*got 'speed'"),
         (["--scenario", "no-such.toml"], "no-such.toml: cannot be read"),

@@ -1,12 +1,12 @@
-"""List the scheduling policies that the simulator compares.
-
-The names are those that the command line takes.
-"""
+"""The scheduling policies that the simulator compares, by the names that the command line takes."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping
 
+from polluxd.errors import ConfigError
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Policy
 from polluxd.sim.policies.antman import AntMan
@@ -41,3 +41,28 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
     "fairshare": lambda _scenario: Plain(backfills=True, shares=True),
 }
 """Each makes a fresh policy for one run."""
+
+
+def policy_named(name: str) -> Callable[[Scenario], Policy]:
+    """Return what makes the policy of this name, or `MODULE:CLASS` of the working folder or of an installed package.
+
+    Raises ConfigError where there is none.
+    """
+    if name in POLICIES:
+        return POLICIES[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"--policy {name}: no such policy; there are {', '.join(POLICIES)}, all, and your own as MODULE:CLASS"
+        )
+    if "" not in sys.path:
+        sys.path.append("")
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"--policy {name}: {error}; expected MODULE:CLASS, as in least_attained:LeastAttained"
+        ) from None
+    if not callable(getattr(made, "decide", None)):
+        raise ConfigError(f"--policy {name}: {attribute} has no method decide(view)")
+    return lambda _scenario: made()
