@@ -99,7 +99,7 @@ local function per_gpu(job)
   if gpus == 0 then
     return nil, "a Pollux job needs at least one GPU, got a request for 0"
   end
-  local asked = gpus or 1
+  local asked = gpus or nodes
   local tasks = given(job.num_tasks) or (given(job.ntasks_per_node) or 1) * nodes
   local cpus = math.ceil(tasks * (given(job.cpus_per_task) or 1) / asked)
   local by_tres = given(job.cpus_per_tres) and string.match(job.cpus_per_tres, ":(%d+)$")
@@ -336,7 +336,10 @@ function pollux_submit(job, part_list, submit_uid)
   if begin then
     fields[#fields + 1] = string.format("begin=%d", begin)
   end
-  fields[#fields + 1] = pollux_asked_size(given(job.min_nodes) or 1, share.gpus or smallest)
+  -- Without a number of GPUs, --nodes=N and --nodelist of several nodes ask for a GPU of each at least.
+  local nodes = given(job.min_nodes) or 1
+  local of_node = math.ceil(smallest / nodes)
+  fields[#fields + 1] = pollux_asked_size(nodes, share.gpus or of_node * nodes)
   local comment = table.concat(fields, " ")
   if #comment > POLLUX_LONGEST_COMMENT then
     log_user("#POLLUX: the directives and the options that choose nodes have %d bytes together, at most %d are allowed: "
@@ -347,9 +350,11 @@ function pollux_submit(job, part_list, submit_uid)
 
   if not share.gpus then
     -- Slurm writes "gpu:N" into tres_per_node in its own form: "gres:gpu:N" up to 22.05, "gres/gpu:N" from 24.11.
-    job.gres = "gpu:" .. smallest
-    job.tres_per_job = job.tres_per_node
-    job.tres_per_node = ""
+    job.gres = "gpu:" .. of_node
+    if nodes == 1 then
+      job.tres_per_job = job.tres_per_node
+      job.tres_per_node = ""
+    end
   end
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.

@@ -16,7 +16,8 @@ import typer
 from polluxd.cli.output import PrintableConsole
 from polluxd.config.config_file import DEFAULT_PATH, Config, load_config
 from polluxd.config.settings import PolicySettings
-from polluxd.errors import ConfigError
+from polluxd.errors import ConfigError, SlurmError
+from polluxd.slurm.commands import Commands
 from polluxd.store import Store
 
 ConfigOption = Annotated[
@@ -37,13 +38,29 @@ _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def job_id(text: str) -> int:
-    """Read a job id. Raises typer.BadParameter."""
+    """Read a job id, or the ARRAY_TASK by which squeue names a task of an array. Raises typer.BadParameter."""
+    if re.fullmatch(r"[0-9]{1,10}_[0-9]{1,9}", text):
+        return _job_id_of_task(text)
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise typer.BadParameter(f"expected a job id such as 1234, got {text!r}")
+        raise typer.BadParameter(f"expected a job id such as 1234, or a task such as 1234_5, got {text!r}")
     return int(text)
 
 
-JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id")]
+def _job_id_of_task(text: str) -> int:
+    """Ask Slurm which job is this task: only Slurm knows, and only while it shows the job."""
+    words = ("--noheader", "--all", "--array", "--states=all", f"--jobs={text}", "--Format=JobID,ArrayTaskID")
+    try:
+        shown = Commands().ask("squeue", *words).split()
+    except SlurmError as error:
+        raise typer.BadParameter(f"Slurm does not say which job {text} is: {error}") from None
+    if len(shown) != 2 or shown[1] != text.partition("_")[2]:
+        raise typer.BadParameter(
+            f"squeue shows no job {text} (any more): give its own id (`sacct -X -j {text} -o JobIDRaw`)"
+        )
+    return int(shown[0])
+
+
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id, or ARRAY_TASK")]
 
 
 def point(text: str, now: float, option: str) -> float:

@@ -9,8 +9,10 @@ import re
 import time
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
+import typer
 
 from polluxd.cli import access, answering
 from polluxd.cli.ctl import COMMANDS
@@ -246,10 +248,10 @@ def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monk
     [
         (("frobnicate",), "there is no command 'frobnicate'"),
         (("jobs", "--colour"), "--colour"),
-        (("explain", "seven"), "expected a job id such as 1234, got 'seven'"),
-        (("moves", "--", "-1"), "expected a job id such as 1234, got '-1'"),
-        (("history", "0"), "expected a job id such as 1234, got '0'"),
-        (("pin", "1.5"), "expected a job id such as 1234, got '1.5'"),
+        (("explain", "seven"), "expected a job id such as 1234, or a task such as 1234_5, got 'seven'"),
+        (("moves", "--", "-1"), "expected a job id such as 1234, or a task such as 1234_5, got '-1'"),
+        (("history", "0"), "expected a job id such as 1234, or a task such as 1234_5, got '0'"),
+        (("pin", "1.5"), "expected a job id such as 1234, or a task such as 1234_5, got '1.5'"),
         (("explain",), "JOB"),
     ],
 )
@@ -357,3 +359,14 @@ def test_watching_redraws_and_survives_a_failure(store, polluxctl, monkeypatch, 
     assert waits[0] < waits[1] < waits[2]
     assert "the database has gone" in screen.getvalue()[waits[1] :]
     assert "the database has gone" not in screen.getvalue()[: waits[1]]
+
+
+def test_a_task_is_named_as_squeue_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "squeue"
+    command.write_text('#!/bin/sh\ncase "$*" in *--jobs=7_3*) echo "12                  3 ";; esac\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert access.job_id("7_3") == 12
+    for gone in ("7_4", "7_", "_3", "7_3_1"):
+        with pytest.raises(typer.BadParameter, match=r"JobIDRaw|expected a job id"):
+            access.job_id(gone)

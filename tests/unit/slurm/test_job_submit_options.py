@@ -249,6 +249,8 @@ def test_a_polluxd_that_observes_has_agents_observe_too(tmp_path: Path) -> None:
         ({"min_nodes": 2, "tres_per_node": "", "tres_per_job": "gres:gpu:6"}, "2x3"),
         ({"min_nodes": 2, "tres_per_node": "", "tres_per_job": "gres:gpu:5"}, None),
         ({"tres_per_node": ""}, "1x3"),
+        ({"min_nodes": 2, "tres_per_node": ""}, "2x2"),
+        ({"min_nodes": 4, "tres_per_node": ""}, "4x1"),
     ],
 )
 def test_the_size_that_the_user_wrote_goes_into_the_comment(job: dict[str, object], size: str | None) -> None:
@@ -322,3 +324,11 @@ def test_an_admin_comment_has_at_most_2_kib() -> None:
     assert "at most 2048 are allowed: shorten" in refused(submit("#POLLUX gpu-types=" + "a" * 64, **longest))
     kept = submit("#POLLUX gpu-types=" + "a" * 64, **longest | {"reservation": "r" * 200})
     assert len(kept.admin_comment) <= 2048
+
+
+def test_several_nodes_without_a_number_of_gpus_ask_for_one_of_each() -> None:
+    """Slurm refuses a request per job for fewer GPUs than nodes."""
+    several = submit("#POLLUX", tres_per_node=None, min_nodes=2, num_tasks=2, cpus_per_task=3)
+    assert several.tres_per_job is None
+    assert " cpus-per-gpu=3 " in several.admin_comment
+    assert submit("#POLLUX", tres_per_node=None, min_nodes=1).tres_per_job == "gres:gpu:1"
