@@ -66,7 +66,8 @@ LEFT JOIN LATERAL (
 WHERE j.cluster = :cluster AND j.ended_at IS NULL;
 
 -- name: reports
-SELECT * FROM pollux.report_history WHERE cluster = :cluster AND id = ANY(CAST(:ids AS bigint[]));
+SELECT job_id, attempt, received_at, report FROM pollux.report_history
+WHERE cluster = :cluster AND id = ANY(CAST(:ids AS bigint[]));
 
 -- name: news
 -- Whether a move under way has heard from its job since report :seen: what polluxd interrupts its wait for. It reads the
@@ -92,13 +93,10 @@ RETURNING m.id;
 -- name: remember_priors
 -- Remember the latest fits of present jobs for later runs. A fit replaces an earlier fit unless that one was measured on
 -- more GPUs or nodes; a fit that a run refuted is replaced in any case.
-INSERT INTO pollux.prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, alpha_grad, beta_grad, alpha_local,
-    beta_local, alpha_node, beta_node, gamma, alpha_rack, beta_rack, explored_gpus, explored_nodes, refutes)
+INSERT INTO pollux.prior AS p (cluster, uid, fingerprint, gpu_type, job_id, at, params, explored_gpus, explored_nodes, refutes)
 SELECT DISTINCT ON (h.uid, f.fingerprint, f.gpu_type)
-       h.cluster, h.uid, f.fingerprint, f.gpu_type, h.job_id, h.received_at, h.alpha_grad, h.beta_grad, h.alpha_local,
-       h.beta_local, h.alpha_node, h.beta_node, h.gamma, h.alpha_rack, h.beta_rack,
-       least(coalesce(h.measured_gpus, h.explored_gpus), j.most_gpus),
-       least(coalesce(h.measured_nodes, h.explored_nodes), j.most_nodes), h.prior_refuted
+       h.cluster, h.uid, f.fingerprint, f.gpu_type, h.job_id, h.received_at, h.report -> 'params',
+       least(d.gpus, j.most_gpus), least(d.nodes, j.most_nodes), d.refutes
 FROM pollux.job j
 CROSS JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
@@ -106,42 +104,48 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT * FROM pollux.fingerprint r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt = h.attempt
     ORDER BY r.id DESC LIMIT 1) f
+CROSS JOIN LATERAL (
+    SELECT CAST(coalesce(h.report -> 'measured_gpus', h.report -> 'explored_gpus') AS integer) AS gpus,
+           CAST(coalesce(h.report -> 'measured_nodes', h.report -> 'explored_nodes') AS integer) AS nodes,
+           coalesce(CAST(h.report -> 'prior_refuted' AS boolean), false) AS refutes) d
 LEFT JOIN pollux.prior k ON k.cluster = j.cluster AND k.uid = h.uid AND k.fingerprint = f.fingerprint
     AND k.gpu_type = f.gpu_type
 WHERE j.cluster = :cluster AND (j.ended_at IS NULL OR j.ended_at > now() - interval '1 hour')
-  AND f.uid = h.uid AND f.gpu_type = h.gpu_type AND (k.at IS NULL OR h.received_at > k.at)
-  AND h.gamma IS NOT NULL AND coalesce(h.measured_gpus, h.explored_gpus) > 0
-ORDER BY h.uid, f.fingerprint, f.gpu_type, h.prior_refuted DESC, coalesce(h.measured_gpus, h.explored_gpus) DESC, h.received_at DESC
+  AND f.uid = h.uid AND f.gpu_type = coalesce(h.report ->> 'gpu_type', '') AND (k.at IS NULL OR h.received_at > k.at)
+  AND h.report ? 'params' AND d.gpus > 0
+ORDER BY h.uid, f.fingerprint, f.gpu_type, d.refutes DESC, d.gpus DESC, h.received_at DESC
 ON CONFLICT (cluster, uid, fingerprint, gpu_type) DO UPDATE SET
-    job_id = excluded.job_id, at = excluded.at, alpha_grad = excluded.alpha_grad, beta_grad = excluded.beta_grad,
-    alpha_local = excluded.alpha_local, beta_local = excluded.beta_local, alpha_node = excluded.alpha_node,
-    beta_node = excluded.beta_node, gamma = excluded.gamma, alpha_rack = excluded.alpha_rack,
-    beta_rack = excluded.beta_rack, explored_gpus = excluded.explored_gpus, explored_nodes = excluded.explored_nodes,
-    refutes = excluded.refutes
+    job_id = excluded.job_id, at = excluded.at, params = excluded.params, explored_gpus = excluded.explored_gpus,
+    explored_nodes = excluded.explored_nodes, refutes = excluded.refutes
 WHERE excluded.at > p.at AND (
     excluded.refutes OR excluded.explored_gpus >= p.explored_gpus AND excluded.explored_nodes >= p.explored_nodes);
 
 -- name: fits_by_type
--- What runs of the same training, of the same user, measured on each GPU type, for jobs that have not ended.
-SELECT j.job_id, p.gpu_type, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node,
-       p.gamma, p.alpha_rack, p.beta_rack
+-- What runs of the same training, of the same user, measured on each GPU type, for jobs that have not ended: the newest 8.
+SELECT j.job_id, p.gpu_type, p.params
 FROM pollux.job j
 CROSS JOIN LATERAL (
     SELECT * FROM pollux.fingerprint r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) f
-JOIN pollux.prior p ON p.cluster = f.cluster AND p.uid = f.uid AND p.fingerprint = f.fingerprint
-WHERE j.cluster = :cluster AND j.ended_at IS NULL AND p.gpu_type <> '';
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.prior r WHERE r.cluster = f.cluster AND r.uid = f.uid AND r.fingerprint = f.fingerprint
+      AND r.gpu_type <> '' ORDER BY r.at DESC LIMIT 8) p
+WHERE j.cluster = :cluster AND j.ended_at IS NULL;
 
 -- name: report_of
 SELECT * FROM pollux.report WHERE cluster = :cluster AND job_id = :job_id;
 
 -- name: report_history
-SELECT job_id, attempt, at, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, progress, target,
-       epoch, lr_factor, batch_initial, noise_sqr, noise_var, optimizer_steps
-FROM pollux.report_history
-WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
-  AND received_at >= to_timestamp(:since)
-ORDER BY job_id, received_at;
+-- At most :most of each job, evenly thinned. The index alone tells which; only those are read.
+SELECT r.job_id, r.attempt, r.received_at, r.report FROM (
+    SELECT id, row_number() OVER (PARTITION BY job_id ORDER BY attempt DESC, id DESC) - 1 AS place,
+           count(*) OVER (PARTITION BY job_id) AS number
+    FROM pollux.report_history
+    WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
+      AND received_at >= to_timestamp(:since)) h
+JOIN pollux.report_history r ON r.id = h.id
+WHERE h.place % ((h.number + :most - 1) / :most) = 0
+ORDER BY r.job_id, r.received_at;
 
 -- name: forget_reused_jobs
 -- Slurm's job ids start again when its state is wiped: rows of an earlier job must not stand for the new job.
@@ -328,9 +332,9 @@ SET step = CAST(:step AS text),
     ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
-        SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE p.times END || jsonb_strip_nulls(
-            CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.resize_cost)
-            ELSE jsonb_build_object('restart_cost', p.restart_cost) END)
+        SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE coalesce(p.report -> 'times', '{}') END || jsonb_strip_nulls(
+            CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.report -> 'resize_cost')
+            ELSE jsonb_build_object('restart_cost', p.report -> 'restart_cost') END)
         FROM pollux.report p
         WHERE p.cluster = r.cluster AND p.job_id = r.job_id
           AND p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)
@@ -401,13 +405,12 @@ ORDER BY r.id;
 -- One row per job: what it is, what it has, what it reports, what was last decided and moved.
 SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
        j.gpus, j.submitted_at, j.started_at, j.ended_at, j.left_alone,
-       p.at AS reported_at, p.batch_size, p.goodput, p.throughput, p.progress, p.target, p.epoch, p.checkpointed,
-       p.mode, p.advice,
+       p.received_at AS reported_at, p.report,
        a.speedup, a.reason AS decision_reason, a.cycle_id,
        m.step AS move_step, m.reason AS move_reason, m.detail AS move_detail,
        coalesce(n.count, 0) AS moves,
        CASE WHEN j.gpus > 0 AND j.ended_at IS NULL
-                 AND (p.attempt = j.attempt AND p.times ->> 'first_step_at' IS NOT NULL) IS NOT TRUE
+                 AND (p.attempt = j.attempt AND p.report #> '{times,first_step_at}' IS NOT NULL) IS NOT TRUE
             THEN greatest(j.started_at, p.received_at, to_timestamp((m.times ->> 'started')::double precision))
        END AS silent_since
 FROM pollux.job j
@@ -460,6 +463,16 @@ ON CONFLICT (cluster) DO UPDATE SET seen = excluded.seen;
 
 -- name: prune_rentals
 DELETE FROM pollux.rental WHERE cluster = :cluster AND day < (to_timestamp(:before) AT TIME ZONE 'UTC')::date;
+
+-- name: prune_reported
+DELETE FROM pollux.reported WHERE cluster = :cluster AND day < (to_timestamp(:before) AT TIME ZONE 'UTC')::date;
+
+-- name: reported
+-- Users whose jobs have reported most today (UTC), as shares of what a user may.
+SELECT coalesce((SELECT j.user_name FROM pollux.job j WHERE j.cluster = r.cluster AND j.uid = r.uid AND j.user_name <> ''
+                 ORDER BY j.job_id DESC LIMIT 1), '') AS user_name, r.uid, r.reports, r.bytes
+FROM pollux.reported r WHERE r.cluster = :cluster AND r.day = (now() AT TIME ZONE 'UTC')::date
+ORDER BY r.bytes DESC LIMIT 10;
 
 -- name: prune_priors
 -- What no run has confirmed for long, and what one user has beyond a thousand trainings.
@@ -524,13 +537,11 @@ WHERE t.hash = k.hash AND (k.age > 8 OR t.expires_at < now() OR t.job_id IS NOT 
     SELECT FROM pollux.job j WHERE j.cluster = t.cluster AND j.job_id = t.job_id AND j.ended_at IS NULL
       AND t.attempt >= j.attempt));
 
--- The gateway's statements. A refusal is `over` (of this attempt, or of the job), `unknown` (polluxd has not seen it yet) or
--- `too-often`; null: none. An attempt that polluxd has not seen yet is at most the next one.
+-- The gateway's statements. A refusal is one of pollux.refusal or of polluxd/gateway/records.py; null: none.
 
 -- name: attempt_of
 -- What polluxd has seen of the job of a credential.
-SELECT j.uid, j.attempt, CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
-       WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown' END AS refusal
+SELECT j.uid, pollux.refusal(j, :attempt) AS refusal
 FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id;
 
 -- name: issue_token
@@ -544,8 +555,7 @@ VALUES (decode(:hash, 'hex'), :cluster, :job_id, :attempt, :uid,
 SELECT t.job_id, t.attempt, t.uid,
        CAST(extract(epoch FROM t.expires_at - clock_timestamp()) AS double precision) AS expires_s,
        CASE WHEN t.job_id IS NULL THEN NULL WHEN j.job_id IS NULL THEN 'unknown'
-            WHEN j.uid <> t.uid OR t.attempt < j.attempt OR j.ended_at IS NOT NULL AND t.attempt = j.attempt THEN 'over'
-            WHEN j.ended_at IS NOT NULL THEN 'unknown' END AS refusal
+            WHEN j.uid <> t.uid THEN 'over' ELSE pollux.refusal(j, t.attempt) END AS refusal
 FROM pollux.token t LEFT JOIN pollux.job j ON j.cluster = t.cluster AND j.job_id = t.job_id
 WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
   AND (t.expires_at IS NULL OR t.expires_at > clock_timestamp())
@@ -556,53 +566,46 @@ WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
 
 -- name: store_reports
 -- Reports of several jobs, each decided on by itself. Where a job's former report is older than 5 s, nobody reports much
--- oftener than this. A server that crashes within a second loses the reports: the next ones stand for them.
+-- oftener than this. A row has at most 2,048 bytes; its keys take less than 128. A user who has reported :most_bytes
+-- or :most_reports today (UTC) adds one report in 5 minutes for each job. A server that crashes within a second loses the
+-- reports: the next ones stand for them.
 WITH known AS MATERIALIZED (
-    SELECT s.place, s.job_id, s.attempt, s.uid, s.at, s.row,
-           CASE WHEN j.attempt IS NULL THEN 'unknown'
-                WHEN s.attempt < j.attempt OR j.ended_at IS NOT NULL AND s.attempt = j.attempt THEN 'over'
-                WHEN j.ended_at IS NOT NULL OR s.attempt > j.attempt + 1 THEN 'unknown'
+    SELECT s.place, s.job_id, s.attempt, s.uid, s.report,
+           CASE WHEN pg_column_size(s.report) > 1920 THEN 'too-long'
+                WHEN j.refusal IS NOT NULL THEN j.refusal
+                WHEN j.known IS NULL THEN 'unknown'
                 WHEN h.received_at > clock_timestamp() - interval '5 seconds' AND (
                     SELECT r.received_at FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
                     ORDER BY r.attempt DESC, r.id DESC OFFSET 119 LIMIT 1) > clock_timestamp() - interval '1 minute'
-                THEN 'too-often' END AS refusal,
-           CASE WHEN h.attempt = s.attempt THEN h.news ELSE '[null, 0, null]' END AS news
+                THEN 'too-often'
+                WHEN h.received_at > clock_timestamp() - interval '5 minutes' AND EXISTS (
+                    SELECT FROM pollux.reported d WHERE d.cluster = :cluster AND d.uid = s.uid
+                      AND d.day = (clock_timestamp() AT TIME ZONE 'UTC')::date
+                      AND (d.bytes >= :most_bytes OR d.reports >= :most_reports))
+                THEN 'too-much' END AS refusal,
+           CASE WHEN h.attempt = s.attempt THEN h.news ELSE '[null, null, null]' END AS news
     FROM jsonb_to_recordset(CAST(:reports AS jsonb)) AS s(
-        place integer, job_id bigint, attempt integer, uid bigint, at double precision, "row" jsonb)
+        place integer, job_id bigint, attempt integer, uid bigint, report jsonb)
     LEFT JOIN LATERAL (
-        SELECT r.attempt, r.ended_at FROM pollux.job r
+        SELECT true AS known, pollux.refusal(r, s.attempt) AS refusal FROM pollux.job r
         WHERE r.cluster = :cluster AND r.job_id = s.job_id AND r.uid = s.uid LIMIT 1) j ON true
     LEFT JOIN LATERAL (
-        SELECT r.attempt, r.received_at,
-               jsonb_build_array(r.times -> 'first_step_at', r.resized, r.resize_refused -> 'id') AS news
+        SELECT r.attempt, r.received_at, jsonb_build_array(r.report #> '{times,first_step_at}', nullif(r.report -> 'resized', '0'),
+               r.report #> '{resize_refused,id}') AS news
         FROM pollux.report_history r WHERE r.cluster = :cluster AND r.job_id = s.job_id
         ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h ON true
 ), stored AS (
-    INSERT INTO pollux.report_history (cluster, job_id, attempt, uid, at, alpha_grad, beta_grad, alpha_local, beta_local,
-        alpha_node, beta_node, gamma, alpha_rack, beta_rack, noise_sqr, noise_var, batch_initial, batch_maximum, local_min,
-        local_max, explored_gpus, explored_nodes, measured_gpus, measured_nodes, prior_gpus, prior_nodes, prior_refuted,
-        gpu_type, gpus, nodes, batch_size, local_batch, accumulation, goodput, throughput, data_wait, progress, target,
-        epoch, lr_factor, gain, optimizer_steps, checkpointed, times, restart_cost, mode, advice, resize, resized,
-        resize_refused, resize_cost, wakes, search_rank, local_max_by_type)
-    SELECT :cluster, k.job_id, k.attempt, k.uid, to_timestamp(k.at), s.alpha_grad, s.beta_grad, s.alpha_local, s.beta_local,
-        s.alpha_node, s.beta_node, s.gamma, s.alpha_rack, s.beta_rack, s.noise_sqr, s.noise_var, s.batch_initial,
-        s.batch_maximum, s.local_min, s.local_max, s.explored_gpus, s.explored_nodes, s.measured_gpus, s.measured_nodes,
-        s.prior_gpus, s.prior_nodes, s.prior_refuted, s.gpu_type, s.gpus, s.nodes, s.batch_size, s.local_batch,
-        s.accumulation, s.goodput, s.throughput, s.data_wait, s.progress, s.target, s.epoch, s.lr_factor, s.gain,
-        s.optimizer_steps, s.checkpointed, s.times, s.restart_cost, s.mode, s.advice, s.resize, s.resized,
-        s.resize_refused, s.resize_cost,
-        jsonb_build_array(s.times -> 'first_step_at', s.resized, s.resize_refused -> 'id') <> k.news, s.search_rank,
-        s.local_max_by_type
-    FROM known k, jsonb_populate_record(CAST(NULL AS pollux.report_history), k.row) s
-    WHERE k.refusal IS NULL ORDER BY k.place
+    INSERT INTO pollux.report_history (cluster, job_id, attempt, uid, wakes, report)
+    SELECT :cluster, k.job_id, k.attempt, k.uid, jsonb_build_array(k.report #> '{times,first_step_at}',
+        nullif(k.report -> 'resized', '0'), k.report #> '{resize_refused,id}') <> k.news, k.report
+    FROM known k WHERE k.refusal IS NULL ORDER BY k.place
 )
 SELECT k.refusal, set_config('synchronous_commit', 'off', true) FROM known k ORDER BY k.place;
 
 -- name: acknowledge
 -- Accepted where the move counts on the checkpoint, also when it is repeated because the first answer was lost.
 WITH known AS (
-    SELECT CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
-                WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown' END AS refusal
+    SELECT pollux.refusal(j, :attempt) AS refusal
     FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id AND j.uid = :uid
 ), asked AS (
     SELECT m.step, EXISTS (
@@ -621,8 +624,7 @@ FROM known k LEFT JOIN asked m ON true;
 -- name: introduce
 -- Which training an attempt runs, and what the same user's earlier runs of it measured. An attempt says it 20 times at most.
 WITH known AS (
-    SELECT CASE WHEN :attempt < j.attempt OR j.ended_at IS NOT NULL AND :attempt = j.attempt THEN 'over'
-                WHEN j.ended_at IS NOT NULL OR :attempt > j.attempt + 1 THEN 'unknown'
+    SELECT CASE WHEN pollux.refusal(j, :attempt) IS NOT NULL THEN pollux.refusal(j, :attempt)
                 WHEN (SELECT count(*) FROM pollux.fingerprint f WHERE f.cluster = j.cluster AND f.job_id = j.job_id
                       AND f.attempt = :attempt) >= 20 THEN 'too-often' END AS refusal
     FROM pollux.job j WHERE j.cluster = :cluster AND j.job_id = :job_id AND j.uid = :uid
@@ -635,8 +637,7 @@ WITH known AS (
     WHERE k.refusal IS NULL AND NOT EXISTS (
         SELECT FROM newest n WHERE n.fingerprint = :fingerprint AND n.gpu_type = :gpu_type)
 )
-SELECT k.refusal, p.alpha_grad, p.beta_grad, p.alpha_local, p.beta_local, p.alpha_node, p.beta_node, p.gamma, p.alpha_rack,
-       p.beta_rack, p.explored_gpus, p.explored_nodes
+SELECT k.refusal, p.params, p.explored_gpus, p.explored_nodes
 FROM known k LEFT JOIN pollux.prior p ON p.cluster = :cluster AND p.uid = :uid AND p.fingerprint = :fingerprint
     AND p.gpu_type = :gpu_type;
 

@@ -72,18 +72,22 @@ def report(
 
 
 def report_row(**changes: Any) -> dict[str, Any]:
-    """The row of a report of job 7, as the database returns it."""
+    """The row of a report of job 7, as the database returns it; what is no column changes the document."""
     theta = ("alpha_grad", "beta_grad", "alpha_local", "beta_local", "alpha_node", "beta_node")
-    return {
-        **{"job_id": 7, "attempt": 0, "received_at": datetime.fromtimestamp(1e9, UTC), "times": {}},
-        **{"prior_gpus": 2, "prior_nodes": 2, **dict.fromkeys(theta, 0.5), "gamma": 2.0},
-        **{"noise_sqr": 1.0, "noise_var": 3.0},
-        **{"batch_initial": 32, "batch_maximum": 64, "local_min": 1, "local_max": 32},
+    row = {"id": 1, "job_id": 7, "attempt": 0, "received_at": datetime.fromtimestamp(1e9, UTC)}
+    columns = {
+        name: changes.pop(name) for name in (*row, "known_gpus", "known_nodes", "drained") if name in changes
+    }
+    document = {
+        **{"params": {**dict.fromkeys(theta, 0.5), "gamma": 2.0}, "noise": {"sqr": 1.0, "var": 3.0}},
+        "limits": {"initial": 32, "maximum": 64, "local_min": 1, "local_max": 32},
+        **{"prior_gpus": 2, "prior_nodes": 2, "times": {}},
         **{"explored_gpus": 2, "explored_nodes": 1, "gpus": 2, "nodes": 1, "batch_size": 64},
-        **{"goodput": 1.0, "throughput": 11.0, "progress": 5.0, "target": None, "epoch": 0.5},
-        **{"lr_factor": 1.0, "checkpointed": False, "restart_cost": None},
+        **{"goodput": 1.0, "throughput": 11.0, "progress": 5.0, "epoch": 0.5},
+        **{"lr_factor": 1.0, "checkpointed": False},
         **changes,
     }
+    return {**row, **columns, "report": document}
 
 
 def move(

@@ -251,7 +251,9 @@ def future(site: Site, defended: bool) -> Outcome:
     requests = (reporting(at=later), reporting(times={"first_step_at": later}))
     with nullcontext() if defended else site.gateway.patched(ANY_TIME):
         answers = site.ask("mallory", *requests, token=token)
-    site.query("DELETE FROM pollux.report_history WHERE at > now() + interval '1 day'")
+    site.query(
+        "DELETE FROM pollux.report_history WHERE (report -> 'at')::float8 > extract(epoch FROM now()) + 86400"
+    )
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 

@@ -58,6 +58,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("solver", plain(found["solver"])),
         ("doubted reports", _named(found["doubted"], "of {jobs}")),
         ("silent jobs", _named(silent, f"{{jobs}} on {gpus} without a training step")),
+        ("reports today", _reported(found["reported"])),
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
     ):
@@ -70,6 +71,19 @@ def _price(price: float | None) -> str:
     if price is None or price <= 0:
         return "-" if price is None else "0 (GPUs are left)"
     return f"{number(3)(price)} s of all jobs' completion times per second"
+
+
+def _reported(users: list[dict[str, Any]]) -> str:
+    """Say who has reported most since midnight (UTC), and whose jobs now report once in 5 minutes."""
+    if not users:
+        return "none"
+    most = users[0]
+    full = [str(user["user_name"] or user["uid"]) for user in users if user["share"] >= 1]
+    return (
+        f"most by {most['user_name'] or most['uid']}: {most['reports']}, {most['bytes'] / 2**20:.0f} MiB, "
+        f"{100 * most['share']:.0f} % of what a user may"
+        + (f"; the jobs of {', '.join(full)} report once in 5 minutes until 00:00 UTC" if full else "")
+    )
 
 
 def _named(jobs: list[dict[str, Any]], text: str) -> str:

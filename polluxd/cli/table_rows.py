@@ -165,6 +165,7 @@ def status_row(store: Store) -> dict[str, Any]:
         "doubted": _doubted(store, allocations),
         "durations": dict(cycle.durations) if cycle else {},
         "open_moves": len(store.open_moves()),
+        "reported": store.reported(),
     }
 
 

@@ -32,6 +32,8 @@ class GpuTypes:
         self._type = {n.name: n.gpu_type for n in nodes if n.gpus > 0}
         self._types = sorted(set(self._type.values()))
         self._speeds = speeds
+        self.names = {part for kind in self._types for part in (kind, *kind.split("+"))}
+        """The types, those within a node of several included."""
 
     def known_to(self, report: Report, placement: Placement, *, moves: int = 0) -> Report:
         """Return the report with a fit for each GPU type.

@@ -147,7 +147,7 @@ def build_snapshot(
                 waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
                 weight=by_priority.get(job.job_id, 1.0),
                 placement=placement,
-                report=report,
+                report=None if report is None else report.for_decision(types.names),
                 pinned=bool(pin_reason),
                 pin_reason=pin_reason,
                 started=report is not None or job.state is not JobState.PENDING,

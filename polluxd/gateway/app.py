@@ -242,7 +242,7 @@ async def _report(gateway: GatewayService, call: Call) -> None:
     """Take in the state of a training."""
     report: ReportMessage = call.message
     async with gateway.reports_of_user.turn(call.holder.uid):
-        refusal = await gateway.inbox.store(SentReport(call.holder, report.at, report.row()))
+        refusal = await gateway.inbox.store(SentReport(call.holder, report.document()))
     if refusal is not None:
         raise http_errors.of_attempt(refusal)
 

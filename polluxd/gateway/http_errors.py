@@ -40,7 +40,15 @@ def of_attempt(refusal: Refusal) -> HttpRefusal:
             return HttpRefusal(409, "attempt-over", "the job has ended, or a later attempt of it runs")
         case "unknown":
             return HttpRefusal(
-                503, "not-known-yet", "polluxd has not seen this attempt of the job yet: try again"
+                503, "not-known-yet", "polluxd has not seen this attempt of the job run yet: try again"
             )
         case "too-often":
             return too_often("this attempt sends too much: at most 120 reports a minute and 20 fingerprints")
+        case "too-much":
+            return too_often(
+                "your jobs have reported much today (UTC): until tomorrow each reports once in 5 minutes"
+            )
+        case "too-long":
+            return not_sensible(
+                "expected a report that takes at most 2,048 bytes in the database: shorten its texts"
+            )

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-LONGEST_REPORT = 16384
-"""Bytes of a report."""
+LONGEST_REPORT = 4096
+"""Bytes of a report, as it is sent; stored with its keys it has at most 2,048, as Postgres counts."""
 LONGEST = 4096
 """Bytes of any other message."""
 _AHEAD_S = 300.0
@@ -25,14 +25,9 @@ def _not_ahead(value: float) -> float:
     return value
 
 
-def _printable(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("expected printable characters")
-    return value
-
-
 def _one_line(value: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in value)[:300]
+    line = "".join(letter if letter.isprintable() else " " for letter in value)
+    return line.encode()[:300].decode(errors="ignore")
 
 
 Stamp = Annotated[float, Field(ge=0), AfterValidator(_not_ahead)]
@@ -48,7 +43,7 @@ MoveId = Annotated[int, Field(ge=1, le=9 * 10**15)]
 JobId = Annotated[int, Field(ge=1, lt=2**32)]
 Attempt = Annotated[int, Field(ge=0, lt=2**31 - 1)]
 Nonce = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-GpuType = Annotated[str, StringConstraints(max_length=64), AfterValidator(_printable)]
+GpuType = Annotated[str, StringConstraints(pattern=r"^[ -~]{0,64}$")]
 Fingerprint = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 ClusterName = Annotated[str, StringConstraints(max_length=40)]
 
@@ -191,8 +186,9 @@ class ReportMessage(Message):
     prior_nodes: Nodes | None = None
     prior_refuted: bool | None = None
     gpu_type: GpuType | None = None
-    local_max_by_type: Annotated[dict[GpuType, Examples], Field(max_length=64)] | None = None
-    """Most examples per pass on GPU types where one has run out of memory; "": on others."""
+    local_max_by_type: Annotated[dict[GpuType, Examples], Field(max_length=8)] | None = None
+    """Most examples per pass on GPU types where one has run out of memory; "": on others. polluxd passes over
+    types that the cluster does not have."""
     gpus: Gpus
     nodes: Nodes
     batch_size: Whole
@@ -226,20 +222,9 @@ class ReportMessage(Message):
     """Of a trial among the trials of its search that made the same progress; 1: the best. It only divides the search's
     weight."""
 
-    def row(self) -> dict[str, Any]:
-        """Return the columns of report_history that the report fills."""
-        flat: dict[str, Any] = self.model_dump(exclude={"v", "at", "times"})
-        params: dict[str, Any] = flat.pop("params") or {}
-        noise = {f"noise_{name}": value for name, value in (flat.pop("noise") or {}).items()}
-        limits: dict[str, Any] = flat.pop("limits")
-        sizes = {"batch_initial": limits.pop("initial"), "batch_maximum": limits.pop("maximum"), **limits}
-        filled = {name: flat[name] or 0 for name in ("prior_gpus", "prior_nodes", "resized")} | {
-            "prior_refuted": bool(flat["prior_refuted"]),
-            "gpu_type": flat["gpu_type"] or "",
-            "local_max_by_type": flat["local_max_by_type"] or {},
-            "times": self.times.model_dump(exclude_none=True) if self.times else {},
-        }
-        return flat | params | noise | sizes | filled
+    def document(self) -> dict[str, Any]:
+        """Return what is stored of the report, and read as a `polluxd.model.Report`: what was said, without nulls."""
+        return self.model_dump(exclude={"v"}, exclude_none=True)
 
 
 class Acknowledgement(Message):

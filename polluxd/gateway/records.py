@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-Refusal = Literal["over", "unknown", "too-often"]
-"""Why the database refused: the attempt or its job is over, polluxd has not seen it yet, or it asks too often."""
+Refusal = Literal["over", "unknown", "too-often", "too-much", "too-long"]
+"""Why the database refused: the attempt or its job is over, polluxd has not seen it run yet, it asks too often, its
+user has reported much today, or the report is too long."""
 
 
 class Holder(NamedTuple):
@@ -28,10 +29,7 @@ class SentReport(NamedTuple):
     """One report that was checked."""
 
     holder: Holder
-    at: float
-    """POSIX time by the sender's clock."""
-    row: Mapping[str, Any]
-    """Columns of table report_history."""
+    document: Mapping[str, Any]
 
 
 class Orders(NamedTuple):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
@@ -153,6 +153,35 @@ class Report:
             return self.limits
         most = self.local_max_by_type.get(gpu_type, self.local_max_by_type.get("", self.limits.local_max))
         return replace(self.limits, local_max=max(most, self.limits.local_min))
+
+    def for_decision(self, gpu_types: Collection[str]) -> Report:
+        """The report as a decision goes by it, and its snapshot keeps it.
+
+        Without what only people and moves read, and without GPU types that the cluster does not have.
+        """
+        known = {"", *gpu_types}
+        return replace(
+            self,
+            params_by_type={kind: fit for kind, fit in self.params_by_type.items() if kind in known},
+            local_max_by_type={kind: most for kind, most in self.local_max_by_type.items() if kind in known},
+            **_UNDECIDED,
+        )
+
+
+_UNDECIDED: Mapping[str, Any] = {
+    **{
+        "at": 0.0,
+        "nodes": 0,
+        "batch_size": 0,
+        "goodput": 0.0,
+        "throughput": 0.0,
+        "epoch": 0.0,
+        "lr_factor": 1.0,
+    },
+    **{"checkpointed": False, "restart_cost": None, "data_wait": None},
+    **{"resized": 0, "refused": 0, "refused_why": "", "resize_cost": None},
+}
+"""Fields of a report that no decision depends on, with their defaults."""
 
 
 class JobState(StrEnum):

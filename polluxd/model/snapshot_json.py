@@ -16,12 +16,13 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from polluxd.errors import StoreRejected
 from polluxd.model import Snapshot
 
 Decoder = Callable[[Any], Any]
+T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
@@ -101,20 +102,24 @@ def _has_named_tuple(hint: Any) -> bool:
     return any(map(_has_named_tuple, get_args(hint)))
 
 
-def decode_snapshot(data: Any) -> Snapshot:
-    """Return the snapshot that `encode` of this or another version wrote.
+def decode(kind: type[T], data: Any) -> T:
+    """Return the frozen value that `encode` of this or another version wrote.
 
     A field that was added later gets its default. A field that this version does not know is ignored.
 
     Raises:
-        StoreRejected: `data` is no snapshot; the message says which field is missing or has a wrong type.
+        StoreRejected: `data` is no such value; the message says which field is missing or has a wrong type.
     """
     try:
-        found = _decoder(Snapshot)(data)
+        found: T = _decoder(cast(Any, kind))(data)
     except (ValueError, TypeError, AttributeError) as error:
-        raise StoreRejected(f"the stored snapshot cannot be read: {error}") from error
-    assert isinstance(found, Snapshot)
+        raise StoreRejected(f"the stored {kind.__name__.lower()} cannot be read: {error}") from error
     return found
+
+
+def decode_snapshot(data: Any) -> Snapshot:
+    """Return a snapshot; see `decode`. Raises StoreRejected."""
+    return decode(Snapshot, data)
 
 
 @cache

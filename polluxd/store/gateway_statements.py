@@ -11,17 +11,18 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import psycopg2
 from sqlalchemy import URL
 
-from pollux.parameters import ThroughputParams
 from polluxd.gateway.records import Holder, Orders, Refusal, SentReport
 
 from .connection import Connector, our_errors
 from .sqlfiles import queries
 
+MOST_REPORTS, MOST_BYTES = 250_000, 2**28
+"""What a user's jobs report on a day (UTC), until each of them reports once in 5 minutes."""
 _WORD = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
@@ -70,12 +71,12 @@ class GatewayStore:
 
     def store_reports(self, reports: Sequence[SentReport]) -> list[Refusal | None]:
         sent = [
-            _attempt(report.holder) | {"place": place, "at": report.at, "row": report.row}
+            _attempt(report.holder) | {"place": place, "report": report.document}
             for place, report in enumerate(reports)
         ]
-        return [
-            row["refusal"] for row in self._run("store_reports", reports=json.dumps(sent, allow_nan=False))
-        ]
+        bounds = {"most_bytes": MOST_BYTES, "most_reports": MOST_REPORTS}
+        found = self._run("store_reports", reports=json.dumps(sent, allow_nan=False), **bounds)
+        return [row["refusal"] for row in found]
 
     def acknowledge(self, holder: Holder, move_id: int, facts: Mapping[str, Any]) -> Refusal | bool:
         found = self._run("acknowledge", **_attempt(holder), move_id=move_id, facts=json.dumps(facts))
@@ -87,15 +88,8 @@ class GatewayStore:
         found = self._run("introduce", **_attempt(holder), fingerprint=fingerprint, gpu_type=gpu_type)
         if not found:
             return "unknown"
-        row = found[0]
-        if row["refusal"] or row["gamma"] is None:
-            return cast("Refusal | None", row["refusal"])
-        params = {name: row[name] for name in ThroughputParams._fields if row[name] is not None}
-        return {
-            "params": params,
-            "explored_gpus": row["explored_gpus"],
-            "explored_nodes": row["explored_nodes"],
-        }
+        refusal: Refusal | None = found[0].pop("refusal")
+        return refusal if refusal or found[0]["params"] is None else found[0]
 
     def open_orders(self) -> Mapping[int, Orders]:
         return {row["job_id"]: _orders(row) for row in self._run("open_orders")}

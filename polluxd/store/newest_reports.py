@@ -69,9 +69,8 @@ class NewestReports:
         for row in _in_turn(run, new):
             job_id = row["job_id"]
             of = newest[job_id]
-            row["checkpointed"] |= of.drained
             try:
-                report = rows.report(row | {"known_gpus": of.known_gpus, "known_nodes": of.known_nodes})
+                report = rows.report(row | of._asdict())
             except ReportError as error:
                 rejected[job_id] = str(error)
                 if self.rejected.get(job_id) != str(error):

@@ -11,6 +11,7 @@ from polluxd.model import Allocation, Move
 
 from . import rows
 from .costs import costs_of
+from .gateway_statements import MOST_BYTES, MOST_REPORTS
 from .transactions import Session
 from .views import (
     CycleSummary,
@@ -22,6 +23,9 @@ from .views import (
     MoveCost,
     SettingChange,
 )
+
+_POINTS = 2000
+"""Reports of a job that a question has an answer of."""
 
 
 class PeopleStore(Session):
@@ -62,8 +66,19 @@ class PeopleStore(Session):
         )
 
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
-        """Return the reports received since a POSIX time, of one job or of all jobs, by job and time."""
-        return [rows.history_point(row) for row in self._ask("report_history", job_id=job_id, since=since)]
+        """Return the reports received since a POSIX time, of one job or of all jobs, by job and time.
+
+        Where a job has many, evenly thinned to between a half of `_POINTS` and all of them.
+        """
+        found = self._ask("report_history", job_id=job_id, since=since, most=_POINTS)
+        return [rows.history_point(row) for row in found]
+
+    def reported(self) -> list[dict[str, Any]]:
+        """Return the ten users whose jobs have reported most today (UTC), with `share` of what one may."""
+        return [
+            {**row, "share": max(row["reports"] / MOST_REPORTS, row["bytes"] / MOST_BYTES)}
+            for row in self._ask("reported")
+        ]
 
     def latest_cycle(self) -> CycleView | None:
         found = self._ask("latest_cycle")

@@ -11,11 +11,12 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from pollux.parameters import BatchLimits, NoiseScale, ThroughputParams
+from pollux.parameters import NoiseScale, ThroughputParams
 from polluxd.config.setting_info import as_json, checked, infos
 from polluxd.config.settings import PolicySettings
-from polluxd.errors import ConfigError, ReportError
+from polluxd.errors import ConfigError, ReportError, StoreRejected
 from polluxd.model import Allocation, Explanation, JobSpec, Move, Placement, Report, Spent, Step
+from polluxd.model.snapshot_json import decode
 from polluxd.slurm.protocol import SlurmJob
 
 from .views import CycleView, HistoryPoint, JobTimes, JobView
@@ -79,43 +80,31 @@ def spec(value: Row) -> JobSpec:
 def report(row: Row) -> Report:
     """The report of a row.
 
-    The gateway has checked each value (`polluxd.gateway.payloads`), and the columns' types keep every number finite and
-    not negative.
+    The gateway has checked each value of its document (`polluxd.gateway.payloads.ReportMessage`), and `decode` gives
+    each member the type of its field. A row may come with what polluxd knows beside it: `known_gpus`, `known_nodes`,
+    `drained`.
 
     Raises:
-        ReportError: the batch limits contradict each other: somebody has edited the row.
+        ReportError: a value is missing or contradicts others: somebody has edited the row.
     """
-    try:
-        limits = BatchLimits(row["batch_initial"], row["batch_maximum"], row["local_min"], row["local_max"])
-    except ValueError as error:
-        raise ReportError(f"job {row['job_id']}: {error}") from None
-    first_step_at = row["times"].get("first_step_at")
-    refused = row.get("resize_refused") or {}
-    given = {field.name: row[field.name] for field in fields(Report) if row.get(field.name) is not None}
-    converted = {
+    document: Mapping[str, Any] = row["report"]
+    refused = document.get("resize_refused", {})
+    prior = (document.get("prior_gpus", 0), document.get("prior_nodes", 0))
+    ours = {
+        "attempt": row["attempt"],
         # When it arrived, by the database's clock: nothing is decided by an agent's.
         "at": row["received_at"].timestamp(),
-        "limits": limits,
-        "params": _params(row),
-        "noise": None if row["noise_sqr"] is None else NoiseScale(row["noise_sqr"], row["noise_var"]),
-        "first_step_at": None if first_step_at is None else float(first_step_at),
-        "prior_gpus": min(row["prior_gpus"], row.get("known_gpus", row["prior_gpus"])),
-        "prior_nodes": min(row["prior_nodes"], row.get("known_nodes", row["prior_nodes"])),
-        "refused": int(refused.get("id", 0)),
-        "refused_why": str(refused.get("why", "")),
+        "first_step_at": document.get("times", {}).get("first_step_at"),
+        "prior_gpus": min(prior[0], row.get("known_gpus", prior[0])),
+        "prior_nodes": min(prior[1], row.get("known_nodes", prior[1])),
+        "checkpointed": document["checkpointed"] or row.get("drained", False),
+        "refused": refused.get("id", 0),
+        "refused_why": refused.get("why", ""),
     }
-    return Report(**given | converted)
-
-
-def _params(row: Row) -> ThroughputParams | None:
-    """Read the throughput fit in a row of `report` or `prior`.
-
-    None where the row has no fit. A fit may lack the pair of parameters for placements over racks.
-    """
-    theta: dict[str, Any] = {name: row.get(name) for name in ThroughputParams._fields}
-    if any(theta[name] is None for name in ThroughputParams._fields[:7]):
-        return None
-    return ThroughputParams(**theta)
+    try:
+        return decode(Report, {**document, **ours})
+    except (StoreRejected, KeyError) as error:
+        raise ReportError(f"job {row['job_id']}: {error}") from None
 
 
 def with_types(report: Report, others: Mapping[str, ThroughputParams]) -> Report:
@@ -133,9 +122,7 @@ def fits_by_type(found: Sequence[Row]) -> dict[int, dict[str, ThroughputParams]]
     """Read fits by job and GPU type from rows of `fits_by_type`."""
     fits: dict[int, dict[str, ThroughputParams]] = {}
     for row in found:
-        params = _params(row)
-        if params is not None:
-            fits.setdefault(row["job_id"], {})[row["gpu_type"]] = params
+        fits.setdefault(row["job_id"], {})[row["gpu_type"]] = decode(ThroughputParams, row["params"])
     return fits
 
 
@@ -225,21 +212,38 @@ def job_times(row: Row) -> JobTimes:
 
 def job_view(row: Row) -> JobView:
     stamps = ("submitted_at", "started_at", "ended_at", "reported_at", "silent_since")
+    reported = dict.fromkeys(_REPORTED) | {"checkpointed": False} | (row["report"] or {})
     return _made(
         JobView,
         row,
         user=row["user_name"],
         spec=spec(row["spec"]),
         nodes=tuple(row["nodes"]),
-        checkpointed=bool(row["checkpointed"]),
+        **{name: reported[name] for name in _REPORTED},
         **{name: seconds(row[name]) for name in stamps},
     )
 
 
+_REPORTED = (
+    "batch_size",
+    "goodput",
+    "throughput",
+    "progress",
+    "target",
+    "epoch",
+    "checkpointed",
+    "mode",
+    "advice",
+)
+"""Members of a report that the list of jobs shows."""
+
+
 def history_point(row: Row) -> HistoryPoint:
-    sqr = row["noise_sqr"]
-    phi = None if sqr is None else NoiseScale(sqr, row["noise_var"]).phi(row["batch_initial"])
-    return _made(HistoryPoint, row, at=row["at"].timestamp(), noise_scale=finite_or_none(phi))
+    document = row["report"]
+    noise = document.get("noise")
+    phi = None if noise is None else NoiseScale(**noise).phi(document["limits"]["initial"])
+    keys = {"job_id": row["job_id"], "attempt": row["attempt"], "at": row["received_at"].timestamp()}
+    return _made(HistoryPoint, {"target": None, **document, **keys}, noise_scale=finite_or_none(phi))
 
 
 def spent(found: Sequence[Row]) -> Spent | None:

@@ -399,6 +399,7 @@ class Store(PeopleStore):
         """
         with self._transaction() as run:
             run("prune_history", before=now - history_s)
+            run("prune_reported", before=now - history_s)
             run("thin_history", before=now - _DAY_S)
             run("prune_acknowledgements", before=now - history_s)
             run("prune_decisions", before=now - history_s)

@@ -44,87 +44,52 @@ COMMENT ON COLUMN pollux.job.left_alone IS 'why polluxd leaves the job to Slurm;
 CREATE INDEX job_active ON pollux.job (cluster) WHERE ended_at IS NULL;
 
 -- The inbox: the gateway alone inserts rows into report_history, acknowledgement and fingerprint, after it has checked
--- each value (polluxd/gateway/payloads.py), and changes none. report_history has no CHECK constraints, because Postgres
--- parses each of them again for each insert.
+-- each value (polluxd/gateway/payloads.py), and changes none. A report is one document, whose members are declared there.
+-- report_history has no CHECK constraints, because Postgres parses each of them again for each insert: the statement that
+-- inserts (store_reports) refuses a row of more than 2,048 bytes.
 CREATE TABLE pollux.report_history (
-    id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    cluster         pollux.cluster_name NOT NULL,
-    job_id          bigint NOT NULL,
-    attempt         integer NOT NULL,
-    uid             bigint NOT NULL,
-    at              timestamptz NOT NULL,
-    received_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
-    alpha_grad      pollux.amount,
-    beta_grad       pollux.amount,
-    alpha_local     pollux.amount,
-    beta_local      pollux.amount,
-    alpha_node      pollux.amount,
-    beta_node       pollux.amount,
-    gamma           pollux.amount,
-    alpha_rack      pollux.amount,
-    beta_rack       pollux.amount,
-    noise_sqr       pollux.amount,
-    noise_var       pollux.amount,
-    batch_initial   integer NOT NULL,
-    batch_maximum   integer NOT NULL,
-    local_min       integer NOT NULL,
-    local_max       integer NOT NULL,
-    explored_gpus   integer NOT NULL,
-    explored_nodes  integer NOT NULL,
-    measured_gpus   integer,
-    measured_nodes  integer,
-    prior_gpus      integer NOT NULL,
-    prior_nodes     integer NOT NULL,
-    prior_refuted   boolean NOT NULL,
-    gpu_type        text NOT NULL,
-    gpus            integer NOT NULL,
-    nodes           integer NOT NULL,
-    batch_size      integer NOT NULL,
-    local_batch     integer NOT NULL,
-    accumulation    integer NOT NULL,
-    goodput         pollux.amount NOT NULL,
-    throughput      pollux.amount NOT NULL,
-    data_wait       pollux.amount,
-    progress        pollux.amount NOT NULL,
-    target          pollux.amount,
-    epoch           pollux.amount NOT NULL,
-    lr_factor       pollux.amount NOT NULL,
-    gain            pollux.amount NOT NULL,
-    optimizer_steps bigint NOT NULL,
-    checkpointed    boolean NOT NULL,
-    times           jsonb NOT NULL,
-    restart_cost    pollux.amount,
-    mode            text,
-    advice          jsonb,
-    resize          text,
-    resized         bigint NOT NULL,
-    resize_refused  jsonb,
-    resize_cost     pollux.amount,
-    wakes           boolean NOT NULL DEFAULT false,
-    search_rank     pollux.amount,
-    local_max_by_type jsonb NOT NULL DEFAULT '{}'
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    cluster      pollux.cluster_name NOT NULL,
+    job_id       bigint NOT NULL,
+    attempt      integer NOT NULL,
+    uid          bigint NOT NULL,
+    received_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    wakes        boolean NOT NULL DEFAULT false,
+    report       jsonb NOT NULL
 );
 COMMENT ON TABLE pollux.report_history IS 'every report; thinned to one a minute after a day';
-COMMENT ON COLUMN pollux.report_history.measured_gpus IS 'most GPUs measured on gpu_type; explored_gpus counts every type';
-COMMENT ON COLUMN pollux.report_history.prior_gpus IS 'most GPUs that the fit takes from earlier runs; 0: none';
-COMMENT ON COLUMN pollux.report_history.data_wait IS 'share of the training time spent waiting for the data loader';
-COMMENT ON COLUMN pollux.report_history.mode IS 'what the agent may change; NULL: not told';
-COMMENT ON COLUMN pollux.report_history.advice IS
-    'in mode advise: batch_size, local_batch, accumulation, and goodput_ratio over the batch size in use';
-COMMENT ON COLUMN pollux.report_history.resize IS 'the fastest way to change the job''s size; NULL: requeue';
-COMMENT ON COLUMN pollux.report_history.resized IS 'newest resize in effect (move.id); 0: none in this attempt';
-COMMENT ON COLUMN pollux.report_history.resize_refused IS '{"id", "why"}: a move that the agent could not carry out';
-COMMENT ON COLUMN pollux.report_history.resize_cost IS 'seconds between the optimizer steps before and after the newest resize';
 COMMENT ON COLUMN pollux.report_history.wakes IS 'a first step, a resize or a refusal: polluxd looks within half a second';
-COMMENT ON COLUMN pollux.report_history.local_max_by_type IS
-    'most examples per pass on GPU types where one has run out of memory; "": on others';
-COMMENT ON COLUMN pollux.report_history.search_rank IS 'a trial''s claimed rank in its search, from 0 to 1 (the best); NULL: none';
-CREATE INDEX report_latest ON pollux.report_history (cluster, job_id, attempt DESC, id DESC);
+COMMENT ON COLUMN pollux.report_history.report IS 'the agent''s message without nulls; the reference of messages has its members';
+CREATE INDEX report_latest ON pollux.report_history (cluster, job_id, attempt DESC, id DESC) INCLUDE (received_at);
 CREATE INDEX report_by_time ON pollux.report_history USING brin (received_at);
 
 CREATE VIEW pollux.report AS
     SELECT DISTINCT ON (cluster, job_id) * FROM pollux.report_history ORDER BY cluster, job_id, attempt DESC, id DESC;
 COMMENT ON VIEW pollux.report IS 'the latest report of each job; quick for one job';
+
+-- What a user's jobs have reported on a day (UTC): the bound of a user. The trigger counts, so the gateway changes no row.
+CREATE TABLE pollux.reported (
+    cluster  pollux.cluster_name NOT NULL,
+    uid      bigint NOT NULL,
+    day      date NOT NULL,
+    reports  bigint NOT NULL,
+    bytes    bigint NOT NULL,
+    PRIMARY KEY (cluster, uid, day)
+);
+CREATE FUNCTION pollux.count_reports() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pollux, pg_temp
+AS $$
+BEGIN
+    INSERT INTO reported AS r (cluster, uid, day, reports, bytes)
+    SELECT cluster, uid, (clock_timestamp() AT TIME ZONE 'UTC')::date, count(*), sum(pg_column_size(report) + 128)
+    FROM fresh GROUP BY cluster, uid ORDER BY cluster, uid
+    ON CONFLICT (cluster, uid, day) DO UPDATE SET reports = r.reports + excluded.reports, bytes = r.bytes + excluded.bytes;
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER count AFTER INSERT ON pollux.report_history
+    REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION pollux.count_reports();
 
 CREATE TABLE pollux.acknowledgement (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -159,15 +124,7 @@ CREATE TABLE pollux.prior (
     gpu_type        text NOT NULL,
     job_id          bigint NOT NULL,
     at              timestamptz NOT NULL,
-    alpha_grad      pollux.amount NOT NULL,
-    beta_grad       pollux.amount NOT NULL,
-    alpha_local     pollux.amount NOT NULL,
-    beta_local      pollux.amount NOT NULL,
-    alpha_node      pollux.amount NOT NULL,
-    beta_node       pollux.amount NOT NULL,
-    gamma           pollux.amount NOT NULL CHECK (gamma BETWEEN 1 AND 10),
-    alpha_rack      pollux.amount,
-    beta_rack       pollux.amount,
+    params          jsonb NOT NULL,
     explored_gpus   integer NOT NULL CHECK (explored_gpus >= 0),
     explored_nodes  integer NOT NULL CHECK (explored_nodes >= 0),
     refutes         boolean NOT NULL DEFAULT false,
@@ -400,6 +357,20 @@ CREATE TABLE pollux.boots (
 );
 COMMENT ON TABLE pollux.boots IS 'how long boots of nodes took, which nodes failed to boot, and since when nodes are on';
 
+-- Why an attempt may say nothing: `over` (it, or the job), or `unknown` (polluxd has neither started it nor seen it run);
+-- null: it may. An attempt that polluxd has not seen yet is at most the next one.
+CREATE FUNCTION pollux.refusal(job pollux.job, attempt integer) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pollux, pg_temp
+AS $$
+    SELECT CASE
+        WHEN attempt < job.attempt OR job.ended_at IS NOT NULL AND attempt = job.attempt THEN 'over'
+        WHEN job.ended_at IS NOT NULL OR attempt > job.attempt + 1 THEN 'unknown'
+        WHEN job.started_at IS NULL AND NOT EXISTS (
+            SELECT FROM pollux.move m WHERE m.cluster = job.cluster AND m.job_id = job.job_id
+              AND to_timestamp((m.times ->> 'planned')::double precision) >= job.submitted_at) THEN 'unknown' END
+$$;
+
 -- Least privilege: roles have what is granted here, and nothing else.
 REVOKE ALL ON SCHEMA pollux FROM PUBLIC;
 ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -408,9 +379,11 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pollux FROM PUBLIC;
 GRANT USAGE ON SCHEMA pollux TO pollux_gateway, pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.acknowledgement, pollux.report_history, pollux.cycle, pollux.allocation,
     pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior,
-    pollux.rental, pollux.boots
+    pollux.rental, pollux.boots, pollux.reported
 TO pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.prior,
-    pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token
+    pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token,
+    pollux.reported
 TO pollux_gateway;
 GRANT INSERT ON pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.token TO pollux_gateway;
+GRANT EXECUTE ON FUNCTION pollux.refusal TO pollux_gateway;

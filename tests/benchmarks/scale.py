@@ -219,7 +219,7 @@ def report(database: Any, cluster: Cluster) -> None:
             "uid": int(job["UserID"]),
         }
         message = ReportMessage.model_validate_json(json.dumps(body))
-        rows.append(message.row() | fixed | {"wakes": False, "at": message.at})
+        rows.append(fixed | {"wakes": False, "report": message.document()})
     with database.begin() as connection:
         connection.execute(text(_REPORT), {"rows": json.dumps(rows)})
 
@@ -228,8 +228,7 @@ _REPORT = """
 INSERT INTO pollux.report_history OVERRIDING SYSTEM VALUE
 SELECT p.* FROM jsonb_array_elements(CAST(:rows AS jsonb)) r,
 LATERAL jsonb_populate_record(CAST(NULL AS pollux.report_history), r || jsonb_build_object(
-    'id', nextval('pollux.report_history_id_seq'), 'received_at', clock_timestamp(),
-    'at', to_timestamp(CAST(r -> 'at' AS double precision)))) p
+    'id', nextval('pollux.report_history_id_seq'), 'received_at', clock_timestamp())) p
 """
 
 

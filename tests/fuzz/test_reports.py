@@ -103,13 +103,15 @@ class Gateway:
             message = ReportMessage.model_validate_json(text)
         except ValidationError:
             return None
-        sent = SentReport(Holder(UID, JOB, 0), message.at, message.row())
-        assert len(json.dumps(sent.row)) < 8000, "the inbox of a job is bounded"
-        assert self._records.store_reports([sent]) == [None], "what the model accepts can be stored"
+        (refusal,) = self._records.store_reports([SentReport(Holder(UID, JOB, 0), message.document())])
+        if refusal == "too-long":
+            return None
+        assert refusal is None, "what the model accepts can be stored"
         with self._connection.cursor(cursor_factory=psycopg2.extras.RealDictCursor) as cursor:
             # Deleted at once: a job may send 120 reports a minute.
-            cursor.execute("DELETE FROM pollux.report_history RETURNING *")
+            cursor.execute("DELETE FROM pollux.report_history r RETURNING *, pg_column_size(r) AS bytes")
             (found,) = cursor.fetchall()
+            assert found["bytes"] <= 2048, "the row is bounded as a row"
         return dict(found)
 
     def close(self) -> None:

@@ -85,8 +85,9 @@ def seen_jobs() -> Callable[..., SlurmJob]:
 def introduce(postgres: DevPostgres, cluster: str, job_id: int, uid: int) -> None:
     """Let polluxd have seen a job that runs."""
     postgres.execute(
-        "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, most_gpus, most_nodes) VALUES"
-        f" ('{cluster}', {job_id}, {uid}, '{{}}', 'RUNNING', now() - interval '1 hour', 64, 8) ON CONFLICT DO NOTHING"
+        "INSERT INTO pollux.job (cluster, job_id, uid, spec, state, submitted_at, started_at, most_gpus, most_nodes)"
+        f" VALUES ('{cluster}', {job_id}, {uid}, '{{}}', 'RUNNING', now() - interval '1 hour', now(), 64, 8)"
+        " ON CONFLICT DO NOTHING"
     )
 
 
@@ -113,7 +114,7 @@ class Agent:
     def publish(self, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """Store a report; return the orders."""
         report = ReportMessage.model_validate_json(json.dumps(payload() if body is None else body))
-        (refusal,) = self._records.store_reports([SentReport(self.holder, report.at, report.row())])
+        (refusal,) = self._records.store_reports([SentReport(self.holder, report.document())])
         if refusal is not None:
             raise RefusedByStore(refusal)
         return self.instructions()

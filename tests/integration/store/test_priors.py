@@ -211,7 +211,7 @@ def test_what_is_old_or_too_much_is_forgotten(store, ask, agent, report, postgre
         f"DELETE FROM pollux.report_history WHERE cluster = '{cluster}';"
         f"UPDATE pollux.prior SET at = now() - interval '2 y' WHERE cluster = '{cluster}' AND job_id = 8;"
         "INSERT INTO pollux.prior SELECT cluster, uid, lpad(to_hex(n), 16, '0'), gpu_type, 9, at - n * interval '1 s',"
-        " 1, 1, 1, 1, 1, 1, 1, NULL, NULL, 1, 1 FROM pollux.prior, generate_series(1, 1200) n"
+        " params, 1, 1 FROM pollux.prior, generate_series(1, 1200) n"
         f" WHERE cluster = '{cluster}' AND job_id = 7"
     )
     store.prune(time.time(), history_s=1e6, snapshots_s=1e6, jobs_s=1e6)

@@ -467,7 +467,9 @@ ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_rati
 
 
 def mode_and_advice(postgres, cluster):
-    (found,) = postgres.execute(f"SELECT mode, advice FROM pollux.report WHERE cluster = '{cluster}'")
+    (found,) = postgres.execute(
+        f"SELECT report ->> 'mode', report -> 'advice' FROM pollux.report WHERE cluster = '{cluster}'"
+    )
     return found
 
 

@@ -151,6 +151,9 @@ class MemoryStore:
             if m.step is Step.TRAINING
         ]
 
+    def reported(self) -> list[dict[str, Any]]:
+        return [{"user_name": "ada", "uid": 1000, "reports": 300_000, "bytes": 2**27, "share": 1.2}]
+
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
         return [p for p in self.points if p.job_id == job_id and p.at >= since]
 

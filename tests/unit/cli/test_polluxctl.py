@@ -199,6 +199,10 @@ def test_status_in_words_and_json(store, polluxctl):
     assert re.search(r"^health +ok$", said.out, re.MULTILINE)
     assert "1.22 %" in said.out
     assert "host:123" in said.out
+    assert (
+        "most by ada: 300000, 128 MiB, 120 % of what a user may; the jobs of ada report once in 5 min"
+        in said.out
+    )
     found = json.loads(polluxctl("status", "--json").out)
     assert (found["mode"], found["health"], found["stuck_since"]) == ("enforce", "ok", None)
 

@@ -20,7 +20,8 @@ from polluxd.config.settings import PolicySettings
 from polluxd.cycle.snapshot import ClusterFacts, WaitingTimes, build_snapshot
 from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Snapshot, Step
-from polluxd.model.snapshot_json import decode_snapshot, encode
+from polluxd.model.snapshot_json import decode_snapshot, encode, to_json
+from polluxd.policy import decide
 from polluxd.policy.domains import eligible, partitions_of
 from polluxd.policy.owners import weights
 from polluxd.slurm.priority import priority_weights
@@ -292,3 +293,25 @@ def test_a_job_that_is_gone_is_forgotten() -> None:
     waiting.corrected([replace(WAITS, held_by_user=True)], {}, 400.0)
     waiting.corrected([], {}, 500.0)
     assert waiting.corrected([WAITS], {7: JobTimes(10.0)}, 600.0)[7].held_at is None
+
+
+def test_a_snapshot_keeps_of_a_report_what_decisions_use() -> None:
+    claims = {f"type{n}" + "x" * 50: n + 1 for n in range(8)}
+    fat = replace(
+        REPORT,
+        **{"goodput": 3.0, "throughput": 4.0, "refused": 4, "refused_why": "y" * 300, "data_wait": 0.5},
+        **{"local_max_by_type": {"a100": 16, "": 32} | claims, "gpu_type": "a100"},
+        params_by_type=dict.fromkeys(claims, REPORT.params),
+    )
+    nodes = (Node("n1", 4, "a100"), Node("n2", 4, "v100"))
+    jobs = tuple(slurm_job(n, gpus_per_node_held={f"n{n}": 2}) for n in (1, 2))
+    snap = built(ClusterState(100.0, nodes, jobs), reports=dict.fromkeys((1, 2), fat))
+    for job in snap.jobs:
+        assert set(job.report.params_by_type) == {"a100", "v100"}
+        assert job.report.local_max_by_type == {"a100": 16, "": 32}
+        assert job.report == job.report.for_decision({"a100", "v100"})
+        assert len(to_json(replace(snap, jobs=(job,), nodes=()))) < 3600
+    whole = replace(
+        snap, jobs=tuple(replace(job, report=replace(job.report, goodput=9.0, at=5.0)) for job in snap.jobs)
+    )
+    assert decide(whole) == decide(snap)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import fields
 
 import pytest
 from pydantic import ValidationError
 
 from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TokenRequest, TrainingMessage
-from polluxd.store.sqlfiles import migrations
+from polluxd.model import Report
 from tests.integration.store.reports import payload
 
 ADVICE = {"batch_size": 256, "local_batch": 64, "accumulation": 0, "goodput_ratio": 1.25}
@@ -19,11 +20,17 @@ def sent(**changes) -> ReportMessage:
     return ReportMessage.model_validate_json(json.dumps(payload(**changes)))
 
 
-def test_a_row_has_every_column_of_the_table_that_a_report_fills():
-    table = migrations()[0].text.split("CREATE TABLE pollux.report_history (")[1].split("\n);")[0]
-    columns = {line.split()[0] for line in table.splitlines() if line.strip()}
-    of_attempt = {"id", "cluster", "job_id", "attempt", "uid", "at", "received_at", "wakes"}
-    assert set(sent().row()) == columns - of_attempt
+def test_a_report_of_the_model_has_its_members_from_the_message():
+    ours = {
+        "attempt",
+        "first_step_at",
+        "params_by_type",
+        "assumed_types",
+        "refused",
+        "refused_why",
+        "most_gpus",
+    }
+    assert {field.name for field in fields(Report)} - ours <= set(ReportMessage.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +74,8 @@ def test_a_row_has_every_column_of_the_table_that_a_report_fills():
         ({"gpu_type": "\x1b"}, "gpu_type"),
         ({"gpu_type": "x" * 65}, "gpu_type"),
         ({"gpu_type": "a\nb"}, "gpu_type"),
+        ({"gpu_type": "h100é"}, "gpu_type"),
+        ({"local_max_by_type": {"a" * n: 1 for n in range(9)}}, "local_max_by_type"),
         ({"resized": -1}, "resized"),
         ({"resized": "7"}, "resized"),
         ({"resize_cost": -0.5}, "resize_cost"),
@@ -94,12 +103,14 @@ def test_a_fit_has_both_parameters_of_racks_or_none():
     params = payload()["params"] | {"alpha_rack": 1.0}
     with pytest.raises(ValidationError, match="none of them"):
         sent(params=params)
-    assert sent(params=params | {"beta_rack": 1.0}).row()["beta_rack"] == 1.0
+    assert sent(params=params | {"beta_rack": 1.0}).document()["params"]["beta_rack"] == 1.0
 
 
 def test_the_words_of_a_refusal_are_one_line_of_bounded_length():
     refusal = {"id": 5, "why": "sbatch is\nforbidden\x00 " + "x" * 400}
-    why = sent(resize_refused=refusal).row()["resize_refused"]["why"]
+    wide = sent(resize_refused={"id": 5, "why": "é" * 400}).document()["resize_refused"]["why"]
+    assert len(wide.encode()) == 300
+    why = sent(resize_refused=refusal).document()["resize_refused"]["why"]
     assert why.startswith("sbatch is forbidden  xx")
     assert len(why) == 300
 

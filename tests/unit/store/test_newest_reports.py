@@ -10,11 +10,11 @@ from pollux.parameters import ThroughputParams
 from polluxd.store.newest_reports import NewestReports
 from tests.build import report_row
 
-FIT = dict(zip(ThroughputParams._fields, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 1.5, None, None), strict=True))
+FIT = dict(zip(ThroughputParams._fields[:7], (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 1.5), strict=True))
 
 
 def row(id: int, job_id: int, **other: Any) -> dict[str, Any]:
-    return report_row(id=id, job_id=job_id, **FIT, **other)
+    return report_row(id=id, job_id=job_id, params=FIT, **other)
 
 
 class Tables:
@@ -71,7 +71,7 @@ def test_what_is_known_beside_the_report_counts_at_once(tables: Tables) -> None:
     tables.show(row(1, 7), drained=True, known=1)
     told = reports.read(tables)[7]
     assert (told.checkpointed, told.prior_gpus) == (True, 1)
-    tables.others = [{"job_id": 7, "gpu_type": "a100", **FIT}]
+    tables.others = [{"job_id": 7, "gpu_type": "a100", "params": FIT}]
     assert set(reports.read(tables)[7].params_by_type) == {"a100"}
     tables.others = []
     assert reports.read(tables)[7].params_by_type == {}
@@ -81,7 +81,7 @@ def test_an_unusable_report_is_left_out_until_it_is_usable(
     tables: Tables, caplog: pytest.LogCaptureFixture
 ) -> None:
     reports = NewestReports()
-    tables.show(row(1, 7, batch_maximum=4), row(2, 8))
+    tables.show(row(1, 7, limits={"initial": 32, "maximum": 4, "local_min": 1, "local_max": 32}), row(2, 8))
     for _ in range(2):
         assert set(reports.read(tables)) == {8}
         assert "batch size" in reports.rejected[7]

@@ -24,13 +24,23 @@ def test_a_sound_row():
     assert (report.params.gamma, report.noise.var, report.limits.maximum) == (2.0, 3.0, 64)
 
 
-def test_a_row_edited_by_hand_is_refused_with_the_job_named():
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"limits": {"initial": 32, "maximum": 16, "local_min": 1, "local_max": 8}},
+        {"params": {"alpha_grad": 1.0}},
+        {"goodput": "many"},
+        {"limits": None},
+    ],
+)
+def test_a_row_edited_by_hand_is_refused_with_the_job_named(edited):
     with pytest.raises(ReportError, match="job 7"):
-        rows.report(report_row(batch_maximum=16))
+        rows.report(report_row(**edited))
 
 
-def test_half_a_fit_is_none():
-    assert rows.report(report_row(beta_node=None)).params is None
+def test_what_polluxd_knows_beside_a_report_counts():
+    found = rows.report(report_row(known_gpus=1, known_nodes=1, drained=True))
+    assert (found.prior_gpus, found.prior_nodes, found.checkpointed) == (1, 1, True)
 
 
 @pytest.mark.parametrize("power", [-1, 0.5, 1, -math.inf, "-inf"])
