@@ -1,7 +1,7 @@
 """Run every attack; write attack-out/attacks.json and attacks.md.
 
-The exit status is 1 if an attack succeeds, or fails without the defence too. An attack succeeds, too, where polluxd's
-own watch finds GPUs that idle beside a waiting job while the defence is on.
+The exit status is 1 if an attack succeeds. An attempt that breaks proves nothing, and counts as a success. An attack
+succeeds, too, where polluxd's own watch finds GPUs that idle beside a waiting job.
 
 python -m contrib.attack [--only WORD] [--theme NAME] [--out FOLDER]
 """
@@ -26,7 +26,7 @@ from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "tokens", "gateway", "pretences", "ranks", "files", "companions"),
-    *("reports", "shares", "output", "grows", "starts", "lengths", "rents"),
+    *("reports", "shares", "output", "grows", "starts", "lengths", "rents", "shared_folders"),
 )
 """Importing a theme adds its attacks to the list."""
 ON_LARGE_NODES = ("starts",)
@@ -34,36 +34,30 @@ ON_LARGE_NODES = ("starts",)
 ON_RENTED_NODES = ("rents",)
 
 
-def tried(attack: Attack, place: Site, *, defended: bool) -> Outcome:
-    """Make one attempt.
-
-    An attempt that breaks proves nothing: it counts as a success with the defence, and as a failure without it.
-    """
+def tried(attack: Attack, place: Site) -> Outcome:
+    """Make one attempt. One that breaks proves nothing: it counts as a success."""
     try:
-        return attack.attempt(place, defended)
+        return attack.attempt(place)
     except Exception as error:
         traceback.print_exc()
         print("the end of polluxd's log:", place.polluxd.log.read_text(errors="replace")[-1000:], flush=True)
-        return Outcome(defended, f"the attempt itself broke: {type(error).__name__}: {error}")
+        return Outcome(True, f"the attempt itself broke: {type(error).__name__}: {error}")
     finally:
         place.clear()
 
 
 def row_of(attack: Attack, place: Site) -> dict[str, str]:
-    """Attack without the defence and with it; return the row of the result."""
-    without = tried(attack, place, defended=False)
+    """Attack; return the row of the result."""
     since = time.time()
-    with_it = tried(attack, place, defended=True)
+    outcome = tried(attack, place)
     for note in idle_notes(place.store, since)[-1:]:
-        with_it = Outcome(True, f"{with_it.evidence}; polluxd's own watch: {note}")
-    evidence = f"with the defence: {with_it.evidence} | without: {without.evidence}"
-    if not without.succeeded:
-        evidence = f"proves nothing, it fails without the defence too. {evidence}"
+        outcome = Outcome(True, f"{outcome.evidence}; polluxd's own watch: {note}")
     return {
         "attack": attack.name,
         "actor": attack.actor,
-        "result": "prevented" if without.succeeded and not with_it.succeeded else "succeeded",
-        "evidence": printable(evidence),
+        "seen to succeed at": attack.seen,
+        "result": "succeeded" if outcome.succeeded else "prevented",
+        "evidence": printable(outcome.evidence),
     }
 
 
@@ -80,8 +74,16 @@ def page(rows: list[dict[str, str]], minutes: float) -> str:
     """Return the results as a page of Markdown."""
     prevented = sum(row["result"] == "prevented" for row in rows)
     head = f"# Attacks\n\n{prevented} of {len(rows)} attacks prevented, in {minutes:.0f} minutes.\n\n"
-    lines = [f"| {r['result']} | {r['actor']} | {r['attack'].replace('|', '/')} |" for r in rows]
-    return head + "| result | actor | attack |\n|---|---|---|\n" + "\n".join(lines) + "\n"
+    lines = [
+        f"| {r['result']} | {r['seen to succeed at']} | {r['actor']} | {r['attack'].replace('|', '/')} |"
+        for r in rows
+    ]
+    return (
+        head
+        + "| result | seen to succeed at | actor | attack |\n|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def main() -> int:

@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from polluxd.apply.companions import gather
 from polluxd.model import JobState, Move, Placement
-from polluxd.slurm.directives import parse_admin_comment
 
-NOBODY_ENDS_THEM = """
-from dataclasses import replace
-from polluxd.apply import companions, reconciler
-checked = companions.gather
-reconciler.gather = lambda state, moves: replace(checked(state, moves), orphans=())
-"""
-ANY_NONCE = """
-from dataclasses import replace
-from polluxd.apply import companions
-checked = companions._genuine
-def genuine(companion, parent, move):
-    return checked(replace(companion, companion=replace(companion.companion, nonce=move.nonce)), parent, move)
-companions._genuine = genuine
-"""
-ANYBODYS = """
-from polluxd.apply import companions
-companions._genuine = lambda companion, parent, move: True
-"""
-OWN_GEOMETRY = """
-from polluxd.slurm.scontrol import ScontrolClient
-checked = ScontrolClient.configure
-def configure(self, job_id, geometry, *, start, time_limit_s=None):
-    job = self._mine.get(job_id)
-    if job is not None and job.companion is not None:
-        return self.ask("scontrol", "update", f"JobId={job_id}", "StartTime=now")
-    return checked(self, job_id, geometry, start=start, time_limit_s=time_limit_s)
-ScontrolClient.configure = configure
-"""
 FAKE_NONCE = "0" * 32
 
 
@@ -94,13 +64,10 @@ def _in_a_growth(site: Site, nonce: str = "", nodes: int = 1) -> tuple[Move, int
 
 
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
-def nobody_asked(site: Site, defended: bool) -> Outcome:
-    """Undefended: polluxd ends no companion, which starts when its lease ends."""
+def nobody_asked(site: Site) -> Outcome:
+    """It would start when its lease ends."""
     parent = site.resident("mallory")
-    with (
-        nullcontext() if defended else site.patched(NOBODY_ENDS_THEM),
-        site.hook("pollux_config.lease_s = 12\n"),
-    ):
+    with site.hook("pollux_config.lease_s = 12\n"):
         job_id = _companion(site, _line(parent, 999_999, FAKE_NONCE))
         site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 60.0)
         held = _held(site, job_id)
@@ -108,45 +75,33 @@ def nobody_asked(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: a companion with the wrong nonce")
-def wrong_nonce(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.patched(ANY_NONCE):
-        move, held, ended = _in_a_growth(site, FAKE_NONCE)
+def wrong_nonce(site: Site) -> Outcome:
+    move, held, ended = _in_a_growth(site, FAKE_NONCE)
     return Outcome(held > 0, f"move {move.id}; the companion holds {held} GPUs; ended: {ended}")
 
 
 @attack("mallory", "further: a companion that asks for three nodes where its move adds one")
-def more_than_ordered(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.patched(OWN_GEOMETRY):
-        move, held, _ = _in_a_growth(site, nodes=3)
+def more_than_ordered(site: Site) -> Outcome:
+    move, held, _ = _in_a_growth(site, nodes=3)
     return Outcome(held > 1, f"the move adds {move.added}; the companion holds {held} GPUs")
 
 
 @attack("mallory", "further: a companion that outlives its parent")
-def outlives_its_parent(site: Site, defended: bool) -> Outcome:
-    with nullcontext() if defended else site.patched(NOBODY_ENDS_THEM):
-        parent, move, nonce = _growing(site)
-        job_id = _companion(site, _line(parent, move.id, nonce))
-        site.until(lambda: _held(site, job_id), "the companion's start", 40.0)
-        site.cluster.command("scancel", str(parent))
-        try:
-            site.until(lambda: _ended(site, job_id), "its end", 25.0 if defended else 12.0)
-        except TimeoutError:
-            return Outcome(True, f"the parent has ended, the companion holds {_held(site, job_id)} GPUs")
+def outlives_its_parent(site: Site) -> Outcome:
+    parent, move, nonce = _growing(site)
+    job_id = _companion(site, _line(parent, move.id, nonce))
+    site.until(lambda: _held(site, job_id), "the companion's start", 40.0)
+    site.cluster.command("scancel", str(parent))
+    try:
+        site.until(lambda: _ended(site, job_id), "its end", 25.0)
+    except TimeoutError:
+        return Outcome(True, f"the parent has ended, the companion holds {_held(site, job_id)} GPUs")
     return Outcome(False, "the companion ended with its parent")
 
 
-def _by_name(site: Site, name: str) -> list[int]:
-    """The jobs that a reader of names would count as a move's companions."""
-    rows = site.cluster.command("squeue", "-h", "-o", "%i|%j").splitlines()
-    return [int(number) for number, _, found in (row.partition("|") for row in rows) if found == name]
-
-
 @attack("mallory", "further: a plain job named like the mark of a companion of his own elastic job")
-def named_like_its_mark(site: Site, defended: bool) -> Outcome:
-    """A plain job starts by itself, so it would lend GPUs that no plan gave.
-
-    Undefended: polluxd accepts the directives in the name, too.
-    """
+def named_like_its_mark(site: Site) -> Outcome:
+    """A plain job starts by itself, so it would lend GPUs that no plan gave."""
     parent, move, nonce = _growing(site)
     mark = f"pollux:v1 companion-of={parent} attempt=0 move={move.id} nonce={nonce}"
     options = (f"--job-name={mark}", "--gres=gpu:1", "--ntasks=1", f"--nodelist={move.added.nodes[0]}")
@@ -154,14 +109,6 @@ def named_like_its_mark(site: Site, defended: bool) -> Outcome:
     assert job_id is not None, trouble
     site.until(lambda: _held(site, job_id), "its start")
     state = site.slurm.observe()
-    if not defended:
-        found = parse_admin_comment(mark)
-        assert found is not None
-        jobs = tuple(
-            replace(job, companion=found.companion, spec=found.spec) if job.job_id == job_id else job
-            for job in state.jobs
-        )
-        state = replace(state, jobs=jobs)
     view = gather(state, {move.id: replace(move, nonce=nonce)})
     taken = [job.job_id for job in (*view.pending_companions.values(), *view.orphans)]
     taken += [companion.job_id for job in view.state.jobs for companion in job.companions]
@@ -170,8 +117,8 @@ def named_like_its_mark(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: a plain job named like the companion of alice's job, during her grow")
-def named_like_hers(site: Site, defended: bool) -> Outcome:
-    """Undefended: a reader that cancels or adopts by name takes his job, too."""
+def named_like_hers(site: Site) -> Outcome:
+    """A reader that cancels or adopts by name would take his job, too."""
     training = site.training()
     with training.growing() as move:
         name = f"{site.slurm.jobs([training.job_id])[training.job_id].name}.companion"
@@ -179,10 +126,7 @@ def named_like_hers(site: Site, defended: bool) -> Outcome:
         assert job_id is not None, trouble
         view = gather(site.slurm.observe(), {move.id: move})
         taken = {job.job_id for job in (*view.pending_companions.values(), *view.orphans)}
-        by_name = _by_name(site, name)
-        grown = training.ended(move.id) if defended else None
-    if not defended:
-        return Outcome(job_id in by_name, f"jobs named {name}: {by_name}")
+        grown = training.ended(move.id)
     assert grown is not None
     return Outcome(
         job_id in taken or _ended(site, job_id) or grown.step != "training",
@@ -193,26 +137,12 @@ def named_like_hers(site: Site, defended: bool) -> Outcome:
 @attack(
     "mallory", "row 5, during a grow: mallory's companion in the place of the one that alice's agent submits"
 )
-def taken_for_hers(site: Site, defended: bool) -> Outcome:
+def taken_for_hers(site: Site) -> Outcome:
     """Ids of moves count up, and the lower job id would be taken first."""
     training = site.training()
-    with nullcontext() if defended else site.patched(ANYBODYS):
-        ((newest,),) = site.query("SELECT max(id) FROM pollux.move")
-        if defended:
-            # polluxd would end it before the move exists, so mallory submits again and again.
-            with training.growing() as move:
-                job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
-                grown = training.ended(move.id)
-                site.until(
-                    lambda: all(_ended(site, job_id) for job_id in job_ids), "the end of his companions"
-                )
-            held, step = sum(_held(site, job_id) for job_id in job_ids), grown.step
-        else:
-            job_id = _companion(site, _line(training.job_id, int(newest) + 1, FAKE_NONCE))
-            with training.growing():
-                site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 60.0)
-                held, step = _held(site, job_id), ""
-                site.cluster.command("scancel", str(job_id))
-    return Outcome(
-        held > 0 or (defended and step != "training"), f"mallory's companion holds {held} GPUs; {step}"
-    )
+    with training.growing() as move:
+        job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
+        grown = training.ended(move.id)
+        site.until(lambda: all(_ended(site, job_id) for job_id in job_ids), "the end of his companions")
+    held, step = sum(_held(site, job_id) for job_id in job_ids), grown.step
+    return Outcome(held > 0 or (step != "training"), f"mallory's companion holds {held} GPUs; {step}")

@@ -1,51 +1,24 @@
-"""Run polluxd and its gateway, also with a defence removed."""
+"""Run polluxd and its gateway."""
 
 from __future__ import annotations
 
 import http.client
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from contrib import devcluster
 from contrib.devcluster import DevCluster
+from contrib.devcluster.polluxd import BIN
 from contrib.devcluster.processes import Daemon
 
-_MAIN = "\nfrom polluxd.cli.daemon import main\nmain()\n"
-_CTL = "\nfrom polluxd.cli.ctl import main\nmain()\n"
+POLLUXCTL = str(BIN / "polluxctl")
 
 
-class _Patched(Daemon):
-    """A command of polluxd that can run with a defence removed."""
-
-    def start(self, patch: str = "") -> None:
-        """Start it.
-
-        Args:
-            patch: Python that runs before polluxd's own, and takes a defence away.
-        """
-        words = self.argv[self.argv.index("--config") - 1 :]
-        self.argv = [sys.executable, "-c", patch + _MAIN, *words]
-        super().start()
-
-    @contextmanager
-    def patched(self, patch: str) -> Iterator[None]:
-        """Run it with a defence removed, and as it is afterwards."""
-        self.stop()
-        self.start(patch)
-        try:
-            yield
-        finally:
-            self.stop()
-            self.start()
-
-
-class Polluxd(_Patched, devcluster.Polluxd):
+class Polluxd(devcluster.Polluxd):
     """polluxd on a private cluster.
 
     Args:
@@ -62,10 +35,10 @@ class Polluxd(_Patched, devcluster.Polluxd):
             moves={"cooldown_s": 1, "training_timeout_s": 150},
         )
 
-    def ctl(self, patch: str, *words: str) -> str:
-        """Return what polluxctl prints, with a defence removed by `patch`."""
+    def ctl(self, *words: str) -> str:
+        """Return what polluxctl prints."""
         done = subprocess.run(
-            [sys.executable, "-c", patch + _CTL, *words],
+            [POLLUXCTL, *words],
             env={**self.env, "COLUMNS": "200"},
             capture_output=True,
             text=True,
@@ -75,11 +48,11 @@ class Polluxd(_Patched, devcluster.Polluxd):
         )
         return done.stdout
 
-    def on_terminal(self, patch: str, terminal: int, *words: str) -> subprocess.Popen[bytes]:
-        """Start polluxctl on a terminal, with a defence removed by `patch`."""
+    def on_terminal(self, terminal: int, *words: str) -> subprocess.Popen[bytes]:
+        """Start polluxctl on a terminal."""
         environment = {name: value for name, value in self.env.items() if name != "NO_COLOR"}
         return subprocess.Popen(
-            [sys.executable, "-c", patch + _CTL, *words],
+            [POLLUXCTL, *words],
             env={**environment, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"},
             stdin=terminal,
             stdout=terminal,
@@ -87,22 +60,22 @@ class Polluxd(_Patched, devcluster.Polluxd):
         )
 
 
-class GatewayService(_Patched):
+class GatewayService(Daemon):
     """The gateway of a private cluster, in the place of the cluster's own one."""
 
     def __init__(self, cluster: DevCluster, folder: Path) -> None:
         cluster.gateways.stop()
         (self.url,) = cluster.gateways.addresses
         self.config = cluster.directory / "polluxd" / "gateway-0.toml"
-        words = ["polluxd", "gateway", "--config", str(self.config)]
+        words = [str(BIN / "polluxd"), "gateway", "--config", str(self.config)]
         super().__init__("gateway", words, folder / "gateway.log", env=cluster.client_environment)
 
-    def start(self, patch: str = "") -> None:
+    def start(self) -> None:
         """Start the gateway; return when it answers.
 
         Floods come from other machines: here they take no CPU from it.
         """
-        super().start(patch)
+        super().start()
         for thread in os.listdir(f"/proc/{self.pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), -15)
         deadline = time.monotonic() + 60.0
@@ -110,6 +83,11 @@ class GatewayService(_Patched):
             if time.monotonic() > deadline or not self.running:
                 raise RuntimeError(f"the gateway does not answer: {self.log.read_text()[-500:]}")
             time.sleep(0.1)
+
+    def restart(self) -> None:
+        """Start the gateway again: it then remembers no token."""
+        self.stop()
+        self.start()
 
     def memory_mb(self) -> int:
         """Return the largest memory that the process has had. proc(5)."""

@@ -7,19 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from contrib.devcluster.polluxd import BIN
 
-BELIEVES_ANY_SERVER = """
-from polluxd.config import config_file
-from polluxd.store import connection
-config_file.require_verified = connection.require_verified = lambda parameters: None
-"""
 HOLDS_LEASES = """
 import fcntl, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -38,7 +31,7 @@ time.sleep(120)
 """
 
 
-def _shared(site: Site, name: str, mode: int) -> Path:
+def shared_folder(site: Site, name: str, mode: int) -> Path:
     """Make a folder of root's to which everybody may write."""
     folder = site.folder / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -47,20 +40,20 @@ def _shared(site: Site, name: str, mode: int) -> Path:
     return folder
 
 
-def _as_user(site: Site, user: str, code: str) -> None:
+def as_user(site: Site, user: str, code: str) -> None:
     done = site.run(user, sys.executable, "-c", f"import os, pathlib\n{code}")
     if done.returncode:
         raise RuntimeError(done.stderr[-300:])
 
 
 @attack("mallory", "row 17: code as alice by a checkpoint that changes between check and load")
-def checkpoint_race(site: Site, defended: bool) -> Outcome:
+def checkpoint_race(site: Site) -> Outcome:
     """Everybody may write to the folder above alice's."""
-    shared = _shared(site, "race", 0o777)
+    shared = shared_folder(site, "race", 0o777)
     mark = site.home("alice") / "raced"
     mark.unlink(missing_ok=True)
-    _as_user(site, "alice", f"os.mkdir({str(shared / 'hers')!r}, 0o755)")
-    _as_user(site, "mallory", f"os.mkdir({str(shared / 'his')!r}, 0o755)")
+    as_user(site, "alice", f"os.mkdir({str(shared / 'hers')!r}, 0o755)")
+    as_user(site, "mallory", f"os.mkdir({str(shared / 'his')!r}, 0o755)")
     site.hands("alice", "checkpoints", "sound", str(shared / "hers"))
     site.hands("mallory", "checkpoints", "bomb", str(shared / "his"), str(mark))
     link = shared / "run"
@@ -69,65 +62,55 @@ def checkpoint_race(site: Site, defended: bool) -> Outcome:
     )
     assert his.stdout is not None
     his.stdout.readline()
-    what = "load" if defended else "load-before"
+    what = "load"
     tried = site.hands("alice", "checkpoints", what, str(link), timeout_s=90.0)
     unsafe = re.search(r"([1-9]\d*) refused as unsafe", tried)
-    return Outcome(mark.exists() or (defended and not unsafe), " ".join(tried.split())[:300])
+    return Outcome(mark.exists() or (not unsafe), " ".join(tried.split())[:300])
 
 
 @attack("mallory", "row 18: a temporary file that is a link to a file of alice's")
-def temporary_file(site: Site, defended: bool) -> Outcome:
-    shared = _shared(site, "temporary", 0o777)
+def temporary_file(site: Site) -> Outcome:
+    shared = shared_folder(site, "temporary", 0o777)
     precious = site.home("alice") / "precious"
     precious.write_text("precious")
     os.chown(precious, site.uid("alice"), -1)
-    _as_user(
+    as_user(
         site, "mallory", f"os.symlink({str(precious)!r}, {str(shared / '.checkpoint-00000001.pt.tmp')!r})"
     )
-    said = site.hands("alice", "checkpoints", "save" if defended else "save-before", str(shared))
+    said = site.hands("alice", "checkpoints", "save", str(shared))
     return Outcome(
-        precious.read_text() != "precious" or (defended and "refused" not in said),
+        precious.read_text() != "precious" or ("refused" not in said),
         " ".join(said.split())[:300],
     )
 
 
 @attack("mallory", "further: alice's checkpoints go to a folder that mallory made or linked first")
-def folder_made_first(site: Site, defended: bool) -> Outcome:
+def folder_made_first(site: Site) -> Outcome:
     """A job's id and time of submission, its folder's name, are no secret."""
-    shared = _shared(site, "scratch", 0o1777)
+    shared = shared_folder(site, "scratch", 0o1777)
     made, linked = shared / "4711-1700000000", shared / "4712-1700000000"
     target = site.folder / "of-mallory"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
     target.chmod(0o777)
-    _as_user(site, "mallory", f"os.mkdir({str(made)!r}); os.chmod({str(made)!r}, 0o777)")
-    _as_user(site, "mallory", f"os.symlink({str(target)!r}, {str(linked)!r})")
-    what = "save" if defended else "save-before"
-    said = [site.hands("alice", "checkpoints", what, str(folder)) for folder in (made, linked)]
+    as_user(site, "mallory", f"os.mkdir({str(made)!r}); os.chmod({str(made)!r}, 0o777)")
+    as_user(site, "mallory", f"os.symlink({str(target)!r}, {str(linked)!r})")
+    said = [site.hands("alice", "checkpoints", "save", str(folder)) for folder in (made, linked)]
     read = site.run("mallory", "ls", "-l", str(made), str(target)).stdout
     return Outcome("checkpoint-" in read, " | ".join(" ".join(text.split())[:160] for text in said))
 
 
 @attack("third", "further: passwords of the database and polluxd's settings read")
-def passwords_read(site: Site, defended: bool) -> Outcome:
+def passwords_read(site: Site) -> Outcome:
     passfile = site.gateway.config.with_name("gateway.pgpass")
     files = [site.polluxd.config, site.gateway.config, passfile]
-    modes = [path.stat().st_mode for path in files]
-    try:
-        for path in [] if defended else files:
-            path.chmod(0o644)
-        read = [site.run("third", "cat", str(path)) for path in files]
-    finally:
-        for path, mode in zip(files, modes, strict=True):
-            path.chmod(mode)
+    read = [site.run("third", "cat", str(path)) for path in files]
     won = [path.name for path, done in zip(files, read, strict=True) if done.returncode == 0]
-    return Outcome(
-        bool(won) if defended else len(won) == len(files), f"read {won}; {read[0].stderr.strip()[-90:]}"
-    )
+    return Outcome(bool(won), f"read {won}; {read[0].stderr.strip()[-90:]}")
 
 
 @attack("mallory", "row 19: a false Postgres gets polluxd's password in clear")
-def password_in_clear(site: Site, defended: bool) -> Outcome:
+def password_in_clear(site: Site) -> Outcome:
     """The connection string has no sslmode, and no loopback address."""
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
     false = site.spawn("mallory", *site.command("postgres"), "serve", address, "20")
@@ -139,10 +122,8 @@ def password_in_clear(site: Site, defended: bool) -> Outcome:
     config = site.folder / "remote.toml"
     config.touch(mode=0o600)
     config.write_text(site.polluxd.config.read_text().replace(site.cluster.database_url, url))
-    patch = "" if defended else BELIEVES_ANY_SERVER
-    main = "\nfrom polluxd.cli.daemon import main\nmain()\n"
     done = subprocess.run(
-        [sys.executable, "-c", patch + main, "migrate", "--config", str(config)],
+        [BIN / "polluxd", "migrate", "--config", str(config)],
         env={**os.environ, **site.cluster.client_environment},
         capture_output=True,
         text=True,
@@ -156,67 +137,45 @@ def password_in_clear(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: leases on all files of a job drain its node at the job's end")
-def leases(site: Site, defended: bool) -> Outcome:
+def leases(site: Site) -> Outcome:
     """slurmd drains a node whose epilog takes too long.
 
     root's open of a file with a lease waits 45 s.
 
-    Undefended: an epilog that opens a file of the job's user, as in an earlier version.
+    An epilog of an earlier version opened a file of the job's user.
     """
     home = site.home("mallory")
     files = [home / name for name in ("output", "checkpoint", "ticket")]
     for path in files:
         path.write_text("x")
         os.chown(path, site.uid("mallory"), -1)
-    epilog = site.folder / "epilog"
-    epilog.write_text(f"#!/bin/sh\ncat {files[-1]} >/dev/null\nexit 0\n")
-    epilog.chmod(0o755)
-    with nullcontext() if defended else _slurm_settings(site, f"Epilog={epilog}", "PrologEpilogTimeout=5"):
-        job_id = site.pollux_job("mallory", "max-gpus=1", f"--output={files[0]}")
-        job = site.job(job_id)
-        assert job is not None
-        (node,) = job.nodes
-        his = site.spawn("mallory", sys.executable, "-c", HOLDS_LEASES, *map(str, files))
-        assert his.stdout is not None
-        held = his.stdout.readline().strip()
-        site.cluster.command("scancel", str(job_id))
-        state = ""
+    job_id = site.pollux_job("mallory", "max-gpus=1", f"--output={files[0]}")
+    job = site.job(job_id)
+    assert job is not None
+    (node,) = job.nodes
+    his = site.spawn("mallory", sys.executable, "-c", HOLDS_LEASES, *map(str, files))
+    assert his.stdout is not None
+    held = his.stdout.readline().strip()
+    site.cluster.command("scancel", str(job_id))
+    state = ""
 
-        def over() -> bool:
-            nonlocal state
-            state = site.cluster.command("sinfo", "-h", "-n", node, "-o", "%T").strip()
-            return state == "idle" or "drain" in state
+    def over() -> bool:
+        nonlocal state
+        state = site.cluster.command("sinfo", "-h", "-n", node, "-o", "%T").strip()
+        return state == "idle" or "drain" in state
 
-        site.until(over, f"the end of the job on {node}", 40.0)
-        his.kill()
+    site.until(over, f"the end of the job on {node}", 40.0)
+    his.kill()
     if "drain" in state:
         site.cluster.command("scontrol", "update", f"NodeName={node}", "State=resume")
     return Outcome("drain" in state, f"{held} leases; node {node} is {state}")
 
 
-@contextmanager
-def _slurm_settings(site: Site, *lines: str) -> Iterator[None]:
-    """Add lines to slurm.conf."""
-    conf = site.cluster.slurm_conf
-    before = conf.read_text()
-    conf.write_text("\n".join((before, *lines)) + "\n")
-    try:
-        site.cluster.command("scontrol", "reconfigure")
-        time.sleep(2.0)
-        yield
-    finally:
-        conf.write_text(before)
-        site.cluster.command("scontrol", "reconfigure")
-        time.sleep(2.0)
-
-
 @attack("mallory", "further: an output file in alice's folder, by sbatch and by a companion")
-def output_path(site: Site, defended: bool) -> Outcome:
+def output_path(site: Site) -> Outcome:
     victim = site.home("alice") / "output"
     victim.unlink(missing_ok=True)
     script = site.script("output.sh", "echo written by mallory")
-    if not defended:
-        site.home("alice").chmod(0o777)
     try:
         done = site.run("mallory", "sbatch", "--parsable", f"--output={victim}", str(script))
         job_id = int(done.stdout)

@@ -7,11 +7,11 @@ import os
 import statistics
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from contrib.attack.answers import Answer
-from contrib.attack.registry import Attempt, Outcome, attack
+from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 
 SECONDS = 25
@@ -22,44 +22,6 @@ MOST_GROWN_MB = 64
 """By long messages: 6 connections show one token, and hold 16 kB each."""
 MEMORY_MB = 512
 """Half of MemoryMax in polluxd-gateway.service."""
-
-STRANGERS_STAY = """
-import types
-from polluxd.gateway import server, visitors
-server.math = types.SimpleNamespace(ceil=lambda seconds: 0)
-visitors.Bounds.__init__.__defaults__ = (3600.0, 75.0, 65536, 10**9, 300, 10**9, 10**9)
-def arrive(self, visitor):
-    if len(self) >= 300:
-        visitor.hang_up()
-    else:
-        self._all.add(visitor)
-visitors.Visitors.arrive = arrive
-"""
-"""The first 300 keep their places, and the kernel passes on connections that send nothing."""
-NO_TURNS = """
-from polluxd.gateway import budgets
-budgets.Budget.take = lambda self, key: True
-budgets.Budget.spent = lambda self, key: False
-made = budgets.Turns.__init__
-budgets.Turns.__init__ = lambda self, under_way, in_line: made(self, 10**6, 10**6)
-"""
-REFUSES_THE_ADDRESS = """
-from polluxd.gateway import http_errors, tokens
-issue = tokens.Tokens.issue
-async def refusing(self, request, address):
-    if self._strange.spent(address):
-        raise http_errors.unavailable("too many unknown tokens come from this address")
-    return await issue(self, request, address)
-tokens.Tokens.issue = refusing
-"""
-"""An address is that of all users of a login node."""
-ANY_LENGTH = """
-from dataclasses import replace
-from polluxd.gateway import app, visitors
-defaults = visitors.Bounds.__init__.__defaults__
-visitors.Bounds.__init__.__defaults__ = (3600.0, defaults[1], 1 << 40, *defaults[3:])
-app.ENDPOINTS = tuple(replace(each, longest=1 << 40) for each in app.ENDPOINTS)
-"""
 
 
 def asked(site: Site, path: str = "/v1/jobs", times: int = 5) -> list[Answer]:
@@ -113,7 +75,7 @@ def beside(site: Site, floods: Mapping[str, int], *more: str, path: str = "/v1/j
     )
 
 
-def _flood(name: str, floods: Mapping[str, int], patch: str, of: str = "") -> Attempt:
+def _flood(name: str, floods: Mapping[str, int], of: str = "") -> None:
     """Add an attack by floods.
 
     Args:
@@ -122,45 +84,37 @@ def _flood(name: str, floods: Mapping[str, int], patch: str, of: str = "") -> At
     """
 
     @attack("mallory", name)
-    def attempt(site: Site, defended: bool) -> Outcome:
-        with site.gateway.patched("" if defended else patch):
-            found = tokens(site) if of == "user" else [site.token("mallory")] if of else []
-            return beside(site, floods, json.dumps(found))
-
-    return attempt
+    def attempt(site: Site) -> Outcome:
+        site.gateway.restart()
+        found = tokens(site) if of == "user" else [site.token("mallory")] if of else []
+        return beside(site, floods, json.dumps(found))
 
 
-silence = _flood(
-    "row 12: 3,000 silent connections, renewed without end", {"silent": 3000, "connect": 100}, STRANGERS_STAY
-)
-_flood(
-    "further: 1,000 requests of a byte every half second, renewed without end", {"slow": 1000}, STRANGERS_STAY
-)
+_flood("row 12: 3,000 silent connections, renewed without end", {"silent": 3000, "connect": 100})
+_flood("further: 1,000 requests of a byte every half second, renewed without end", {"slow": 1000})
 
 
 @attack("mallory", "further: explanations of jobs without end")
-def explanations(site: Site, defended: bool) -> Outcome:
+def explanations(site: Site) -> Outcome:
     """polluxd's decision is made again for each of them."""
     his, hers = (f"/v1/jobs/{site.resident(user)}/explain" for user in ("mallory", "alice"))
-    with site.gateway.patched("" if defended else NO_TURNS):
-        return beside(site, {"ask": 128}, json.dumps(tokens(site)), his, path=hers)
+    site.gateway.restart()
+    return beside(site, {"ask": 128}, json.dumps(tokens(site)), his, path=hers)
 
 
-_flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, STRANGERS_STAY, "job")
+_flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, "job")
 _flood(
     "further: tokens that nobody gave out, and credentials that are no good, from the address of another user",
     {"unknown": 100, "credentials": 100},
-    REFUSES_THE_ADDRESS,
 )
 
 
 @attack("mallory", "row 14: bodies and headers of 64 MB, deeply nested JSON")
-def long_messages(site: Site, defended: bool) -> Outcome:
+def long_messages(site: Site) -> Outcome:
     token = json.dumps([site.token("mallory")])
-    with nullcontext() if defended else site.gateway.patched(ANY_LENGTH):
-        before = site.gateway.memory_mb()
-        outcomes = [beside(site, {what: 6}, token) for what in ("headers", "nested", "bodies")]
-        grown, runs = site.gateway.memory_mb() - before, site.gateway.running
+    before = site.gateway.memory_mb()
+    outcomes = [beside(site, {what: 6}, token) for what in ("headers", "nested", "bodies")]
+    grown, runs = site.gateway.memory_mb() - before, site.gateway.running
     return Outcome(
         any(each.succeeded for each in outcomes) or grown > MOST_GROWN_MB or not runs,
         f"{grown} MB more; " + " | ".join(each.evidence for each in outcomes),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 
-from contrib.attack import gateway, slurm_text, tokens
+from contrib.attack import gateway
 from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
@@ -23,9 +22,7 @@ def _harmed(training: Training, grown: Move) -> Outcome:
 
 
 @attack("mallory", "row 1, during a grow: names that stop polluxd, in a growth in place")
-def names(site: Site, defended: bool) -> Outcome:
-    if not defended:
-        return slurm_text.name_stops_polluxd(site, False)
+def names(site: Site) -> Outcome:
     training = site.training()
     ghost = f"JobId={training.job_id} JobName=y UserId=root(0) GroupId=root(0) JobState=COMPLETED Restarts=7"
     texts = ("x UserId=a(1) GroupId=b TimeLimit=zz", f"x\n{ghost}", f"x {ghost} NodeList=n1 NumNodes=1")
@@ -38,9 +35,7 @@ def names(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 12, during a grow: 3,000 silent connections to the gateway, in a growth in place")
-def connections(site: Site, defended: bool) -> Outcome:
-    if not defended:
-        return gateway.silence(site, False)
+def connections(site: Site) -> Outcome:
     training = site.training()
     with training.growing() as move, gateway.flood(site, "silent", 3000):
         grown = training.ended(move.id)
@@ -48,17 +43,16 @@ def connections(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 21, during a grow: an order to grow, and its nonce, asked with a token of mallory's")
-def order_asked(site: Site, defended: bool) -> Outcome:
+def order_asked(site: Site) -> Outcome:
     training = site.training()
     asked: Request = ("GET", "/v1/orders?seen=", None)
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
-        with nullcontext() if defended else site.gateway.patched(tokens.believes(site.uid("alice"))):
-            answers = site.ask("mallory", asked, payload=site.payload(training.job_id))
+        answers = site.ask("mallory", asked, payload=site.payload(training.job_id))
         answers += site.ask("mallory", asked, token=site.token("mallory"))
         grown = training.ended(move.id)
     told = [answer for answer in answers if move.nonce in json.dumps(answer.document)]
     return Outcome(
-        bool(told) or (defended and grown.step != "training"),
+        bool(told) or (grown.step != "training"),
         f"{answers[0].text}; the growth ended as {grown.step}",
     )

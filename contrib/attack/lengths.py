@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from polluxd.slurm.queue import jobs_query
-
-_SCANS_ALL = """
-pollux_hostile = function(job)
-  for _, field in ipairs({ "name", "comment", "wckey" }) do
-    local text = job[field]
-    local at = text and string.find(text, "=", 1, true)
-    while at do
-      string.match(string.sub(text, math.max(1, at - 32), at - 1), "%a[%w_]*$")
-      at = string.find(text, "=", at + 1, true)
-    end
-  end
-end
-"""
-"""The hook of before: it looks at each equals sign."""
 
 _ANY_TYPES = """
 do
@@ -43,32 +28,6 @@ end
 """
 """The hook without a bound on GPU types and on AdminComment."""
 
-_ANY_LIMIT = """
-do
-  local words_of = pollux_placement_words
-  pollux_placement_words = function(job, types)
-    local without = setmetatable({ array_inx = "" }, { __index = function(_, key) return job[key] end })
-    local words, option, wrong = words_of(without, types)
-    local limit = words and string.match(job.array_inx or "", "%%(%d+)$")
-    if limit then
-      words[#words + 1] = "array-limit=" .. limit
-    end
-    return words, option, wrong
-  end
-end
-"""
-"""The hook without a bound on numbers."""
-
-_UNBOUNDED = """
-import polluxd.apply.startable as startable, polluxd.store.store as store
-import polluxd.slurm.demands as demands, polluxd.slurm.directives as directives
-directives._LONGEST = directives._LONGEST_TYPES = directives._LONGEST_TYPE = demands._SHOWN = 10**9
-startable.LONGEST_RULE = 10**9
-def keep_snapshot(self, cycle_id, text):
-    self._ask("record_snapshot", cycle_id=cycle_id, snapshot=text)
-store.Store._keep_snapshot = keep_snapshot
-"""
-"""polluxd without bounds on what it reads, and with a snapshot that has to be stored."""
 
 _LARGE = 1_000_000
 """Bytes of a snapshot; the site's own has some kilobytes."""
@@ -77,7 +36,7 @@ _LONG = 2000
 
 
 @attack("mallory", "row 23: a comment of 3.5 MB holds slurmctld up")
-def endless_comment(site: Site, defended: bool) -> Outcome:
+def endless_comment(site: Site) -> Outcome:
     def seconds(script: Path) -> tuple[float, str]:
         began = time.monotonic()
         _, trouble = site.sbatch("mallory", script, "--ntasks=1")
@@ -87,22 +46,21 @@ def endless_comment(site: Site, defended: bool) -> Outcome:
     comment, command_first = site.script("comment.sh", text), site.script("first.sh", "true", text)
     # The comment counts only at the head of a script: this is what the transfer of such a script takes by itself.
     usual = min(seconds(command_first)[0] for _ in range(3))
-    with nullcontext() if defended else site.hook(_SCANS_ALL):
-        took, trouble = min(seconds(comment) for _ in range(3 if defended else 1))
+    took, trouble = min(seconds(comment) for _ in range(3))
     return Outcome(
         took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s without a comment; sbatch: {trouble}"
     )
 
 
 @attack("mallory", "row 24: GPU types of 60 kB in each decision")
-def endless_types(site: Site, defended: bool) -> Outcome:
+def endless_types(site: Site) -> Outcome:
     types = ",".join(f"{letter}{'x' * 4000}" for letter in "abcdefghijklmno")
     script = site.script("types.sh", f"#POLLUX gpu-types={types}")
     job_id, refused = site.sbatch("mallory", script, "--gres=gpu:1")
     if job_id is not None:
         return Outcome(True, "the hook let the types pass")
     # An AdminComment may be long all the same: polluxd has bounds of its own.
-    with site.hook(_ANY_TYPES), nullcontext() if defended else site.patched(_UNBOUNDED):
+    with site.hook(_ANY_TYPES):
         since = site.cycles()
         job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--array=0-29")
         assert job_id is not None, trouble
@@ -111,15 +69,13 @@ def endless_types(site: Site, defended: bool) -> Outcome:
             found = site.query("SELECT max(length(snapshot::text)) FROM pollux.cycle WHERE id > %s", since)
             return int(found[0][0] or 0)
 
-        if not defended:
-            site.until(lambda: largest() > _LARGE, "a large snapshot")
         site.until(lambda: site.cycles() >= since + 3, "three cycles of polluxd")
         size = largest()
     return Outcome(size > _LARGE, f"the largest snapshot has {size} bytes; the hook: {refused}")
 
 
 @attack("mallory", "row 25: lists of dependencies in each look at the queue")
-def endless_dependencies(site: Site, defended: bool) -> Outcome:
+def endless_dependencies(site: Site) -> Outcome:
     script, plain = site.script("waits.sh"), ("--ntasks=1", "--hold", "--array=0-199")
     arrays: list[int] = []
     for _ in range(4):
@@ -128,7 +84,7 @@ def endless_dependencies(site: Site, defended: bool) -> Outcome:
         assert job_id is not None, trouble
         arrays.append(job_id)
     query = jobs_query()
-    form = query.format if defended else query.format.replace("Dependency:1<", "Dependency:<")
+    form = query.format
     words = (
         "squeue",
         "--local",
@@ -141,10 +97,9 @@ def endless_dependencies(site: Site, defended: bool) -> Outcome:
     answer = site.run("alice", *words, SQUEUE_FORMAT2=form).stdout
     jobs = answer.count(query.end)
     assert jobs == 800, answer[:400]
-    if defended:
-        waiting = [j.dependent for j in site.slurm.observe().jobs if j.array and j.array[0] == arrays[-1]]
-        assert waiting, "the last array is not in the queue"
-        assert all(waiting), "polluxd takes a job that waits for others as one that may start"
+    waiting = [j.dependent for j in site.slurm.observe().jobs if j.array and j.array[0] == arrays[-1]]
+    assert waiting, "the last array is not in the queue"
+    assert all(waiting), "polluxd takes a job that waits for others as one that may start"
     return Outcome(
         len(answer) > _LONG * jobs,
         f"squeue prints {len(answer)} bytes for {jobs} jobs, {len(answer) // jobs} for each",
@@ -152,11 +107,10 @@ def endless_dependencies(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 26: a number that polluxd cannot read")
-def endless_number(site: Site, defended: bool) -> Outcome:
+def endless_number(site: Site) -> Outcome:
     script = site.script("limit.sh", "#POLLUX min-gpus=1")
     words = ("--gres=gpu:1", "--hold", "--array=0-1%999999999999")
-    with nullcontext() if defended else site.hook(_ANY_LIMIT):
-        job_id, trouble = site.sbatch("mallory", script, *words)
+    job_id, trouble = site.sbatch("mallory", script, *words)
     # Other attacks leave records of their own.
     unreadable = {job: why for job, why in site.slurm.observe().unreadable.items() if "array-limit" in why}
     return Outcome(

@@ -6,19 +6,11 @@ import os
 import pty
 import select
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 
-RAW = """
-import polluxd.printable
-polluxd.printable.printable = str
-from rich.console import Console
-from polluxd.cli import output
-output.PrintableConsole.render = Console.render
-"""
 ESCAPES = "x\x1b]0;owned\x07\x1b[2J"
 
 
@@ -34,10 +26,10 @@ def _known(site: Site, name: str) -> int:
     return job_id
 
 
-def _on_a_terminal(site: Site, patch: str, seconds: float, *words: str) -> str:
+def _on_a_terminal(site: Site, seconds: float, *words: str) -> str:
     """Run a command on a terminal of its own; return what it shows."""
     ours, theirs = pty.openpty()
-    process = site.polluxd.on_terminal(patch, theirs, *words)
+    process = site.polluxd.on_terminal(theirs, *words)
     os.close(theirs)
     shown, end = b"", time.monotonic() + seconds
     while b"pollux-mal" not in shown and time.monotonic() < end:
@@ -53,26 +45,25 @@ def _on_a_terminal(site: Site, patch: str, seconds: float, *words: str) -> str:
 
 
 @attack("mallory", "row 20: terminal escapes in polluxctl top")
-def escapes_in_top(site: Site, defended: bool) -> Outcome:
+def escapes_in_top(site: Site) -> Outcome:
     _known(site, ESCAPES)
-    shown = _on_a_terminal(site, "" if defended else RAW, 60.0, "top", "-n", "1")
+    shown = _on_a_terminal(site, 60.0, "top", "-n", "1")
     if "owned" not in shown:
         raise AssertionError(f"top did not show the job: {shown[-300:]!r}")
     return Outcome("\x1b]0;owned" in shown, f"the screen has {shown[shown.index('owned') - 12 :][:40]!a}")
 
 
 @attack("mallory", "row 20: terminal escapes in polluxctl jobs and explain")
-def escapes_in_explain(site: Site, defended: bool) -> Outcome:
+def escapes_in_explain(site: Site) -> Outcome:
     job_id = _known(site, ESCAPES)
-    patch = "" if defended else RAW
-    shown = "".join(site.polluxd.ctl(patch, *words) for words in (("jobs",), ("explain", str(job_id))))
+    shown = "".join(site.polluxd.ctl(*words) for words in (("jobs",), ("explain", str(job_id))))
     if "owned" not in shown:
         raise AssertionError(f"the job is not shown: {shown[-300:]!r}")
     return Outcome("\x1b" in shown, f"printed: {shown[shown.index('owned') - 12 :][:40]!a}")
 
 
 @attack("mallory", "further: 200,000 lines of #POLLUX hold slurmctld up")
-def directive_bomb(site: Site, defended: bool) -> Outcome:
+def directive_bomb(site: Site) -> Outcome:
     def seconds(path: Path) -> float:
         began = time.monotonic()
         site.sbatch("mallory", path, "--gres=gpu:1", "--open-mode=append")
@@ -81,6 +72,5 @@ def directive_bomb(site: Site, defended: bool) -> Outcome:
     lines = "#POLLUX \n" * 200_000
     bomb, command_first = site.script("bomb.sh", lines), site.script("first.sh", "true", lines)
     usual = min(seconds(command_first) for _ in range(3))
-    with nullcontext() if defended else site.without_text_guard():
-        took = min(seconds(bomb) for _ in range(3 if defended else 1))
+    took = min(seconds(bomb) for _ in range(3))
     return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")

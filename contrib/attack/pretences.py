@@ -6,35 +6,16 @@ import json
 import os
 import re
 import subprocess
-from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 from contrib.attack.answers import Answer
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
-from contrib.attack.tokens import believes, reporting
-
-NAMES = ("POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN", "POLLUX_MODE", "POLLUX_SUBMITTED")
-KEEPS_THEIRS = f"""
-do
-  local ours = slurm_job_submit
-  function slurm_job_submit(job, partitions, uid)
-    local theirs = {{}}
-    for _, name in ipairs({{ "{'", "'.join(NAMES)}" }}) do
-      theirs[name] = job.environment and job.environment[name]
-    end
-    local status = ours(job, partitions, uid)
-    for name, value in pairs(theirs) do
-      job.environment[name] = value
-    end
-    return status
-  end
-end
-"""
+from contrib.attack.tokens import reporting
 
 
 @attack("mallory", "further: a task of mallory's array asks for tokens of the tasks of alice's array")
-def other_task(site: Site, defended: bool) -> Outcome:
+def other_task(site: Site) -> Outcome:
     """Every task has a job id of its own; the array's id is the last task's."""
 
     def tasks(user: str) -> list[int]:
@@ -56,14 +37,13 @@ def other_task(site: Site, defended: bool) -> Outcome:
     hers, his = tasks("alice"), tasks("mallory")
     for job_id in his:
         site.reported("mallory", job_id)
-    with nullcontext() if defended else site.gateway.patched(believes(site.uid("alice"))):
-        found = [site.ask("mallory", reporting(), payload=site.payload(task)) for task in hers]
+    found = [site.ask("mallory", reporting(), payload=site.payload(task)) for task in hers]
     answers = [answer for each in found for answer in each]
     return Outcome(any(a.ok for a in answers), "; ".join(a.text for a in answers))
 
 
 @attack("mallory", "further: POLLUX_ variables of mallory's in the environment of a job")
-def environment(site: Site, defended: bool) -> Outcome:
+def environment(site: Site) -> Outcome:
     """The submission hook sets every variable that a hook or the agent trusts.
 
     A plain job gets none: one that is submitted from within a Pollux job inherits that one's.
@@ -81,9 +61,8 @@ def environment(site: Site, defended: bool) -> Outcome:
         seen = site.home("mallory") / f"environment-{kind}"
         seen.unlink(missing_ok=True)
         script = site.script(f"{kind}.sh", directive, f"env > {seen}.new && mv {seen}.new {seen}")
-        with nullcontext() if defended else site.hook(KEEPS_THEIRS):
-            job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", export)
-            assert job_id is not None, trouble
+        job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", export)
+        assert job_id is not None, trouble
         site.until(seen.exists, "the job's environment", 60.0)
         lines = dict(line.partition("=")[::2] for line in seen.read_text(errors="replace").splitlines())
         found[kind] = [name for name, value in given.items() if lines.get(name) == value]
@@ -99,16 +78,15 @@ def _credential(received: str) -> str:
 
 
 @attack("mallory", "row 19: a false gateway on the port of the real one, while that is down")
-def false_gateway(site: Site, defended: bool) -> Outcome:
+def false_gateway(site: Site) -> Outcome:
     """Its credential buys alice's token from the real one afterwards."""
     hers, port = site.resident("alice"), str(urlsplit(site.gateway.url).port)
-    more = [] if defended else ["unchecked"]
     site.gateway.stop()
     try:
         false = site.spawn("mallory", *site.command("false_gateway"), "serve", "127.0.0.1", port, "6")
         assert false.stdout is not None
         false.stdout.readline()
-        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, str(hers), *more)
+        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, str(hers))
         received = json.loads(false.stdout.readline())
         false.wait(20)
     finally:
@@ -118,16 +96,15 @@ def false_gateway(site: Site, defended: bool) -> Outcome:
     if credential:
         answers = site.ask("mallory", reporting(), credential=credential)
     return Outcome(
-        bool(received) if defended else any(a.ok for a in answers),
+        bool(received),
         f"mallory got {len(received)} bytes, {'with' if credential else 'without'} a credential; "
         f"alice's agent: {said.strip()[:160]}; {'; '.join(a.text for a in answers)}",
     )
 
 
 @attack("mallory", "row 19: a false gateway at another address, over HTTP and with a certificate of its own")
-def false_certificate(site: Site, defended: bool) -> Outcome:
+def false_certificate(site: Site) -> Outcome:
     hers = str(site.resident("alice"))
-    more = [] if defended else ["unchecked"]
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
     certificate, key = site.home("mallory") / "certificate.pem", site.home("mallory") / "key.pem"
     words = [
@@ -151,8 +128,6 @@ def false_certificate(site: Site, defended: bool) -> Outcome:
         false = site.spawn("mallory", *site.command("false_gateway"), "serve", address, "0", "6", *tls)
         assert false.stdout is not None
         url = f"{scheme}://{address}:{false.stdout.readline().strip()}"
-        said.append(site.hands("alice", "false_gateway", "agent", url, hers, *more).strip()[:160])
+        said.append(site.hands("alice", "false_gateway", "agent", url, hers).strip()[:160])
         got.append(bool(_credential(json.loads(false.stdout.readline()))))
-    return Outcome(
-        any(got) if defended else all(got), f"credentials by HTTP and HTTPS: {got}; alice's agent: {said}"
-    )
+    return Outcome(any(got), f"credentials by HTTP and HTTPS: {got}; alice's agent: {said}")

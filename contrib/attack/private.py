@@ -76,7 +76,7 @@ def site(
             place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
             place.power = power
             if settings:
-                polluxd.ctl("", "settings", "set", *settings)
+                polluxd.ctl("settings", "set", *settings)
             try:
                 gateway.start()
                 polluxd.start()

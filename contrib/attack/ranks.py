@@ -12,13 +12,6 @@ from contrib.attack.site import Site
 from contrib.devcluster.processes import free_ports
 
 HERE = "127.0.0.1"
-ONE_BY_ONE = """
-import contextlib, socket, sys
-if "pollux" in " ".join(sys.orig_argv):
-    from contrib.attack.hands.victim import OneByOne
-    import pollux.ranks.rank_store
-    pollux.ranks.rank_store.Door = OneByOne
-"""
 
 
 def _stranger(site: Site, what: str, ports: list[int], seconds: float = 5.0, more: str = "") -> str:
@@ -44,14 +37,9 @@ def _strangers(site: Site, what: str, ports: list[int], seconds: float) -> str:
 
 
 @attack("mallory", "row 7, during a grow: code as alice by the keys and values in the store of her ranks")
-def pickle_in_a_store(site: Site, defended: bool) -> Outcome:
+def pickle_in_a_store(site: Site) -> Outcome:
     mark = site.home("alice") / "owned"
     mark.unlink(missing_ok=True)
-    if not defended:
-        victim, port = _spawned(site, "alice", "victim", "meeting", "60")
-        wrote = _stranger(site, "pickle", [int(port)], more=str(mark))
-        said = _rest(victim)
-        return Outcome(mark.exists(), f"mallory replaced {wrote} values; alice's rank {said[:120]}")
     training = site.training()
     order = json.dumps([str(site.uid("alice")), str(mark)])
     his, _ = _spawned(site, "mallory", "strangers", "pickles", HERE, "[0]", "20", order)
@@ -70,15 +58,11 @@ def pickle_in_a_store(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 7, during a grow: the store of rank 0 asked without its secret")
-def store_without_secret(site: Site, defended: bool) -> Outcome:
-    """Undefended: the key is guessable, as in an earlier version."""
+def store_without_secret(site: Site) -> Outcome:
+    """In an earlier version the key was guessable."""
     training = site.training()
     job_id, attempt = training.job_id, 0
     words = ["", "pollux", f"{job_id}", f"{job_id}.{attempt}.0", f"dev:{job_id}:{attempt}", str(job_id) * 4]
-    if not defended:
-        _, port = _spawned(site, "alice", "victim", "store", "8", words[4])
-        right = json.loads(_stranger(site, "guess", [int(port)], more=json.dumps(words)))
-        return Outcome(bool(right), f"right: {right}")
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
         port = int((training.meeting() or {})["port"])
@@ -92,21 +76,16 @@ def store_without_secret(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 15: launchers held up by idle connections")
-def launchers_held_up(site: Site, defended: bool) -> Outcome:
-    what = "launchers" if defended else "one-by-one"
-    victim, port = _spawned(site, "alice", "victim", what, "12", "[]")
+def launchers_held_up(site: Site) -> Outcome:
+    victim, port = _spawned(site, "alice", "victim", "launchers", "12", "[]")
     idle = _strangers(site, "idle", [int(port)], 15.0)
     said = _rest(victim)
     return Outcome("met" not in said, f"{idle}; the launchers {said}")
 
 
 @attack("mallory", "row 15, during a grow: the store of rank 0 flooded by idle connections and endless bytes")
-def store_flooded(site: Site, defended: bool) -> Outcome:
-    training = (
-        site.training()
-        if defended
-        else site.other_training("flooded", patch=ONE_BY_ONE, POLLUX_RECRUIT_WAIT="20")
-    )
+def store_flooded(site: Site) -> Outcome:
+    training = site.training()
     floods = []
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
@@ -116,34 +95,34 @@ def store_flooded(site: Site, defended: bool) -> Outcome:
         site.end_spawned()
     lives = training.goes_on()
     return Outcome(
-        grown.step != "training" or (defended and not lives),
+        grown.step != "training" or not lives,
         f"{floods}; the growth ended as {grown.step} {grown.detail[:160]}; the training goes on: {lives}",
     )
 
 
 @attack("mallory", "row 16: the companion's link, by a guessed key")
-def companions_link(site: Site, defended: bool) -> Outcome:
-    """Undefended: the key is made of public facts."""
+def companions_link(site: Site) -> Outcome:
+    """In an earlier version the key was made of public facts."""
     job_id = site.resident("alice")
     public = [f"dev:{job_id}:0", f"{job_id}.0.1", f"companion-{job_id}", str(zlib.crc32(b"%d" % job_id))]
-    key = Path("/proc/sys/kernel/random/uuid").read_text().strip() if defended else public[2]
+    key = Path("/proc/sys/kernel/random/uuid").read_text().strip()
     _, port = _spawned(site, "alice", "victim", "store", "10", key)
     right = json.loads(_stranger(site, "guess", [int(port)], more=json.dumps(public)))
     return Outcome(bool(right), f"right: {right}")
 
 
 @attack("mallory", "further: rank 0's memory filled by a greeting without end")
-def memory_filled(site: Site, defended: bool) -> Outcome:
-    victim, port = _spawned(site, "alice", "victim", "store", "8", "key" + ("" if defended else "!endless"))
+def memory_filled(site: Site) -> Outcome:
+    victim, port = _spawned(site, "alice", "victim", "store", "8", "key")
     _strangers(site, "bytes", [int(port)], 5.0)
     said = json.loads(_rest(victim))
     return Outcome(said["grown_mb"] > 3, f"the process grew by {said['grown_mb']} MB")
 
 
 @attack("mallory", "further: a recorded connection replayed to rank 0's store")
-def replayed(site: Site, defended: bool) -> Outcome:
+def replayed(site: Site) -> Outcome:
     """Mallory stands between alice's rank and the store."""
-    victim, port = _spawned(site, "alice", "victim", "store", "14", "key" + ("" if defended else "!constant"))
+    victim, port = _spawned(site, "alice", "victim", "store", "14", "key")
     (between,) = free_ports(1)
     relay = site.spawn(
         "mallory", *site.command("strangers"), "relay", HERE, json.dumps([between, int(port)]), "10"
@@ -157,13 +136,11 @@ def replayed(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: the ports of a job's launchers taken before it starts")
-def ports_taken(site: Site, defended: bool) -> Outcome:
-    """Undefended: ports derive from job, attempt and step, as they once did."""
+def ports_taken(site: Site) -> Outcome:
+    """They once derived from job, attempt and step."""
     first = zlib.crc32(b"4711.0.0")
     public = [20_000 + (first + offset * 733) % 12_000 for offset in range(16)]
     took = _strangers(site, "squat", public, 40.0)
-    victim, port = _spawned(
-        site, "alice", "victim", "launchers", "20", "[]" if defended else json.dumps(public)
-    )
+    victim, port = _spawned(site, "alice", "victim", "launchers", "20", "[]")
     said = f"{port} {_rest(victim)}"
     return Outcome("met" not in said, f"mallory {took}; the launchers: {said}")

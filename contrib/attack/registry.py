@@ -3,17 +3,17 @@
 A theme is a file of functions; `__main__` lists the themes. A new attack is one function:
 
     @attack("mallory", "a name stops polluxd")
-    def name_stops_polluxd(site: Site, defended: bool) -> Outcome:
+    def name_stops_polluxd(site: Site) -> Outcome:
         ...
 
-It is called twice: with `defended=False`, where it has to succeed, and with `defended=True`, where it must not.
+It must not succeed. `seen` names the commit at which it did: that of 386fa591 had a second half of this suite, which
+switched each defence off and attacked again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from contrib.attack.site import Site
 
@@ -27,8 +27,7 @@ class Outcome:
     """What was seen, in words that a reader can check."""
 
 
-Attempt = Callable[[Site, bool], Outcome]
-Made = TypeVar("Made", bound=Callable[..., Outcome])
+Attempt = Callable[[Site], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,8 @@ class Attack:
     name: str
     actor: str
     attempt: Attempt
+    seen: str
+    """The commit at which the attack was seen to succeed, on its product or with the defence switched off."""
 
     @property
     def theme(self) -> str:
@@ -46,11 +47,11 @@ class Attack:
 ATTACKS: list[Attack] = []
 
 
-def attack(actor: str, name: str) -> Callable[[Made], Made]:
+def attack(actor: str, name: str, seen: str = "386fa591, defence off") -> Callable[[Attempt], Attempt]:
     """Add a function to the list of attacks."""
 
-    def enlist(attempt: Made) -> Made:
-        ATTACKS.append(Attack(name, actor, attempt))
+    def enlist(attempt: Attempt) -> Attempt:
+        ATTACKS.append(Attack(name, actor, attempt, seen))
         return attempt
 
     return enlist

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from contrib.devcluster.power_saving import rented_seconds
 
-RETURNS_ARE_NOBODYS = """
-from polluxd.cycle.spending import Spending
-rates = Spending._rates
-def forgetful(self, state, settings):
-    self._on = {}
-    return rates(self, state, settings)
-Spending._rates = forgetful
-"""
 BUDGET_S = 25.0
 """Of mallory's account: so long may one node be rented in a day."""
 ROUNDS = 5
-RICH = {True: "defended", False: "undefended"}
-"""The account of each attempt: its budget is that of a day."""
+ACCOUNT = "attempt"
+"""Its budget is that of a day."""
 SETTINGS = (
     *(
         "--cloud-price",
@@ -32,7 +24,7 @@ SETTINGS = (
         "--cloud-return-s",
         "15",
     ),
-    *(word for name in RICH.values() for word in ("--cloud-account-day-budget", f"{name}={BUDGET_S:g}")),
+    *(word for name in [ACCOUNT] for word in ("--cloud-account-day-budget", f"{name}={BUDGET_S:g}")),
 )
 """A second of a node costs 1."""
 
@@ -40,7 +32,7 @@ SETTINGS = (
 @attack(
     "mallory", "further: jobs that end as soon as a node boots for them, so that nobody pays for its return"
 )
-def nobody_pays(site: Site, defended: bool) -> Outcome:
+def nobody_pays(site: Site) -> Outcome:
     """A node costs most while it boots and while Slurm waits for the end of SuspendTime."""
     assert site.power is not None
     power = site.power
@@ -49,16 +41,15 @@ def nobody_pays(site: Site, defended: bool) -> Outcome:
     site.until(lambda: site.slurm.jobs([hers])[hers].nodes, "alice's job on the only own GPU")
     began, rented = len(power.bill()), 0
     script = site.script("rents.sh", "#POLLUX max-gpus=1")
-    with nullcontext() if defended else site.patched(RETURNS_ARE_NOBODYS):
-        for _ in range(ROUNDS):
-            job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", f"--account={RICH[defended]}")
-            assert job_id is not None, trouble
-            known = len(power.bill())
-            with suppress(TimeoutError):
-                site.until(lambda known=known: len(power.bill()) > known, "a boot", 20.0)
-                rented += 1
-            site.run("mallory", "scancel", str(job_id))
-            site.until(lambda: all(n.power == "off" for n in site.rented_nodes()), "the nodes' return", 90.0)
+    for _ in range(ROUNDS):
+        job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", f"--account={ACCOUNT}")
+        assert job_id is not None, trouble
+        known = len(power.bill())
+        with suppress(TimeoutError):
+            site.until(lambda known=known: len(power.bill()) > known, "a boot", 20.0)
+            rented += 1
+        site.run("mallory", "scancel", str(job_id))
+        site.until(lambda: all(n.power == "off" for n in site.rented_nodes()), "the nodes' return", 90.0)
     bill = power.bill()[began:]
     seconds = rented_seconds(bill, bill[-1][0] if bill else 0.0)
     once = seconds / max(rented, 1)

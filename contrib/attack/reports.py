@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from contextlib import nullcontext
 
 from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
@@ -13,33 +12,16 @@ from contrib.attack.report import report
 from contrib.attack.site import Site
 from polluxd.model import Step
 
-BELIEVES = """
-from polluxd.cycle.trusted_reports import TrustedReports
-TrustedReports.trust = lambda self, reports, held, now: (dict(reports), {})
-"""
-LOOKS_EVERY_8_S = """
-from polluxd.daemon import Daemon
-Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=self._moving)
-"""
-EACH_REPORT_IS_NEWS = """
-from polluxd.daemon import Daemon
-from polluxd.store import store
-store._NEWS_S = 0.02
-store.Store.news = lambda self: True
-Daemon.wait = lambda self, pause: self.store.wait(8.0, for_news=True)
-"""
-
 
 @attack("mallory", "further: GPUs explored by claim alone")
-def explored_by_claim(site: Site, defended: bool) -> Outcome:
+def explored_by_claim(site: Site) -> Outcome:
     """polluxd may at most double the explored GPUs in one move."""
     job_id = site.pollux_job("mallory")
-    with nullcontext() if defended else site.patched(BELIEVES):
-        claim = {"explored_gpus": 987_654, "explored_nodes": 1000}
-        site.reported("mallory", job_id, **claim)
-        before = site.cycles()
-        site.until(lambda: site.cycles() >= before + 2, "two decisions")
-        snapshot = site.store.cycle_snapshot(site.cycles())
+    claim = {"explored_gpus": 987_654, "explored_nodes": 1000}
+    site.reported("mallory", job_id, **claim)
+    before = site.cycles()
+    site.until(lambda: site.cycles() >= before + 2, "two decisions")
+    snapshot = site.store.cycle_snapshot(site.cycles())
     jobs = json.loads(snapshot) if isinstance(snapshot, str) else snapshot
     # The snapshot names the doubted claim, too: what counts is the report that polluxd decided on.
     believed = '"explored_gpus": 987654' in json.dumps(jobs)
@@ -47,8 +29,8 @@ def explored_by_claim(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: a cost of 50 years claimed for a move, which then is never made again")
-def cost_claimed(site: Site, defended: bool) -> Outcome:
-    """Undefended: the cost counts from the claimed last step."""
+def cost_claimed(site: Site) -> Outcome:
+    """The cost once counted from the claimed last step."""
     job_id = site.pollux_job("mallory")
     site.reported("mallory", job_id)
     move = site.drained("mallory", job_id, last_step_at=0.0, stopped_at=0.0)
@@ -58,7 +40,7 @@ def cost_claimed(site: Site, defended: bool) -> Outcome:
     )
     ((acknowledged,),) = site.query("SELECT acknowledged FROM pollux.move WHERE id = %s", move.id)
     (cost,) = [cost for cost in site.store.move_costs(job_id) if cost["id"] == move.id]
-    seconds = cost["total_s"] if defended else time.time() - float(acknowledged["last_step_at"])
+    seconds = cost["total_s"]
     return Outcome(seconds > 1e6, f"a cost of {seconds:.0f} s from {acknowledged}")
 
 
@@ -75,7 +57,7 @@ def _questions(site: Site, seconds: float) -> int:
 
 
 @attack("mallory", "row 13: reports without end make polluxd ask Slurm without end")
-def reports_without_end(site: Site, defended: bool) -> Outcome:
+def reports_without_end(site: Site) -> Outcome:
     """Each report has a new first step, which a move would wait for."""
     token = site.token("mallory")
     now = time.time()
@@ -83,12 +65,10 @@ def reports_without_end(site: Site, defended: bool) -> Outcome:
         ("POST", "/v1/report", report(times={"first_step_at": now - n})) for n in range(60)
     ]
     requests += [("GET", "/v1/orders?seen=1", None)] * 60
-    with site.patched(LOOKS_EVERY_8_S if defended else EACH_REPORT_IS_NEWS):
-        order = site.order(*requests, token=token, until_s=60.0)
-        his = site.spawn(
-            "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order
-        )
-        time.sleep(4.0)
-        flooded = _questions(site, 6.0)
-        his.kill()
-    return Outcome(flooded > 5, f"{flooded} questions in 6 s of reports; a look every 8 s is due")
+    quiet = _questions(site, 6.0)
+    order = site.order(*requests, token=token, until_s=60.0)
+    his = site.spawn("mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order)
+    time.sleep(4.0)
+    flooded = _questions(site, 6.0)
+    his.kill()
+    return Outcome(flooded > quiet + 5, f"{flooded} questions in 6 s of reports, {quiet} in 6 s without")

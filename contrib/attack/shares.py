@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
@@ -15,15 +13,8 @@ from polluxd.apply.refusals import Refusals
 from polluxd.cycle.snapshot import WaitingTimes
 from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step
 from polluxd.policy.owners import divided
-from polluxd.slurm.priority import MOST, priority_weights
-from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.priority import priority_weights
 from polluxd.store import JobTimes
-
-
-def _median_over_jobs(jobs: Sequence[SlurmJob], power: float) -> Mapping[int, float]:
-    """Weigh jobs as polluxd once did. This is the undefended side."""
-    usual = median(job.priority for job in jobs)
-    return {job.job_id: min(max((job.priority / usual) ** power, 1.0 / MOST), MOST) for job in jobs}
 
 
 def _later(site: Site, user: str, *options: str) -> int:
@@ -35,7 +26,7 @@ def _later(site: Site, user: str, *options: str) -> int:
 
 
 @attack("mallory", "further: many jobs of low priority, which make his others count as much as alice's")
-def shifted_median(site: Site, defended: bool) -> Outcome:
+def shifted_median(site: Site) -> Outcome:
     """Fair share gave alice ten times his priority; users may lower their own."""
     hers, his = (_later(site, user, "--begin=now+600") for user in ("alice", "mallory"))
     for job_id, priority in ((hers, 10_000), (his, 1_000)):
@@ -46,8 +37,7 @@ def shifted_median(site: Site, defended: bool) -> Outcome:
         if site.run("mallory", *words).returncode != 0:
             site.cluster.command(*words)  # as --nice does under priority/multifactor
     jobs = [job for job in site.slurm.observe().jobs if job.job_id in (hers, his, *low)]
-    weigh = priority_weights if defended else _median_over_jobs
-    weights = weigh(jobs, 1.0)
+    weights = priority_weights(jobs, 1.0)
     return Outcome(
         weights[his] >= weights[hers],
         f"priorities {sorted(job.priority for job in jobs)}; his weight {weights[his]:.2f}, hers {weights[hers]:.2f}",
@@ -55,7 +45,7 @@ def shifted_median(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: jobs that wait on hold until they go before all others")
-def waited_on_hold(site: Site, defended: bool) -> Outcome:
+def waited_on_hold(site: Site) -> Outcome:
     """Jobs past the starvation bound go first; a job on hold asks for nothing."""
     job_id = _later(site, "mallory", "--hold")
     waiting = WaitingTimes()
@@ -63,8 +53,7 @@ def waited_on_hold(site: Site, defended: bool) -> Outcome:
     def waited() -> float:
         state = site.slurm.observe()
         times = {job.job_id: JobTimes(job.submit_time) for job in state.jobs}
-        if defended:
-            times = waiting.corrected(state.jobs, times, state.taken_at)
+        times = waiting.corrected(state.jobs, times, state.taken_at)
         mine = times[job_id]
         return state.taken_at - (mine.submitted_at if mine.held_at is None else mine.held_at)
 
@@ -80,24 +69,22 @@ def waited_on_hold(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: one refusal of his own closes a whole account to alice")
-def closed_account(site: Site, defended: bool) -> Outcome:
+def closed_account(site: Site) -> Outcome:
     """Slurm may refuse him by his own association and speak of the account."""
     his, hers = (_later(site, user, "--begin=now+600", "--account=lab") for user in ("mallory", "alice"))
     jobs = site.slurm.jobs([his, hers])
-    met = [jobs[his]] if defended else [jobs[his], replace(jobs[his], user="any other")]
     refusals = Refusals(time.time, time.monotonic)
     start = Move(1, his, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "", Step.CONFIGURED, {})
-    for job in met:
-        refusals.look(start, replace(job, reason="AssocGrpGRES"), Fail("refused"))
+    refusals.look(start, replace(jobs[his], reason="AssocGrpGRES"), Fail("refused"))
     closed = refusals.eligibility(jobs.values())
     said = closed[hers].rule if hers in closed else "she may start"
     return Outcome(hers in closed, f"his job: {closed[his].rule}; alice's: {said}")
 
 
 @attack("mallory", "further: one job as a search of 16 trials, which all claim to be the best")
-def split_into_a_search(site: Site, defended: bool) -> Outcome:
+def split_into_a_search(site: Site) -> Outcome:
     """Without the name of a search, each of the tasks weighs as much as alice's job."""
-    script = site.script("split.sh", f"#POLLUX min-gpus=1{' search=lr' if defended else ''}")
+    script = site.script("split.sh", "#POLLUX min-gpus=1 search=lr")
     # A job that waits for its --begin is in no decision: the policy gets what the hook wrote of it.
     array, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--array=0-15", "--begin=now+600")
     if array is None:

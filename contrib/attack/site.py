@@ -301,10 +301,6 @@ class Site:
             self._submitted.remove(self._training.job_id)
         return self._training
 
-    def other_training(self, name: str, **words: str) -> Training:
-        """Start a training of alice's that `clear` ends."""
-        return Training(self, name, **words)
-
     def end_spawned(self) -> None:
         """End the processes that `spawn` started."""
         for process in self._spawned:
@@ -325,7 +321,7 @@ class Site:
             )
         self._submitted.clear()
 
-    # --- defences switched off ---------------------------------------------------------------------
+    # --- what an administrator may have done ---------------------------------------------------------------------
 
     def query(self, statement: str, *words: object) -> list[tuple[Any, ...]]:
         """Run a statement as the database's superuser."""
@@ -340,7 +336,7 @@ class Site:
 
     @contextmanager
     def undone(self, off: str, on: str) -> Iterator[None]:
-        """Switch a defence of the database off."""
+        """Run a statement of the superuser, and undo it by another one."""
         self.query(off)
         try:
             yield
@@ -348,20 +344,8 @@ class Site:
             self.query(on)
 
     @contextmanager
-    def patched(self, patch: str) -> Iterator[None]:
-        """Run polluxd with a defence removed, and as it is afterwards."""
-        with self.polluxd.patched(patch):
-            self._next_cycle()
-            yield
-        self._next_cycle()
-
-    def _next_cycle(self) -> None:
-        known = self.cycles()
-        self.until(lambda: self.cycles() > known, "the next cycle of polluxd", 120.0)
-
-    @contextmanager
     def without_text_guard(self) -> Iterator[None]:
-        """Switch off what the submission hook does about hostile text."""
+        """Switch off what the submission hook does about hostile text: polluxd has defences of its own."""
         with self.hook(_WITHOUT_TEXT_GUARD):
             yield
 

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.report import report
 from contrib.attack.site import Site
 
-EACH_STARTS_ON_A_NODE = """
-from polluxd.policy import feasible
-made = feasible.Caps.__init__
-def undivided(self, domain, settings):
-    made(self, domain, settings)
-    self._start = dict.fromkeys(self._start, min(settings.start_gpus, domain.gpus_per_node))
-feasible.Caps.__init__ = undivided
-"""
-EVERY_REPORT_COUNTS = """
-from polluxd.cycle.triggers import Triggers
-Triggers._measurements = lambda self, state, reports: {(job, told.at) for job, told in reports.items()}
-"""
 JOBS = 6
 """6 starts on a node leave 4 of 28 GPUs."""
 HERS = 8
@@ -53,25 +41,23 @@ def _what_alice_gets(site: Site, his: list[int]) -> Outcome:
 
 
 @attack("mallory", "further: jobs that never report and come one after another, each on the GPUs of a node")
-def never_report(site: Site, defended: bool) -> Outcome:
+def never_report(site: Site) -> Outcome:
     """A running job that never reported keeps its GPUs."""
     site.resident("alice")
-    with nullcontext() if defended else site.patched(EACH_STARTS_ON_A_NODE):
-        his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
-        return _what_alice_gets(site, his)
+    his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
+    return _what_alice_gets(site, his)
 
 
 @attack("mallory", "further: jobs that report, are cancelled and submitted again, and so are never measured")
-def always_new(site: Site, defended: bool) -> Outcome:
+def always_new(site: Site) -> Outcome:
     """A job that has reported can be moved; the next one cannot."""
     site.resident("alice")
-    with nullcontext() if defended else site.patched(EACH_STARTS_ON_A_NODE):
-        his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
-        for _ in range(JOBS):
-            _reported(site, his[0])
-            site.run("mallory", "scancel", str(his.pop(0)))
-            his.append(site.pollux_job("mallory", "max-gpus=4"))
-        return _what_alice_gets(site, his)
+    his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
+    for _ in range(JOBS):
+        _reported(site, his[0])
+        site.run("mallory", "scancel", str(his.pop(0)))
+        his.append(site.pollux_job("mallory", "max-gpus=4"))
+    return _what_alice_gets(site, his)
 
 
 def _reported(site: Site, job_id: int) -> None:
@@ -112,24 +98,23 @@ _SLOW = {
     "mallory",
     "further: contradictory reports and a requeue make polluxd decide without end, and move alice's job",
 )
-def decisions_provoked(site: Site, defended: bool) -> Outcome:
+def decisions_provoked(site: Site) -> Outcome:
     """polluxd decides early when a job is first measured at its GPUs."""
     hers = site.pollux_job("alice", "adaptive=no")
     his = site.pollux_job("mallory", "adaptive=no")
     site.reported("alice", hers, **_SLOW)
     seconds, counts = 20.0, list[int]()
-    with nullcontext() if defended else site.patched(EVERY_REPORT_COUNTS):
-        moved = len(site.store.moves(hers))
-        for attempt in (0, 1):
-            if attempt:
-                site.run("mallory", "scontrol", "requeue", str(his))
-            site.reported("mallory", his, attempt, **_SLOW)
-            with _contradictory(site, site.token("mallory", his, attempt)):
-                time.sleep(2.0)
-                before = site.cycles()
-                time.sleep(seconds)
-                counts.append(site.cycles() - before)
-        moves = len(site.store.moves(hers)) - moved
+    moved = len(site.store.moves(hers))
+    for attempt in (0, 1):
+        if attempt:
+            site.run("mallory", "scontrol", "requeue", str(his))
+        site.reported("mallory", his, attempt, **_SLOW)
+        with _contradictory(site, site.token("mallory", his, attempt)):
+            time.sleep(2.0)
+            before = site.cycles()
+            time.sleep(seconds)
+            counts.append(site.cycles() - before)
+    moves = len(site.store.moves(hers)) - moved
     # One of every interval, and three for the number of GPUs that his job holds: its fit, noise scale and progress.
     most = seconds / site.polluxd.interval_s + 1 + 3
     return Outcome(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
 
 from contrib.attack.answers import Answer, Request
 from contrib.attack.registry import Outcome, attack
@@ -12,66 +11,6 @@ from contrib.attack.report import report
 from contrib.attack.site import Site
 
 SECRET = "a" * 43
-CONSTANT_SECRET = f"""
-import secrets
-secrets.token_urlsafe = lambda size: {SECRET!r}
-"""
-REPLAYS_ALLOWED = """
-from pollux.scheduler import munge
-checked = munge._check
-munge._check = lambda error: None if error == 17 else checked(error)
-"""
-"""17: EMUNGE_CRED_REPLAYED of munge.h."""
-STORED_IN_CLEAR = """
-import types
-from polluxd.gateway import tokens
-tokens.hashlib = types.SimpleNamespace(sha256=lambda text: types.SimpleNamespace(digest=lambda: text))
-"""
-ONE_KIND_OF_TOKEN = """
-from dataclasses import replace
-from polluxd.gateway import app
-app.ENDPOINTS = tuple(replace(e, rights="attempt") if e.path == "/v1/jobs" else e for e in app.ENDPOINTS)
-"""
-ANY_NAMES = """
-from polluxd.gateway import payloads
-payloads.TimesMessage.model_config = payloads.TimesMessage.model_config | {"extra": "allow"}
-for model in (payloads.TimesMessage, payloads.ReportMessage):
-    model.model_rebuild(force=True)
-"""
-ANY_TIME = "\nfrom polluxd.gateway import payloads\npayloads._AHEAD_S = 1e12\n"
-ANYBODYS_JOBS = """
-from polluxd.cli.answering import Answering
-own = Answering._own
-Answering._own = lambda self, job, uid: own(self, job, 0)
-"""
-_NO_END = ("j.ended_at IS NOT NULL", "false")
-_NO_LATER = ((":attempt < j.attempt", "false"), ("t.attempt < j.attempt", "false"))
-_NO_BOUND = ((":attempt > j.attempt + 1", "false"), _NO_END)
-_NO_OWNER = (("j.uid <> t.uid", "false"), ("AND j.uid = :uid", "AND j.uid <> -CAST(:uid AS bigint)"))
-
-
-def believes(uid: int) -> str:
-    """Return a patch by which munge says that it is this user."""
-    return f"""
-from pollux.scheduler.munge import Munge
-decode = Munge.decode
-Munge.decode = lambda self, credential: (decode(self, credential)[0], {uid})
-"""
-
-
-def without(*changes: tuple[str, str]) -> str:
-    """Return a patch that replaces parts of the gateway's statements.
-
-    They must be there.
-    """
-    return f"""
-from polluxd.store import gateway_statements, sqlfiles
-made = dict(sqlfiles.queries())
-for old, new in {changes!r}:
-    assert any(old in text for text in made.values()), old
-    made = {{name: text.replace(old, new) for name, text in made.items()}}
-gateway_statements.queries = lambda: made
-"""
 
 
 def reporting(**changes: object) -> Request:
@@ -83,44 +22,34 @@ def _shown(answers: list[Answer]) -> str:
 
 
 @attack("mallory", "row 11: a token for alice's job, by a credential that names the job")
-def for_another(site: Site, defended: bool) -> Outcome:
+def for_another(site: Site) -> Outcome:
     hers = site.resident("alice")
-    with nullcontext() if defended else site.gateway.patched(believes(site.uid("alice"))):
-        answers = site.ask("mallory", reporting(), payload=site.payload(hers))
+    answers = site.ask("mallory", reporting(), payload=site.payload(hers))
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
 @attack("mallory", "row 11: a credential of alice's that was sent already")
-def credential_replayed(site: Site, defended: bool) -> Outcome:
+def credential_replayed(site: Site) -> Outcome:
     """Whoever reads the traffic to a gateway has seen it."""
     payload = json.dumps(site.payload(site.resident("alice")))
     credential = site.hands("alice", "gateway", "encode", payload).strip()
-    with nullcontext() if defended else site.gateway.patched(REPLAYS_ALLOWED):
-        hers = site.ask("alice", credential=credential)
-        his = site.ask("mallory", reporting(), credential=credential)
+    hers = site.ask("alice", credential=credential)
+    his = site.ask("mallory", reporting(), credential=credential)
     assert hers[0].ok
     return Outcome(any(a.ok for a in his), _shown(his))
 
 
 @attack("third", "row 11: tokens read from the database")
-def tokens_read(site: Site, defended: bool) -> Outcome:
-    """Undefended: the database has the tokens themselves.
-
-    In both cases a site has let its dashboards read the table.
-    """
+def tokens_read(site: Site) -> Outcome:
+    """A site has let its dashboards read the table."""
     assert site.cluster.postgres is not None
     grant = "GRANT SELECT ON pollux.token TO pollux_read"
-    with (
-        nullcontext() if defended else site.gateway.patched(STORED_IN_CLEAR),
-        site.undone(grant, grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")),
-    ):
+    with site.undone(grant, grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")):
         site.ask("alice", payload=site.payload(site.resident("alice")))
         newest = "SELECT encode(hash, 'hex') FROM pollux.token ORDER BY made_at DESC LIMIT 1"
         read = site.sql("third", [site.cluster.postgres.read_dsn], newest)[-1]
         secret = bytes.fromhex(read.text.strip("[](),'"))
-        token = (
-            secret.decode("ascii") if not defended else f"J.{site.resident('alice')}.0.{secret.hex()[:43]}"
-        )
+        token = f"J.{site.resident('alice')}.0.{secret.hex()[:43]}"
         answers = site.ask("third", reporting(), token=token)
     return Outcome(answers[0].ok, f"read {len(secret)} bytes; {_shown(answers)}")
 
@@ -147,36 +76,36 @@ EVERYTHING: tuple[Request, ...] = (
 
 
 @attack("mallory", "row 21: a token after scancel")
-def token_after_scancel(site: Site, defended: bool) -> Outcome:
+def token_after_scancel(site: Site) -> Outcome:
     """The gateway remembers a token for a minute: a new one has not seen it."""
     _, token = _ended_job(site)
     remembered = site.ask("mallory", reporting(), token=token)
-    with site.gateway.patched("" if defended else without(_NO_END)):
-        answers = remembered + site.ask("mallory", *EVERYTHING, token=token)
+    site.gateway.restart()
+    answers = remembered + site.ask("mallory", *EVERYTHING, token=token)
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
 @attack("mallory", "row 21: a token of an earlier attempt")
-def token_of_an_earlier_attempt(site: Site, defended: bool) -> Outcome:
+def token_of_an_earlier_attempt(site: Site) -> Outcome:
     job_id = site.pollux_job("mallory")
     token = site.token("mallory", job_id)
     site.run("mallory", "scontrol", "requeue", str(job_id))
     site.until(lambda: site.started(job_id, 1), "attempt 1", 90.0)
-    with site.gateway.patched("" if defended else without(*_NO_LATER)):
-        answers = site.ask("mallory", *EVERYTHING, token=token)
+    site.gateway.restart()
+    answers = site.ask("mallory", *EVERYTHING, token=token)
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
 @attack("mallory", "row 21: a token after its job's id is used again, by alice")
-def replayed(site: Site, defended: bool) -> Outcome:
+def replayed(site: Site) -> Outcome:
     """Slurm counts from 1 again: the id is now of a job of alice's."""
     job_id, token = _ended_job(site)
     again = "UPDATE pollux.job SET uid = %s, ended_at = NULL WHERE job_id = %s"
     site.polluxd.stop()  # it would write down that Slurm does not show the job
     try:
         site.query(again, site.uid("alice"), job_id)
-        with site.gateway.patched("" if defended else without(*_NO_OWNER)):
-            answers = site.ask("mallory", *EVERYTHING, token=token)
+        site.gateway.restart()
+        answers = site.ask("mallory", *EVERYTHING, token=token)
     finally:
         site.query("DELETE FROM pollux.job WHERE job_id = %s", job_id)
         site.polluxd.start()
@@ -184,49 +113,45 @@ def replayed(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "row 21: tokens for attempts far above the known one outlive their job")
-def attempts_ahead(site: Site, defended: bool) -> Outcome:
+def attempts_ahead(site: Site) -> Outcome:
     """The next attempt is accepted while the job runs."""
     _, token = _ended_job(site, attempt=1)
     remembered = site.ask("mallory", reporting(), token=token)
     job_id = site.pollux_job("mallory")
-    with site.gateway.patched("" if defended else without(*_NO_BOUND)):
-        ahead = [site.ask("mallory", payload=site.payload(job_id, n))[0] for n in (2, 2_000_000_000)]
-        answers = remembered + ahead + site.ask("mallory", *EVERYTHING, token=token)
+    site.gateway.restart()
+    ahead = [site.ask("mallory", payload=site.payload(job_id, n))[0] for n in (2, 2_000_000_000)]
+    answers = remembered + ahead + site.ask("mallory", *EVERYTHING, token=token)
     return Outcome(any(a.ok for a in answers), _shown(answers))
 
 
 @attack("mallory", "further: guessed tokens of alice's job")
-def guessed(site: Site, defended: bool) -> Outcome:
-    """Undefended: the secret is no random number."""
+def guessed(site: Site) -> Outcome:
+    """The secret is a random number."""
     hers = site.resident("alice")
-    with nullcontext() if defended else site.gateway.patched(CONSTANT_SECRET):
-        site.ask("alice", payload=site.payload(hers))
-        guesses = [SECRET, "", "0" * 43, SECRET[:42] + "b", SECRET + "a", "%", f"{SECRET}' OR '1'='1"]
-        texts = [f"J.{hers}.{attempt}.{guess}" for guess in guesses for attempt in (0, 1)]
-        answers = [site.ask("mallory", reporting(), token=text)[0] for text in texts]
-    site.query("DELETE FROM pollux.token WHERE hash = sha256(%s)", f"J.{hers}.0.{SECRET}".encode())
+    site.ask("alice", payload=site.payload(hers))
+    guesses = [SECRET, "", "0" * 43, SECRET[:42] + "b", SECRET + "a", "%", f"{SECRET}' OR '1'='1"]
+    texts = [f"J.{hers}.{attempt}.{guess}" for guess in guesses for attempt in (0, 1)]
+    answers = [site.ask("mallory", reporting(), token=text)[0] for text in texts]
     return Outcome(any(a.ok for a in answers), f"{len(answers)} guesses; {_shown(answers[:3])}")
 
 
 @attack("mallory", "further: a job's token asks polluxctl's questions, polluxctl's token reports")
-def kinds_of_tokens(site: Site, defended: bool) -> Outcome:
+def kinds_of_tokens(site: Site) -> Outcome:
     """Ranks and containers have a job's token.
 
     It tells nothing of the user's other jobs.
     """
     token = site.token("mallory")
-    with nullcontext() if defended else site.gateway.patched(ONE_KIND_OF_TOKEN):
-        asked = site.ask("mallory", ("GET", "/v1/jobs", None), token=token)
-        (_, *said) = site.ask("mallory", *EVERYTHING, payload=site.question())
+    asked = site.ask("mallory", ("GET", "/v1/jobs", None), token=token)
+    (_, *said) = site.ask("mallory", *EVERYTHING, payload=site.question())
     return Outcome(any(a.ok for a in asked + said), _shown(asked + said))
 
 
 @attack("third", "further: alice's jobs explained, and their reports, to another user")
-def questions_of_others(site: Site, defended: bool) -> Outcome:
+def questions_of_others(site: Site) -> Outcome:
     hers = site.resident("alice")
     asked: list[Request] = [("GET", f"/v1/jobs/{hers}/{what}", None) for what in ("explain", "history")]
-    with nullcontext() if defended else site.gateway.patched(ANYBODYS_JOBS):
-        (_, *answers) = site.ask("third", *asked, ("GET", "/v1/jobs", None), payload=site.question())
+    (_, *answers) = site.ask("third", *asked, ("GET", "/v1/jobs", None), payload=site.question())
     *closed, listed = answers
     rows = [row for row in listed.document if row["job_id"] == hers]
     assert rows, listed.text  # as squeue shows it
@@ -235,22 +160,20 @@ def questions_of_others(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: 200 reports in a minute fill the inbox")
-def inbox_flooded(site: Site, defended: bool) -> Outcome:
+def inbox_flooded(site: Site) -> Outcome:
     job_id = site.pollux_job("mallory")
     token = site.token("mallory", job_id)
-    with nullcontext() if defended else site.gateway.patched(without(("OFFSET 119", "OFFSET 1000000"))):
-        answers = site.ask("mallory", reporting(), token=token, times=200)
+    answers = site.ask("mallory", reporting(), token=token, times=200)
     ((rows,),) = site.query("SELECT count(*) FROM pollux.report_history WHERE job_id = %s", job_id)
     return Outcome(rows > 125, f"{rows} rows; the last answer: {answers[-1].text}")
 
 
 @attack("mallory", "further: time stamps in the future")
-def future(site: Site, defended: bool) -> Outcome:
+def future(site: Site) -> Outcome:
     later = time.time() + 1e7
     token = site.token("mallory")
     requests = (reporting(at=later), reporting(times={"first_step_at": later}))
-    with nullcontext() if defended else site.gateway.patched(ANY_TIME):
-        answers = site.ask("mallory", *requests, token=token)
+    answers = site.ask("mallory", *requests, token=token)
     site.query(
         "DELETE FROM pollux.report_history WHERE (report -> 'at')::float8 > extract(epoch FROM now()) + 86400"
     )
@@ -258,7 +181,7 @@ def future(site: Site, defended: bool) -> Outcome:
 
 
 @attack("mallory", "further: reports of 17 kB: 15 times with names of 1,000 characters, long texts")
-def long_reports(site: Site, defended: bool) -> Outcome:
+def long_reports(site: Site) -> Outcome:
     """A report that is stored takes less than 2 kB."""
     job_id = site.pollux_job("mallory")
     token = site.token("mallory", job_id)
@@ -274,8 +197,7 @@ def long_reports(site: Site, defended: bool) -> Outcome:
         reporting(resize_refused={"id": 1, "why": why}),
         reporting(resize_refused={"id": 1, "why": why + why}),
     )
-    with nullcontext() if defended else site.gateway.patched(ANY_NAMES):
-        answers = site.ask("mallory", *requests, token=token)
+    answers = site.ask("mallory", *requests, token=token)
     asked = "SELECT coalesce(max(octet_length(r::text)), 0) FROM pollux.report_history r WHERE job_id = %s"
     ((longest,),) = site.query(asked, job_id)
     statuses = [answer.status for answer in answers]

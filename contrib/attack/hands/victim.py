@@ -1,12 +1,9 @@
-"""What a user's honest process does, with or without a defence.
+"""What a user's honest process does.
 
 python -m contrib.attack.hands.victim WHAT SECONDS [MORE]
 
-    meeting    meet another rank through a torch TCPStore, with pickled values, as an earlier version did
-    store      serve the store of rank 0's process; MORE is its key, with "!endless" or "!constant" appended without
-               the limit of a greeting or with constant nonces; print the port, then what became of it
+    store      serve the store of rank 0's process; MORE is its key; print the port, then what became of it
     launchers  let two launchers meet on the ports in MORE (JSON), and print how long it took
-    one-by-one the same with connections that prove themselves one after the other, as in an earlier version
     add        connect to the store at MORE (JSON: port, key), and count up once
 
 Each prints lines of text; the first names the port, if there is one.
@@ -16,39 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import secrets
 import sys
 import threading
 import time
-from datetime import timedelta
-from typing import Any
 
 from pollux.launcher import meeting as launchers_meeting
 from pollux.launcher.messages import Hello
-from pollux.ranks import links
 from pollux.ranks.rank_store import RemoteStore, Server
 
 
 def tell(text: object) -> None:
     print(text, flush=True)
-
-
-def meeting(seconds: float) -> None:
-    import torch.distributed as dist  # noqa: PLC0415 - the others need no torch
-
-    store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=seconds)
-    )
-    tell(store.port)
-    secret = secrets.token_hex(32)
-    store.set(f"{secret}/ready/0", pickle.dumps("rank 0 is here"))
-    deadline = time.monotonic() + seconds
-    value: Any = "rank 0 is here"
-    while value == "rank 0 is here" and time.monotonic() < deadline:
-        value = pickle.loads(store.get(f"{secret}/ready/0"))
-        time.sleep(0.05)
-    tell(f"read {value}")
 
 
 def memory_mb(kind: str) -> int:
@@ -58,11 +34,6 @@ def memory_mb(kind: str) -> int:
 
 
 def store(seconds: float, key: str) -> None:
-    key, _, without = key.partition("!")
-    if without == "endless":
-        links.MAX_GREETING = 1 << 31
-    if without == "constant":
-        links.secrets = type("Constant", (), {"token_bytes": staticmethod(bytes)})  # type: ignore[assignment, attr-defined]
     server = Server(key.encode())
     tell(server.port)
     before = memory_mb("VmRSS")
@@ -72,22 +43,6 @@ def store(seconds: float, key: str) -> None:
 
 def add(port: int, key: str) -> None:
     tell(RemoteStore("127.0.0.1", port, key.encode()).add("counted", 1))
-
-
-class OneByOne(links.Door):
-    """Read each connection to the end of its handshake before the next."""
-
-    def _listen(self) -> None:
-        while not self._closed:
-            with contextlib.suppress(OSError):
-                link = links.Link(self._listener.accept()[0])
-                timer = threading.Timer(links.HANDSHAKE_S, link.end)
-                timer.start()
-                try:
-                    hello = link.welcome(self._key, self._purpose)
-                finally:
-                    timer.cancel()
-                threading.Thread(target=self._admit, args=(link, hello), daemon=True).start()
 
 
 def launchers(seconds: float, ports: list[int]) -> None:
@@ -121,13 +76,8 @@ def main() -> None:
     what, seconds = sys.argv[1], float(sys.argv[2])
     more = sys.argv[3] if len(sys.argv) > 3 else ""
     match what:
-        case "meeting":
-            meeting(seconds)
         case "store":
             store(seconds, more)
-        case "one-by-one":
-            launchers_meeting.Door = OneByOne  # type: ignore[misc, attr-defined]
-            launchers(seconds, json.loads(more))
         case "launchers":
             launchers(seconds, json.loads(more))
         case "add":

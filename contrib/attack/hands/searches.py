@@ -1,0 +1,87 @@
+"""Searches and checkpoints in a folder that users share.
+
+python -m contrib.attack.hands.searches WHAT FOLDER [MORE]
+
+    trial      as a task of alice's array that was submitted in FOLDER: begin trial "lr", print its learning rate
+    save       as alice's job 123 that was submitted in FOLDER: save three checkpoints, print where they are
+    forge      write a journal of mallory's to FOLDER, whose trials and commands are in MORE (JSON)
+    trusts     ask who listens on port FOLDER, by the login.defs in MORE; print what is said
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+NAME = "lr"
+JOB = {"SLURM_JOB_ID": "123", "POLLUX_GATEWAY": "https://head:9851", "POLLUX_SUBMITTED": "1795764058"}
+
+
+def trial(folder: Path) -> None:
+    from pollux.loop import trial as trials  # noqa: PLC0415 - the others need no torch
+
+    os.environ |= {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "POLLUX_SEARCH": NAME, "RANK": "0"}
+    os.environ |= {"SLURM_JOB_ID": "78", "SLURM_SUBMIT_DIR": str(folder)}
+    trials.tasks_in_queue = lambda *_: None  # type: ignore[attr-defined]  # there is no such array
+    print(f"lr = {trials.trial().suggest_float('lr', 1e-4, 1e-1, log=True)}", flush=True)
+
+
+def save(folder: Path) -> None:
+    from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the others need no torch
+    from pollux.slurm_job.environment import checkpoint_directory  # noqa: PLC0415 - as above
+
+    directory = checkpoint_directory(None, JOB | {"SLURM_SUBMIT_DIR": str(folder)})
+    assert directory is not None
+    store = CheckpointStore(directory)
+    for _ in range(3):
+        print(store.save({"model": {}}, meta={}), flush=True)
+
+
+def forge(folder: Path, order: dict[str, Any]) -> None:
+    from optuna.distributions import FloatDistribution  # noqa: PLC0415 - the others need it not
+    from optuna.trial import TrialState, create_trial  # noqa: PLC0415 - as above
+
+    from pollux.search.study import Search, SearchSettings  # noqa: PLC0415 - as above
+
+    search = Search(folder / f"{NAME}.journal", NAME, SearchSettings(trials=9))
+    for name, value in order.get("study", {}).items():
+        search.study.set_user_attr(name, value)
+    search.study.add_trial(
+        create_trial(
+            state=getattr(TrialState, order.get("state", "RUNNING")),
+            params={"lr": 1e6},
+            distributions={"lr": FloatDistribution(1e-4, 1e9, log=True)},
+            user_attrs={"task": "77_1", **order.get("trial", {})},
+        )
+    )
+    (folder / f"{NAME}.journal").chmod(0o666)
+
+
+def trusts(port: int, login_defs: Path) -> None:
+    from pollux.scheduler.listener import require_trusted_listener  # noqa: PLC0415 - the others need it not
+
+    try:
+        require_trusted_listener("127.0.0.1", port, login_defs=login_defs)
+        print("trusted")
+    except OSError as error:
+        print(f"refused: {error}")
+
+
+def main() -> None:
+    what, folder = sys.argv[1], sys.argv[2]
+    match what:
+        case "trial":
+            trial(Path(folder))
+        case "save":
+            save(Path(folder))
+        case "forge":
+            forge(Path(folder), json.loads(sys.argv[3]))
+        case "trusts":
+            trusts(int(folder), Path(sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Attacks in folders that users share: searches and checkpoints whose names another user took first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from contrib.attack.files import as_user, shared_folder
+from contrib.attack.registry import Outcome, attack
+from contrib.attack.site import Site
+from contrib.devcluster.polluxd import BIN
+
+MODES = (0o1777, 0o777)
+"""As /scratch is, and as a project's folder."""
+OWN = "123-1795764058"
+"""The folder of alice's checkpoints, by `contrib.attack.hands.searches`."""
+
+
+def _in(site: Site, user: str, folder: Path, *words: str) -> str:
+    """Run a command in a folder; return all that it prints."""
+    environment = {"HOME": str(site.home(user)), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = site.run(user, "sh", "-c", 'cd "$0" && exec "$@"', str(folder), *words, **environment)
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def _hand(site: Site, user: str, *words: str) -> str:
+    environment = {"HOME": str(site.home(user))}
+    done = site.run(user, *site.command("searches"), *words, **environment)
+    return " ".join((done.stdout + done.stderr[-400:]).split())
+
+
+def _taken_first(site: Site, name: str, mode: int) -> Path:
+    """Make a shared folder in which mallory has made pollux-searches, for all to write to."""
+    shared = shared_folder(site, f"{name}-{mode:o}", mode)
+    as_user(site, "mallory", f"os.umask(0); os.mkdir({str(shared / 'pollux-searches')!r}, 0o777)")
+    return shared
+
+
+def _forged(site: Site, shared: Path, order: dict[str, object]) -> None:
+    """Have mallory put her journal in the place of what is there, in each folder that she can reach."""
+    journal = site.home("mallory") / "pollux-searches"
+    subprocess.run(["rm", "-rf", str(journal)], check=True)
+    as_user(site, "mallory", f"os.mkdir({str(journal)!r}, 0o700)")
+    said = _hand(site, "mallory", "forge", str(journal), json.dumps(order))
+    if not (journal / "lr.journal").exists():
+        raise RuntimeError(said)
+    as_user(
+        site,
+        "mallory",
+        f"""
+import shutil
+for folder in pathlib.Path({str(shared)!r}).glob("pollux-searches*"):
+    try:
+        for path in folder.iterdir():
+            path.unlink()
+        shutil.copy({str(journal / "lr.journal")!r}, folder / "lr.journal")
+        (folder / "lr.journal").chmod(0o666)
+    except OSError:
+        pass
+""",
+    )
+
+
+def _of_alice(site: Site, name: str, content: bytes) -> Path:
+    """Write a file of alice's at home."""
+    path = site.home("alice") / name
+    path.write_bytes(content)
+    os.chown(path, site.uid("alice"), -1)
+    return path
+
+
+@attack("mallory", "further: code as alice by the command in a search's journal", "386fa591")
+def command_in_a_journal(site: Site) -> Outcome:
+    """Mallory made pollux-searches first, and replaces the journal of alice's search."""
+    evidence, won = [], False
+    for mode in MODES:
+        shared = _taken_first(site, "tune", mode)
+        mark = site.home("alice") / "ran-mallorys-script"
+        mark.unlink(missing_ok=True)
+        script = shared / "lr.sh"
+        script.write_text("#!/bin/sh\n#SBATCH --gres=gpu:1 --output=/dev/null\n#POLLUX max-gpus=1\nsleep 1\n")
+        evil = site.script("evil.sh", f"touch {mark}", "exit 0")
+        tune = (str(BIN / "polluxctl"), "tune")
+        evidence.append(_in(site, "alice", shared, *tune, "lr.sh", "--trials", "1")[-120:])
+        _forged(site, shared, {"study": {"command": [str(evil)], "parallel": 1, "arrays": ["--me"]}})
+        said = _in(site, "alice", shared, *tune, "resume", "lr", "--trials", "1")
+        evidence.append(said[-160:])
+        try:
+            site.until(mark.exists, "mallory's script", 15.0)
+            won = True
+        except TimeoutError:
+            pass
+        _in(site, "alice", shared, "scancel", "--me", "--name=lr.sh,evil.sh")
+    return Outcome(won, f"mallory's script {'ran' if won else 'did not run'} as alice; {evidence}")
+
+
+@attack("mallory", "further: values of mallory's in a trial of alice's search", "386fa591")
+def values_in_a_trial(site: Site) -> Outcome:
+    said = []
+    for mode in MODES:
+        shared = _taken_first(site, "values", mode)
+        _forged(site, shared, {})
+        said.append(_hand(site, "alice", "trial", str(shared)))
+    if not all("lr = " in each for each in said):
+        return Outcome(True, f"alice's trial did not begin: {said}")
+    return Outcome(any("lr = 1000000" in each for each in said), f"alice's trials: {said}")
+
+
+@attack("mallory", "further: alice's trial ended, with an escape for her terminal as the reason", "386fa591")
+def trial_ended(site: Site) -> Outcome:
+    shared = _taken_first(site, "ended", 0o777)
+    _forged(site, shared, {"state": "PRUNED", "trial": {"why": "x\x1b]0;owned\x07"}})
+    said = _hand(site, "alice", "trial", str(shared))
+    return Outcome("\x1b" in said or "lr = " not in said, f"alice's trial: {said!a}")
+
+
+@attack("mallory", "further: a folder of alice's at home renamed by the journal's word", "386fa591")
+def folder_renamed(site: Site) -> Outcome:
+    thesis = site.home("alice") / "thesis"
+    as_user(site, "alice", f"os.makedirs({str(thesis)!r}, exist_ok=True)")
+    shared = _taken_first(site, "adopts", 0o777)
+    _forged(site, shared, {"trial": {"adopts": str(thesis), "parent": 0}})
+    said = _hand(site, "alice", "trial", str(shared))
+    return Outcome(not thesis.exists(), f"alice's trial: {said}")
+
+
+@attack("mallory", "further: a link in place of a journal cuts, or makes, a file of alice's", "386fa591")
+def link_for_a_journal(site: Site) -> Outcome:
+    model, new = _of_alice(site, "model.bin", b"\x01" * 70_000), site.home("alice") / "new-file"
+    new.unlink(missing_ok=True)
+    said = []
+    for mode in MODES:
+        for aim in (model, new):
+            shared = _taken_first(site, f"link-{aim.name}", mode)
+            link = shared / "pollux-searches" / "lr.journal"
+            as_user(site, "mallory", f"os.symlink({str(aim)!r}, {str(link)!r})")
+            said.append(_hand(site, "alice", "trial", str(shared))[-100:])
+    kept = model.read_bytes() == b"\x01" * 70_000
+    return Outcome(not kept or new.exists(), f"the file is {'as before' if kept else 'changed'}; {said}")
+
+
+def _checkpoints(site: Site, shared: Path, *mallorys: str) -> Sequence[str]:
+    """Have alice's job save after what mallory did; return what is said, and what of the other training stays."""
+    other = site.home("alice") / "other"
+    subprocess.run(["rm", "-rf", str(other)], check=True)
+    as_user(site, "alice", f"os.mkdir({str(other)!r}, 0o700)")
+    for number in (1, 2):
+        as_user(site, "alice", f"os.mkdir({str(other / f'checkpoint-{number:08d}')!r})")
+    for code in mallorys:
+        as_user(site, "mallory", code.format(shared=shared, other=other, own=OWN))
+    said = _hand(site, "alice", "save", str(shared))
+    return said, *sorted(path.name for path in other.iterdir())
+
+
+@attack(
+    "mallory", "further: a link in place of a job's folder removes another training's checkpoints", "386fa591"
+)
+def link_for_a_job_s_folder(site: Site) -> Outcome:
+    """The name of the job's folder is no secret before the job starts."""
+    made = "os.umask(0); os.mkdir('{shared}/pollux-checkpoints', 0o777)"
+    ways = {
+        "the job's folder": (made, "os.symlink('{other}', '{shared}/pollux-checkpoints/{own}')"),
+        "pollux-checkpoints": ("os.symlink('{other}', '{shared}/pollux-checkpoints')",),
+        "with the uid": (
+            made,
+            f"os.symlink('{{other}}', '{{shared}}/pollux-checkpoints-{site.uid('alice')}')",
+        ),
+    }
+    won, evidence = False, []
+    for mode in MODES:
+        for name, codes in ways.items():
+            said, *left = _checkpoints(site, shared_folder(site, f"links-{mode:o}", mode), *codes)
+            won |= left != ["checkpoint-00000001", "checkpoint-00000002"] or "checkpoint-00000003" not in said
+            evidence.append(f"{name}: {said[-90:]}")
+    return Outcome(won, f"{evidence}")
+
+
+@attack(
+    "mallory", "further: pollux-checkpoints made first, so that alice's job has no checkpoint", "386fa591"
+)
+def made_first(site: Site) -> Outcome:
+    """Two users who submit from one folder in the same second do the same by accident."""
+    won, evidence = False, []
+    for mode in MODES:
+        for rights in (0o755, 0o777):
+            code = f"os.umask(0); os.mkdir('{{shared}}/pollux-checkpoints', {rights})"
+            said, *_ = _checkpoints(site, shared_folder(site, f"first-{mode:o}", mode), code)
+            won |= "checkpoint-00000003" not in said
+            evidence.append(said[-90:])
+    return Outcome(won, f"{evidence}")
+
+
+@attack("a user of uid 650", "further: a listener of a user whom login.defs counts as one", "386fa591")
+def listener_of_a_low_uid(site: Site) -> Outcome:
+    """At sites with old uids, users begin at 500."""
+    defs = site.folder / "login.defs"
+    defs.write_text("UID_MIN 500\nUID_MAX 60000\n")
+    code = "import socket,time; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True); time.sleep(30)"
+    words = {"stdout": subprocess.PIPE, "text": True, "user": 650, "group": 650, "extra_groups": []}
+    with subprocess.Popen([sys.executable, "-c", code], cwd="/", **words) as false:  # type: ignore[call-overload]
+        port = false.stdout.readline().strip()
+        said = _hand(site, "alice", "trusts", port, str(defs))
+        false.kill()
+    return Outcome("refused" not in said, said)
