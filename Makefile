@@ -119,7 +119,7 @@ sites: setup ## what a real site does: limits, reservations, options, preemption
 cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (60) seconds long, trainings STRETCH (1) times as long (root; 70 minutes, with STRETCH=2 twice as long); cloud-out/
 	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),60) --stretch $(or $(STRETCH),1)
 
-attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd, each with and without its defence (root; 15 minutes); attack-out/
+attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
 first-contact: ## blocks of README.md and the start page in a fresh environment, mistakes, `polluxctl web` in Chromium (root; 8 minutes); bench-out/first-contact.json, docs/images

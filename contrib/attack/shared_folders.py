@@ -194,12 +194,15 @@ def made_first(site: Site) -> Outcome:
     return Outcome(won, f"{evidence}")
 
 
-@attack("a user of uid 650", "further: a listener of a user whom login.defs counts as one", "386fa591")
+@attack("a user of uid 650", "further: a listener whose uid is a user's by login.defs", "386fa591")
 def listener_of_a_low_uid(site: Site) -> Outcome:
     """At sites with old uids, users begin at 500."""
     defs = site.folder / "login.defs"
     defs.write_text("UID_MIN 500\nUID_MAX 60000\n")
-    code = "import socket,time; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1],flush=True); time.sleep(30)"
+    code = (
+        "import socket, time; server = socket.create_server(('127.0.0.1', 0)); "
+        "print(server.getsockname()[1], flush=True); time.sleep(30)"
+    )
     words = {"stdout": subprocess.PIPE, "text": True, "user": 650, "group": 650, "extra_groups": []}
     with subprocess.Popen([sys.executable, "-c", code], cwd="/", **words) as false:  # type: ignore[call-overload]
         port = false.stdout.readline().strip()

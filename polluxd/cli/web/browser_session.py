@@ -21,21 +21,21 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_COOKIE = "pollux-web"
 
 
 class BrowserSession:
     """A token that works once, and the cookie that it is exchanged for.
 
     The pages lie below `folder`, a random path. Browsers send a cookie to every port of a host: the path of the cookie
-    keeps it from other users' servers on this machine.
+    keeps it from other users' servers on this machine. Such a server can set cookies for every port: none of them has
+    the random name of this one.
     """
 
     def __init__(self) -> None:
         self.folder = f"/{secrets.token_urlsafe(12)}"
         self.token = secrets.token_urlsafe(24)
         self._unused = self.token
-        self._cookie = secrets.token_urlsafe(24)
+        self._name, self._cookie = f"pollux-{secrets.token_hex(8)}", secrets.token_urlsafe(24)
 
     def protect(self, app: ASGIApp) -> ASGIApp:
         """Return `app` for this browser alone."""
@@ -62,9 +62,9 @@ class BrowserSession:
             answer = HTMLResponse(
                 f'<!doctype html><meta http-equiv="refresh" content="0;url={self.folder}/"><title>polluxd</title>'
             )
-            answer.set_cookie(_COOKIE, self._cookie, path=self.folder, httponly=True, samesite="strict")
+            answer.set_cookie(self._name, self._cookie, path=self.folder, httponly=True, samesite="strict")
             return answer
-        if _equal(request.cookies.get(_COOKIE, ""), self._cookie):
+        if _equal(request.cookies.get(self._name, ""), self._cookie):
             return None
         return PlainTextResponse(
             "this page belongs to the browser that opened the URL of `polluxctl web` first. The URL works once: "

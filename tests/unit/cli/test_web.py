@@ -98,6 +98,26 @@ def test_the_token_works_once_and_its_cookie_is_strict(store) -> None:
     assert stranger.get(f"{session.folder}/?token={session.token}").status_code == 403
 
 
+def test_a_cookie_of_another_port_does_not_hide_that_of_the_page(store) -> None:
+    """Another user's server on this machine can set cookies that the browser sends here, too."""
+
+    def name_of(session: BrowserSession) -> str:
+        browser = TestClient(application(Viewer("root", as_root(answering(store))), session, 5.0))
+        answer = browser.get(
+            f"http://127.0.0.1:8000{session.folder}/", params={"token": session.token}, follow_redirects=False
+        )
+        return str(answer.headers["set-cookie"].partition("=")[0])
+
+    theirs, session = name_of(BrowserSession()), BrowserSession()
+    app = application(Viewer("root", as_root(answering(store))), session, 5.0)
+    browser = TestClient(app, base_url="http://127.0.0.1:8000")
+    own = browser.get(f"{session.folder}/?token={session.token}").headers["set-cookie"].partition(";")[0]
+    forged = f"{own}; {theirs}=x; pollux-web=x"
+    bare = TestClient(app, base_url="http://127.0.0.1:8000")
+    assert bare.get(f"{session.folder}/", headers={"Cookie": forged}).status_code == 200
+    assert not own.startswith(f"{theirs}=")
+
+
 def test_another_name_for_this_machine_is_refused(admin) -> None:
     assert admin.get("", headers={"Host": "rebound.example:8000"}).status_code == 400
     assert admin.get("", headers={"Host": "localhost:9999"}).status_code == 200
