@@ -287,12 +287,14 @@ def folder_of_this_user(beside: Path, name: str, *, make: bool = False) -> Path:
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file or folder is there, belongs to this user, and is no link.
+    """Whether a file or folder is there, belongs to this user, and is reached by no link of another one.
 
     From a folder that others may write to, by a generous umask, that right is taken away.
     """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with Folder(path.parent) as above:
+            descriptor = os.open(path.name, flags, dir_fd=above.descriptor)
     except OSError:
         return False
     try:

@@ -152,7 +152,7 @@ def _checkpoints(site: Site, shared: Path, *mallorys: str) -> Sequence[str]:
         as_user(site, "alice", f"os.mkdir({str(other / f'checkpoint-{number:08d}')!r})")
     for code in mallorys:
         as_user(site, "mallory", code.format(shared=shared, other=other, own=OWN))
-    said = _hand(site, "alice", "save", str(shared))
+    said = _hand(site, "alice", "save", _hand(site, "alice", "choose", str(shared)))
     return said, *sorted(path.name for path in other.iterdir())
 
 
@@ -187,10 +187,16 @@ def made_first(site: Site) -> Outcome:
     won, evidence = False, []
     for mode in MODES:
         for rights in (0o755, 0o777):
-            code = f"os.umask(0); os.mkdir('{{shared}}/pollux-checkpoints', {rights})"
-            said, *_ = _checkpoints(site, shared_folder(site, f"first-{mode:o}", mode), code)
-            won |= "checkpoint-00000003" not in said
-            evidence.append(said[-90:])
+            shared = shared_folder(site, f"first-{mode:o}", mode)
+            theirs = shared / "pollux-checkpoints"
+            chosen = _hand(site, "alice", "choose", str(shared))
+            code = f"os.umask(0); os.path.exists({str(theirs)!r}) or os.mkdir({str(theirs)!r}, {rights})"
+            as_user(site, "mallory", code)
+            for directory in (chosen, _hand(site, "alice", "choose", str(shared))):
+                said = _hand(site, "alice", "save", directory)
+                hers = "checkpoint-" in said and Path(directory).parent.stat().st_uid == site.uid("alice")
+                won |= not hers
+                evidence.append(said[-90:])
     return Outcome(won, f"{evidence}")
 
 

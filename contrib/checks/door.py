@@ -91,6 +91,8 @@ _LIBRARIES = frozenset(
         "np.savetxt",
         "np.load",
         "np.loadtxt",
+        "zipfile.ZipFile",
+        "logging.FileHandler",
         "np.genfromtxt",
         "np.fromfile",
     }

@@ -3,7 +3,8 @@
 python -m contrib.attack.hands.searches WHAT FOLDER [MORE]
 
     trial      as a task of alice's array that was submitted in FOLDER: begin trial "lr", print its learning rate
-    save       as alice's job 123 that was submitted in FOLDER: save three checkpoints, print where they are
+    choose     as alice's job 123 that was submitted in FOLDER: print the directory of its checkpoints
+    save       save three checkpoints to the directory FOLDER, print where they are
     forge      write a journal of mallory's to FOLDER, whose trials and commands are in MORE (JSON)
     trusts     ask who listens on port FOLDER, by the login.defs in MORE; print what is said
 """
@@ -29,12 +30,15 @@ def trial(folder: Path) -> None:
     print(f"lr = {trials.trial().suggest_float('lr', 1e-4, 1e-1, log=True)}", flush=True)
 
 
-def save(folder: Path) -> None:
-    from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the others need no torch
-    from pollux.slurm_job.environment import checkpoint_directory  # noqa: PLC0415 - as above
+def choose(folder: Path) -> None:
+    from pollux.slurm_job.environment import checkpoint_directory  # noqa: PLC0415 - the others need it not
 
-    directory = checkpoint_directory(None, JOB | {"SLURM_SUBMIT_DIR": str(folder)})
-    assert directory is not None
+    print(checkpoint_directory(None, JOB | {"SLURM_SUBMIT_DIR": str(folder)}), flush=True)
+
+
+def save(directory: Path) -> None:
+    from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the others need no torch
+
     store = CheckpointStore(directory)
     for _ in range(3):
         print(store.save({"model": {}}, meta={}), flush=True)
@@ -75,6 +79,8 @@ def main() -> None:
     match what:
         case "trial":
             trial(Path(folder))
+        case "choose":
+            choose(Path(folder))
         case "save":
             save(Path(folder))
         case "forge":

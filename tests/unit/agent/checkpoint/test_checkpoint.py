@@ -201,6 +201,15 @@ def test_meta_that_cannot_be_saved_is_told(tmp_path: Path) -> None:
     assert latest(store) is None
 
 
+def test_a_directory_that_takes_no_checkpoint_is_named_before_the_first_save(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert CheckpointStore(tmp_path / "new").trouble() == ""
+    assert (tmp_path / "new").is_dir()
+    trouble = CheckpointStore(tmp_path / "file" / "new").trouble()
+    assert trouble.startswith(f"no checkpoint can be written to {tmp_path / 'file' / 'new'}")
+    assert "Not a directory" in trouble
+
+
 def test_only_earlier_checkpoints_that_are_there_are_said_to_stand(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "new")
     with pytest.raises(

@@ -87,6 +87,17 @@ def test_a_link_under_the_name_of_the_job_is_not_followed(shared: Path, home: Pa
     assert directory(shared) == shared / f"pollux-checkpoints-{os.getuid()}" / "1-17"
 
 
+@root_only
+def test_a_link_above_the_folder_is_not_followed(shared: Path, home: Path) -> None:
+    """The directory that the job was submitted from is the other user's, who put a link in its place."""
+    (home / "pollux-checkpoints").mkdir()
+    other = home.parent / "other"
+    (other / "pollux-checkpoints").mkdir(parents=True)
+    (shared / "work").symlink_to(other)
+    os.chown(shared / "work", OTHER, OTHER, follow_symlinks=False)
+    assert directory(shared / "work") == home / "pollux-checkpoints" / "1-17"
+
+
 def test_a_restart_finds_the_checkpoints_wherever_the_first_start_had_to_put_them(
     shared: Path, home: Path
 ) -> None:
