@@ -213,8 +213,9 @@ bench-cloud: setup ## cost against time on rented nodes, by price, by the paper'
 bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
 	@$(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
 
-bench-gpu: setup ## `pollux selftest`, for whoever has a GPU (5 minutes); bench-out/gpu.json, tests/benchmarks/gpu.md
-	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json --markdown tests/benchmarks/gpu.md
+bench-gpu: setup ## `pollux selftest`, then the agent's cost, for whoever has a GPU (minutes); bench-out/gpu.json, bench-out/agent_gpu.json; tests/benchmarks/gpu.md says what was found
+	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json
+	@$(BENCH).agent_overhead --device cuda --json bench-out/agent_gpu.json
 
 bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
 	@$(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md

@@ -3,9 +3,9 @@
     python -m tests.benchmarks.agent_overhead [--ranks 4] [--minutes 30] [--device cpu|cuda]
         [--json bench-out/agent.json] [--markdown tests/benchmarks/agent_overhead.md]
 
-`pollux.selftest.overhead` says how. AdaptDL is measured too where it can be imported.
+`overhead` says how. AdaptDL is measured too where it can be imported.
 
-On GPUs it runs by `--device cuda`, and `pollux selftest` runs the first model there.
+On GPUs it runs by `--device cuda`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from contrib.commit import COMMIT
-from pollux.selftest import overhead
-from pollux.selftest.overhead import MODELS, SEED, OverheadPlan, optimizer_by_name
 from pollux.training.growing_model import GrowingModel
+from tests.benchmarks import overhead
+from tests.benchmarks.overhead import MODELS, SEED, OverheadPlan, optimizer_by_name
 from tests.benchmarks.results import parser_of, save
 
 

@@ -1,7 +1,5 @@
 """`python -m pollux.selftest`."""
 
-import sys
+from pollux.selftest.checks import main
 
-from pollux.selftest.command import main
-
-sys.exit(main())
+raise SystemExit(main())
