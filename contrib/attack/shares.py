@@ -8,7 +8,6 @@ from dataclasses import replace
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from pollux.parameters import BatchLimits
-from polluxd.apply.machine import Fail
 from polluxd.apply.refusals import Refusals
 from polluxd.cycle.snapshot import WaitingTimes
 from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step
@@ -73,10 +72,12 @@ def closed_account(site: Site) -> Outcome:
     """Slurm may refuse him by his own association and speak of the account."""
     his, hers = (_later(site, user, "--begin=now+600", "--account=lab") for user in ("mallory", "alice"))
     jobs = site.slurm.jobs([his, hers])
+    state = replace(site.slurm.observe(), jobs=tuple(jobs.values()))
     refusals = Refusals(time.time, time.monotonic)
+    refusals.observe(state)
     start = Move(1, his, 0, "start", NO_PLACEMENT, Placement(("n1",), 1), "", Step.CONFIGURED, {})
-    refusals.look(start, replace(jobs[his], reason="AssocGrpGRES"), Fail("refused"))
-    closed = refusals.eligibility(jobs.values())
+    refusals.learn(start, jobs[his], "AssocGrpGRES")
+    closed = refusals.bars(state).eligibility
     said = closed[hers].rule if hers in closed else "she may start"
     return Outcome(hers in closed, f"his job: {closed[his].rule}; alice's: {said}")
 

@@ -66,6 +66,21 @@ class Capacity:
         for n, gpus in self._of(target, job_id):
             self.free[n] -= gpus
 
+    def forget(self, move: Move, job: SlurmJob) -> None:
+        """Free what a move through the queue has set aside for its job, which waits."""
+        if move.step is Step.CONFIGURED:
+            for n, gpus in self._of(move.target, move.job_id):
+                self.free[n] += gpus
+        elif move.step in _LEAVING and not job.gpus_per_node_held:
+            for n, gpus in self._of(move.target, move.job_id):
+                self.leaving[n] += gpus
+
+    def free_for(self, target: Placement, job_id: int) -> bool:
+        """True when `target` is free and promised to nobody."""
+        return self._open(target) and all(
+            self.free[n] + min(self.leaving[n], 0) >= gpus for n, gpus in self._of(target, job_id)
+        )
+
     def promise(self, target: Placement, own: Placement, job_id: int) -> None:
         """Set aside the GPUs that a move which begins to drain now will take, beyond the job's `own`."""
         held = dict(self._of(own, job_id))

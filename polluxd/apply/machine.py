@@ -21,15 +21,21 @@ no case here handles (a node fails, somebody requeues the job) ends the move; `c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-from math import floor, inf
+from math import floor
 
-from polluxd.apply.capacity import Capacity
+from polluxd.apply.actions import (
+    JOINER_FAILED,
+    PAUSED,
+    Action,
+    Do,
+    Fail,
+    Reach,
+    Situation,
+    Withdraw,
+)
 from polluxd.apply.placed import held, same_place
-from polluxd.apply.startable import refused_group
-from polluxd.config.settings import MoveSettings
-from polluxd.model import JobState, Move, Report, Step
+from polluxd.apply.startable import refused
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
 
 ACKNOWLEDGED_S = 90.0
@@ -41,84 +47,6 @@ REFUSED_S = 4.0
 
 FAILED_AT_ONCE_S = 10.0
 """An attempt that fails so soon, and before its agent reported, is run once more: Slurm may have ended it."""
-
-PAUSED = "paused by an administrator before the move began"
-NOT_BOOTED = "did not boot"
-"""Stands in the detail of a move that failed since a node of its target did not boot."""
-
-
-class Do(Enum):
-    """The actions that need no further words."""
-
-    WAIT = "nothing to do yet"
-    DRAIN = "write `draining`, which is the order to the agent"
-    REQUEUE = "`scontrol requeue incomplete`"
-    CONFIGURE = "give the pending job its new geometry and let it start; then write `configured`"
-    RUN_AGAIN = "put a job that Slurm could not start back into the queue; then write `failed`"
-    RECRUIT = "write `recruiting`: the agent submits a companion job"
-    PLACE = "give the pending companion its nodes and let it start; then write `configured`"
-    GIVE_BACK = "take the nodes that the job no longer uses: of its own ones, and by cancelling companions"
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Write that `step` was reached."""
-
-    step: Step
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Write `failed`.
-
-    With `keep_back` polluxd first renews the pending job's lease. Otherwise the job could start at a placement that
-    the next plan gives to another job. Without `rest` no cooldown begins: the next plan may place the job elsewhere.
-    """
-
-    reason: str
-    keep_back: bool = False
-    rest: bool = True
-    undrained: bool = False
-    """The job's agent refused a drain, or left it unanswered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Withdraw:
-    """Write `failed` for a move that was taken back before it cost the job anything."""
-
-    reason: str
-    rest: bool = False
-    """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
-
-
-Action = Do | Reach | Fail | Withdraw
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the next action of a move depends on."""
-
-    move: Move
-    job: SlurmJob | None
-    report: Report | None
-    room: Capacity
-    limits: MoveSettings
-    now: float
-    """POSIX time [s]."""
-    waited: float
-    """How long the move has been at its step [s], by a clock that does not step."""
-    since_try: float = inf
-    """How long ago polluxd sent the last requeue or shrink [s], by a clock that does not step."""
-    companion: SlurmJob | None = None
-    """The job that was submitted for the move, where the move grows a job in place."""
-    forbidden: str = ""
-    """The rule by which Slurm would not start the job at the move's target (`startable.forbids`)."""
-    kept_off: bool = False
-    """Slurm must not start the job on its target yet: its last attempt ran there (`FormerNodes`)."""
-    insist: bool = False
-    """Requeue the job even if its agent does not drain it (`PastMoves.insisted_on`)."""
-    paused: bool = False
 
 
 def next_action(at: Situation) -> Action:
@@ -252,6 +180,8 @@ def _draining(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.drain_timeout_s
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by a user or administrator while draining")
+    if job.state is JobState.COMPLETING and job.restart_count == at.move.attempt + 1:
+        return _completing(at)  # a trainer that requeues itself once it has saved
     if job.restart_count != at.move.attempt:
         return Fail("the job restarted while draining")
     if report is not None and report.attempt == job.restart_count and report.refused == at.move.id:
@@ -334,8 +264,9 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         # It is bound to these nodes, and others may be free. Earlier, it may just have started: squeue is read before
         # the nodes, and beside a plain job its GPUs then look like more of the plain job's.
         return Fail(_taken(move), keep_back=True, rest=False)
-    if at.waited > REFUSED_S and refused_group(job.reason):
-        return Fail(f"Slurm refuses to start it there: {job.reason}", keep_back=True)
+    if at.waited > REFUSED_S and refused(job.reason, free=at.room.kept(move.target)):
+        why = f"Slurm refuses to start it there: {job.reason}"
+        return Fail(why, keep_back=True, refused=job.reason)
     late = f"not started within {limit:.0f} s; Slurm says {job.reason!r}"
     return _wait(at, limit, Fail(late, keep_back=True))
 
@@ -365,7 +296,8 @@ def _in_place(at: Situation, job: SlurmJob) -> Action:
     report = at.report if at.report is not None and at.report.attempt == job.restart_count else None
     if report is not None and report.refused == move.id and (move.grows or move.step is Step.DRAINING):
         why = report.refused_why or "no reason given"
-        return Fail(f"the job's agent could not: {why}", undrained=not move.grows)
+        alone = why if why.startswith(JOINER_FAILED) else ""
+        return Fail(f"the job's agent could not: {why}", undrained=not move.grows, alone=alone)
     if companion is None or companion.state is JobState.PENDING:
         if move.cancelled_by and move.revocable:
             return Withdraw(f"cancelled by {move.cancelled_by}", rest=True)
@@ -428,6 +360,13 @@ def _companion(at: Situation) -> Action | None:
             return Do.PLACE
         if move.step is Step.STARTED:
             return Fail(f"its companion, {name}, went back to the queue")
+        if (
+            not recruiting
+            and at.waited > REFUSED_S
+            and refused(companion.reason, free=at.room.kept(move.added))
+        ):
+            why = f"Slurm refuses to start its companion, {name}: {companion.reason}"
+            return Fail(why, refused=companion.reason)
         if not late:
             return Do.WAIT
         if recruiting:

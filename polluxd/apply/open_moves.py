@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from math import inf
 
 from polluxd import logs
-from polluxd.apply.machine import NOT_BOOTED
+from polluxd.apply.actions import NOT_BOOTED
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Node, Step
 

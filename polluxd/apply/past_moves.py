@@ -1,8 +1,8 @@
 """What the ends of a job's moves mean for its next ones.
 
 After a move polluxd leaves a job alone for a while (its cooldown). The cooldown depends on the cost of the move, so a
-job that started within seconds may soon grow. It doubles with each failed move. A job without GPUs has no training to
-protect: it rests only after a person has cancelled its move.
+job that started within seconds may soon grow. A job without GPUs has no training to protect: it rests only after a
+person has cancelled its move. What a refusal teaches is in `refusals`.
 
 A job that holds more than its user's equal share of the GPUs may refuse one drain, or leave it unanswered: its agent
 may have been unable to save. From the second one on polluxd requeues the job all the same, so that it costs nobody but
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from polluxd.model import Move
 from polluxd.slurm.protocol import ClusterState
 
-_MOST_DOUBLINGS = 6
-
 
 @dataclass(slots=True)
 class _Past:
@@ -30,8 +28,6 @@ class _Past:
 
     rests_until: float = -math.inf
     """By a clock that does not step [s]."""
-    failures: int = 0
-    """Moves that failed since the last one that completed."""
     cancelled: bool = False
     """A person has cancelled the newest move."""
     undrained: int = 0
@@ -42,7 +38,7 @@ class PastMoves:
     """The ends of all jobs' moves.
 
     Args:
-        cooldown: longest cooldown after a move that did not fail [s].
+        cooldown: longest cooldown [s].
     """
 
     def __init__(self, cooldown: float, monotonic: Callable[[], float]) -> None:
@@ -62,26 +58,25 @@ class PastMoves:
     def completed(self, move: Move, took: float) -> None:
         """Begin a cooldown, no longer than the move took [s]; none after a resize in place."""
         past = self._jobs.setdefault(move.job_id, _Past())
-        past.failures, past.cancelled = 0, False
+        past.cancelled = False
         self._rest(past, 0.0 if move.path == "resize" else took)
 
     def failed(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
-        """Begin a cooldown twice as long as after the failure before, with `rest`."""
+        """Begin a cooldown, with `rest`."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.undrained += undrained
         if rest:
-            past.failures, past.cancelled = past.failures + 1, False
+            past.cancelled = False
             self._rest(past)
 
     def cancelled(self, move: Move) -> None:
-        """Begin a cooldown as long as the job's last one, after a person has cancelled its move."""
+        """Begin a cooldown, after a person has cancelled the job's move."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.cancelled = True
         self._rest(past)
 
     def _rest(self, past: _Past, most: float = math.inf) -> None:
-        whole = self._cooldown * 2.0 ** min(past.failures, _MOST_DOUBLINGS)
-        past.rests_until = self._monotonic() + min(whole, most)
+        past.rests_until = self._monotonic() + min(self._cooldown, most)
 
     def keep(self, holding: Collection[int], waiting: Collection[int]) -> None:
         """Forget all jobs but these; of those that wait, the cooldowns that no cancelled move began."""

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from polluxd.apply.actions import NOT_BOOTED, PAUSED
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.machine import NOT_BOOTED, PAUSED
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
 from polluxd.model import RESTARTING_PATHS, JobState, Move, Placement, Plan, Report, SnapshotJob, Step
@@ -35,6 +35,8 @@ class MoveRules:
     """What Slurm's limits leave to jobs."""
     eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
     """Jobs that Slurm would not start everywhere."""
+    most_nodes: Mapping[int, int] = field(default_factory=dict)
+    """Jobs whose scripts do not run on more nodes than these."""
     resting: Callable[[int], float] = lambda _job_id: 0.0
     """Seconds for which a job is still to be left alone."""
     spent: Callable[[str], str] = lambda _user: ""

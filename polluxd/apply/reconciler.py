@@ -9,13 +9,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
+from polluxd.apply.actions import Action, Do, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.former_nodes import FormerNodes
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
-from polluxd.apply.machine import Action, Do, Fail, Reach, Situation, Withdraw, next_action
+from polluxd.apply.machine import next_action
 from polluxd.apply.open_moves import OpenMoves
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
@@ -26,12 +28,24 @@ from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
 from polluxd.logs import about
-from polluxd.model import JobState, Move, Step
+from polluxd.model import NO_PLACEMENT, JobState, Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.slurm.queue import BAD_CONSTRAINTS
 from polluxd.store import CycleRecords, Store
 
 log = logging.getLogger(__name__)
+
+BACK = "goes back to its former size"
+"""What the reason of a move begins with that brings a job back where a refused move took it from."""
+
+
+def lowered(allowed: Headroom, most: Mapping[int, tuple[int, str]]) -> Headroom:
+    """Return the headroom with further bounds on the GPUs of jobs."""
+    both = {
+        job_id: min(bound, allowed.most.get(job_id, bound), key=lambda one: one[0])
+        for job_id, bound in most.items()
+    }
+    return replace(allowed, most={**allowed.most, **both}) if most else allowed
 
 
 class Reconciler:
@@ -81,13 +95,16 @@ class Reconciler:
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
         """Return what may be done with each job now."""
-        allowed = self.refusals.lowered(headroom(seen.state, records.moves))
+        self.refusals.observe(seen.state)
+        bars = self.refusals.bars(seen.state)
+        allowed = lowered(headroom(seen.state, records.moves), bars.most)
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
             failed_paths(seen.moves.values()),
             allowed,
             self.eligibility(seen.state, allowed),
+            bars.nodes,
             self.past.cooldown,
             RestartBudget(self._limits, records.restarts).spent,
         )
@@ -97,7 +114,7 @@ class Reconciler:
         return combined(
             eligibility(state),
             allowed.eligibility,
-            self.refusals.eligibility(state.jobs),
+            self.refusals.bars(state).eligibility,
             self.former.eligibility(state),
         )
 
@@ -164,7 +181,7 @@ class Reconciler:
         self.open.keep(moves, seen.state.nodes)
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
         self.past.keep(holding, jobs.keys() - holding)
-        self.refusals.keep({job_id for job_id, job in jobs.items() if not job.state.finished})
+        self.refusals.observe(seen.state)
 
     def _act(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], records: CycleRecords) -> int:
         """Take the next action of each move; return how many stay open."""
@@ -187,6 +204,7 @@ class Reconciler:
         for move in ordered:
             job = jobs.get(move.job_id)
             kept_off = move.step is Step.REQUEUED and self.former.wait_s(job, move.target.nodes) > 0.0
+            goes_back = move.reason.startswith(BACK)
             at = Situation(
                 move,
                 job,
@@ -197,13 +215,12 @@ class Reconciler:
                 waited=self.open.waited(move, kept_off=kept_off),
                 since_try=self.open.since_try(move),
                 companion=seen.pending_companions.get(move.id),
-                forbidden=forbids(may_start.get(move.job_id), move),
+                forbidden="" if goes_back else forbids(may_start.get(move.job_id), move),
                 kept_off=kept_off,
                 insist=move.job_id in insisted_on,
                 paused=records.settings.paused,
             )
             action = next_action(at)
-            self.refusals.look(move, at.job, action)
             if action is not Do.WAIT:
                 stuck = False
             elif move.step is Step.PLANNED and not move.in_allocation:
@@ -235,6 +252,8 @@ class Reconciler:
                 if step is Step.PARKED and job is not None:
                     self._limit_time(move, job)
                 self._reach(move, step, detail)
+                if step is Step.STARTED and job is not None:
+                    self.refusals.works(move, job)
                 return not step.terminal
             case Fail() | Withdraw():
                 failed = action
@@ -253,7 +272,7 @@ class Reconciler:
                 failed = self._resize(move, job, at.companion)
         if failed is None:
             return True
-        self._end(move, job, failed)
+        self._end(move, job, failed, room)
         if at.companion is not None:
             self._resizer.dismiss([at.companion])
         return False
@@ -279,6 +298,7 @@ class Reconciler:
         except SlurmRefused as error:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is not None and now.state is JobState.RUNNING:
+                self.refusals.cannot_be_requeued(now, str(error))
                 return Fail(f"Slurm refused the requeue: {error}")
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
         return None
@@ -290,7 +310,7 @@ class Reconciler:
             why = self._resizer.give_back(job, move.target)
         elif not (why := self._resizer.place(move, job, companion)):
             self._reach(move, Step.CONFIGURED)
-        return Fail(why) if why else None
+        return Fail(why, refused="" if companion is None else why) if why else None
 
     def _run_again(self, move: Move) -> Fail:
         """Put the job back into the queue; the next plan starts it."""
@@ -314,8 +334,8 @@ class Reconciler:
             # Slurm may have carried out an earlier update that timed out: the job then has the right placement.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
-                self._end(move, now, Fail(f"Slurm refused the new size: {error}", keep_back=True))
-                self.refusals.of_job(job, str(error))
+                why = f"Slurm refused the new size: {error}"
+                self._end(move, now or job, Fail(why, keep_back=True, refused=str(error)), room)
                 return False
         self._reach(move, Step.CONFIGURED)
         return True
@@ -339,8 +359,8 @@ class Reconciler:
             self.past.completed(move, self._since_planned(move))
             self._ended(move, "completed", self._since_planned(move))
 
-    def _end(self, move: Move, job: SlurmJob | None, end: Fail | Withdraw) -> None:
-        """Write that the move failed or was withdrawn."""
+    def _end(self, move: Move, job: SlurmJob | None, end: Fail | Withdraw, room: Capacity) -> None:
+        """Write that the move failed or was withdrawn; learn from a refusal, and bring its job back to its place."""
         epoch = self.authorize()
         result, level, reason = "withdrawn", logging.INFO, end.reason
         if isinstance(end, Fail):
@@ -354,9 +374,29 @@ class Reconciler:
         log.log(level, "job %d: move %d to %s %s: %s", move.job_id, move.id, move.target, result, reason)
         if isinstance(end, Fail):
             self.past.failed(move, rest=end.rest, undrained=end.undrained)
+            if job is not None and end.refused:
+                self.refusals.learn(move, job, end.refused)
+            if end.alone:
+                self.refusals.cannot_span(move, end.alone)
+            if job is not None and end.keep_back:
+                self._go_back(move, job, room, reason)
         elif end.rest:
             self.past.cancelled(move)
         self._ended(move, result, self._since_planned(move))
+
+    def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str) -> None:
+        """Start a requeued job again where it was, if nobody else took its GPUs."""
+        if move.path != "requeue" or job.state is not JobState.PENDING or job.kept_back(self._clock()):
+            return
+        room.forget(move, job)
+        if not room.free_for(move.source, move.job_id):
+            return
+        room.take(move.source, move.job_id)
+        reason = f"{BACK}: {why}"
+        attempt, epoch = job.restart_count, self.authorize()
+        self._store.plan_move(
+            move.job_id, attempt, "start", NO_PLACEMENT, move.source, reason, epoch, at=self._clock()
+        )
 
     def _since_planned(self, move: Move) -> float:
         """Seconds since the plan; the wall clock may have been set back."""

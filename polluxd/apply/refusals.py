@@ -1,186 +1,356 @@
-"""Remember which groups of jobs Slurm refused to start.
+"""What Slurm refused, and why: the record by which polluxd stops no training twice for one cause.
 
-No rule that polluxd knows forbade these starts. polluxd makes no move that would meet the same refusal.
+No rule that polluxd knows forbade these starts. A refusal holds until its cause has changed, and no start at another
+size ends it. There are two kinds of causes.
+
+**A limit**, of the job's QOS, association, partition, licences or array. Slurm's reason says what it counts: GPUs, CPUs
+or jobs, for one job or for all that share it, and whether times their time limits. Jobs that share the limit may not
+start with as much as was refused. A job that trains may not go beyond what is known to work: each try would stop it.
+The cause has changed when the limit's record has, or when the others that share it use less.
+
+**Nodes**: everything else, such as `Resources` although nobody took the GPUs, or an update that scontrol refused. The
+job, and others with the same demands, may not start there with as many GPUs. The cause has changed when a node has, or
+when others use less of it.
+
+A job without GPUs has no training to stop. Where polluxd cannot see the end of a cause, such a job is tried again
+after a minute, on GPUs that are free.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import ceil, floor, inf
 
-from polluxd.apply.headroom import Headroom
-from polluxd.apply.machine import Action, Fail, Reach
-from polluxd.apply.startable import Eligibility, refused_group
-from polluxd.model import JobState, Move, Step
-from polluxd.slurm.protocol import SlurmJob
+from polluxd.apply.causes import Counted, condition, counted, demands_of, rules_of, shares, use, weight
+from polluxd.apply.startable import Eligibility, combined
+from polluxd.model import JobState, Move, Placement
+from polluxd.slurm.protocol import ClusterState, SlurmJob
 
-FIRST_S = 60.0
-LONGEST_S = 1800.0
-"""The first refusal of a group of jobs holds the group's moves for 60 s; each following refusal doubles the time."""
-
-_OWN = ("job", "user", "size")
-"""Refusals that one user's jobs alone meet, whatever other users' jobs do."""
-_Key = tuple[str, str, str]
-"""Kind and name of what refused jobs have in common, and the user who met the refusal; no user: all of them."""
-
+TRIED_AGAIN_S = 60.0
+"""A job without GPUs is tried again after this time, should polluxd not see the cause's end."""
 STUCK = "stuck since "
 """What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
 
+BARRED = "sizes that Slurm refused stay barred: "
+
+_LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit")
+_OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
+_LEAST = re.compile(r"(QOS|Assoc)Min")
+_HOLDS = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+
 
 @dataclass(slots=True)
-class _Refusal:
+class _Limit:
+    """A limit that Slurm has shown by a refusal."""
+
     reason: str
     since: float
     """POSIX time [s]."""
-    until: float
-    """By a clock that does not step."""
-    times: int = 1
+    tried_at: float
+    """The newest refusal, by a clock that does not step."""
+    job: SlurmJob
+    refused: float
+    """The least that was refused, with what others used."""
+    good: float
+    """The most that is known to work."""
+    record: tuple[object, ...]
+    """The limits and rules under which it was met."""
+    stopped: Mapping[int, str] = field(default_factory=dict)
+    """Jobs whose training it has stopped, with their users."""
+    met: Mapping[int, str] = field(default_factory=dict)
+    """All jobs that were refused by it, with their users."""
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """Nodes on which Slurm did not start a job."""
+
+    reason: str
+    since: float
+    tried_at: float
+    job_id: int
+    target: Placement
+    demands: tuple[object, ...]
+    record: tuple[object, ...]
+    use: tuple[Mapping[str, int], ...]
+    """What others used of them: GPUs, CPUs, memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """What refusals bar."""
+
+    most: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Most GPUs of a job, and the rule."""
+    nodes: Mapping[int, int] = field(default_factory=dict)
+    """Most nodes of a job."""
+    eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
 
 
 class Refusals:
-    """Groups of jobs that Slurm refuses to start."""
+    """What Slurm has refused, and has not been seen to allow since."""
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._known: dict[_Key, _Refusal] = {}
-        self._throttled: dict[int, tuple[int | None, float]] = {}
-        """By array: how many of its tasks Slurm lets run (None: still to be counted), and until when polluxd believes
-        that."""
-        self._too_large: dict[int, tuple[int, float, str]] = {}
-        """By job: GPUs with which Slurm would never start it, until when polluxd believes that, and Slurm's reason."""
+        self._limits: dict[Counted, _Limit] = {}
+        self._nodes: dict[tuple[int, Placement], _Nodes] = {}
+        self._spans: dict[int, tuple[int, str]] = {}
+        """By job: the most nodes that its script runs on, and why."""
+        self._state: ClusterState | None = None
 
-    def look(self, move: Move, job: SlurmJob | None, action: Action) -> None:
-        """Learn whether Slurm started a job that polluxd told to start."""
-        if job is None or move.step is not Step.CONFIGURED:
-            return
-        if isinstance(action, Fail) and job.state is JobState.PENDING:
-            self._saw(move, job)
-        elif isinstance(action, Reach) and action.step is Step.STARTED:
-            for key in _keys(job):
-                self._known.pop(key, None)
-
-    def _saw(self, move: Move, job: SlurmJob) -> None:
-        kind = refused_group(job.reason)
-        if kind is None or job.reason in ("PartitionDown", "PartitionInactive"):
-            return
-        if kind == "licenses" and not any("@" in name for name in job.licenses):
-            return  # polluxd reads each of these causes from Slurm, and so sees its end; not of a remote license
-        if kind == "array":
-            # Its user chose this limit, and the cluster has no problem: `note` does not name it.
-            if job.array is not None:
-                self._throttled[job.array[0]] = None, self._monotonic() + FIRST_S
-            return
-        if kind == "size":
-            self._too_large[job.job_id] = move.target.gpus, self._monotonic() + LONGEST_S, job.reason
-        name = _names(job)[kind]
-        self._note((kind, name, job.user), job.reason)
-        users = {user for *common, user in self._known if common == [kind, name]}
-        if kind not in _OWN and len(users - {""}) > 1:
-            # The refusal is none of one user's own association, threshold or licence.
-            self._note((kind, name, ""), job.reason)
-
-    def of_job(self, job: SlurmJob, reason: str) -> None:
-        """Take in that Slurm took no geometry for the job, whatever its reason."""
-        self._note(("job", str(job.job_id), job.user), reason)
-
-    def _note(self, key: _Key, reason: str) -> None:
-        known, now = self._known.get(key), self._monotonic()
-        if known is None:
-            self._known[key] = _Refusal(reason, self._clock(), now + FIRST_S)
-        elif now >= known.until:
-            known.times += 1
-            known.reason = reason
-            known.until = now + min(LONGEST_S, FIRST_S * 2.0 ** min(known.times - 1, 16))
-
-    def eligibility(self, jobs: Iterable[SlurmJob]) -> dict[int, Eligibility]:
-        """Return, for each job that would meet a refusal now, that no node is allowed until polluxd tries again."""
-        now = self._monotonic()
-        closed = {key: r for key, r in self._known.items() if now < r.until}
-        jobs = tuple(jobs)
-        found = self._waiting_tasks(jobs) if self._throttled else {}
-        if not closed:
-            return found
-        for job in jobs:
-            met = [closed[key] for key in _keys(job) if key in closed] if job.spec is not None else []
-            if met:
-                left = met[0].until - now
-                rule = (
-                    f"Slurm refuses to start such jobs ({met[0].reason}); polluxd tries again in {left:.0f} s"
-                )
-                found[job.job_id] = Eligibility(frozenset(), rule)
-        return found
-
-    def _waiting_tasks(self, jobs: Iterable[SlurmJob]) -> dict[int, Eligibility]:
-        """Return the eligibility for each task that its array's throttle keeps waiting."""
-        now, found = self._monotonic(), dict[int, Eligibility]()
-        self._throttled = {number: known for number, known in self._throttled.items() if now < known[1]}
-        tasks = sorted(
-            (job for job in jobs if job.spec is not None and job.array and job.array[0] in self._throttled),
-            key=lambda job: job.array or (0, 0),
-        )
-        for number, (limit, until) in self._throttled.items():
-            own = [job for job in tasks if job.array and job.array[0] == number and not job.state.finished]
-            running = sum(job.state is not JobState.PENDING for job in own)
-            most = max(running, 1) if limit is None else limit
-            self._throttled[number] = most, until
-            rule = f"Slurm lets {most} tasks of array {number} run at a time (ArrayTaskThrottle)"
-            waiting = [job for job in own if job.state is JobState.PENDING]
-            for job in waiting[max(most - running, 0) :]:
-                found[job.job_id] = Eligibility(frozenset(), rule)
-        return found
-
-    def keep(self, alive: Container[int]) -> None:
-        """Forget the sizes of jobs that have ended."""
-        self._known = {
-            key: refusal
-            for key, refusal in self._known.items()
-            if key[0] not in ("size", "job") or int(key[1]) in alive
+    def observe(self, state: ClusterState) -> None:
+        """Take in the cluster; forget the refusals whose cause has changed, or whom nobody can meet any more."""
+        self._state = state
+        jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
+        self._limits = {
+            key: limit
+            for key, limit in self._limits.items()
+            if limit.record == rules_of(state, limit.job)
+            and any(shares(job, key) for job in jobs.values())
+            and not (key.alone and dict(key.shared).get("job") and limit.job.job_id not in jobs)
         }
-        self._too_large = {job_id: size for job_id, size in self._too_large.items() if job_id in alive}
+        self._spans = {job_id: span for job_id, span in self._spans.items() if job_id in jobs}
+        self._nodes = {
+            key: one
+            for key, one in self._nodes.items()
+            if one.job_id in jobs
+            and one.demands == demands_of(jobs[one.job_id])
+            and one.record == condition(state, one.target)
+            and all(
+                now_used[what] >= count
+                for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=True)
+                for what, count in then.items()
+            )
+        }
 
-    def lowered(self, allowed: Headroom) -> Headroom:
-        """Return the headroom without sizes that Slurm would never start."""
+    def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
+        """Take in that Slurm did not start the job at the target of the move."""
+        assert self._state is not None
+        if _LIMIT.match(reason) and not _LEAST.match(reason):
+            self._learn_limit(move, job, reason, self._state)
+            return
+        target = move.added if move.in_allocation else move.target
+        self._nodes[job.job_id, target] = _Nodes(
+            reason,
+            self._clock(),
+            self._monotonic(),
+            job.job_id,
+            target,
+            demands_of(job),
+            condition(self._state, target),
+            tuple(use(self._state, target, job.job_id)),
+        )
+
+    def cannot_span(self, move: Move, reason: str) -> None:
+        """Take in that the job's script failed on nodes beyond those that it trains on."""
+        self._spans[move.job_id] = len(move.source.nodes), reason
+
+    def cannot_be_requeued(self, job: SlurmJob, reason: str) -> None:
+        """Take in that Slurm, or a hook of the site, does not let polluxd requeue the job."""
+        assert self._state is not None
+        key = Counted((("job", str(job.job_id)),), "orders", minutes=False, alone=True)
         now = self._monotonic()
-        self._too_large = {job_id: size for job_id, size in self._too_large.items() if now < size[1]}
-        most = dict(allowed.most)
-        for job_id, (gpus, _, reason) in self._too_large.items():
-            rule = f"Slurm could never start it with {gpus} GPUs ({reason})"
-            most[job_id] = min(most.get(job_id, (gpus - 1, rule)), (gpus - 1, rule))
-        return replace(allowed, most=most) if self._too_large else allowed
+        self._limits[key] = _Limit(
+            reason, self._clock(), now, job, 0.0, 0.0, rules_of(self._state, job), met={job.job_id: job.user}
+        )
+
+    def _learn_limit(self, move: Move, job: SlurmJob, reason: str, state: ClusterState) -> None:
+        key = counted(job, reason)
+        others = self._used(key, job.job_id, state)
+        least = others + weight(job, move.target.gpus, key, state.taken_at)
+        if move.in_allocation and key.unit == "jobs":
+            least += 1  # the companion is one more
+        good = 0.0
+        if move.source and key.unit in ("gres/gpu", "cpu"):
+            good = others + weight(job, move.source.gpus, key, state.taken_at)
+        known = self._limits.get(key)
+        if known is not None:
+            least, good = min(least, known.refused), max(good, known.good)
+        since = self._clock() if known is None else known.since
+        stopped = {} if known is None else known.stopped
+        if move.source:
+            stopped = {**stopped, job.job_id: job.user}
+        met = {} if known is None else known.met
+        self._limits[key] = _Limit(
+            reason,
+            since,
+            self._monotonic(),
+            job,
+            least,
+            good if good < least else 0.0,
+            rules_of(state, job),
+            stopped,
+            {**met, job.job_id: job.user},
+        )
+
+    def works(self, move: Move, job: SlurmJob) -> None:
+        """Take in that Slurm started the job at the target of the move: no smaller size is barred by a limit."""
+        assert self._state is not None
+        for key, limit in list(self._limits.items()):
+            if not shares(job, key) or key.unit == "orders":
+                continue
+            now = weight(job, move.target.gpus, key, self._state.taken_at)
+            now += self._used(key, job.job_id, self._state)
+            if now >= limit.refused:
+                del self._limits[key]  # it is not what polluxd took it for
+            else:
+                limit.good = max(limit.good, now)
+
+    def _used(self, key: Counted, but: int, state: ClusterState) -> float:
+        """What other jobs use of the limit."""
+        if key.alone:
+            return 0.0
+        sharing = (job for job in state.jobs if job.job_id != but and job.state in _HOLDS)
+        return sum(
+            weight(job, sum(job.gpus_per_node_held.values()), key, state.taken_at)
+            for job in sharing
+            if shares(job, key)
+        )
+
+    # -- what it bars ----------------------------------------------------------------------------------------
+
+    def bars(self, state: ClusterState) -> Bars:
+        """Return what is barred to each job now."""
+        most: dict[int, tuple[int, str]] = {}
+        found: dict[int, Eligibility] = {}
+        if not (self._limits or self._nodes or self._spans):
+            return Bars()
+        gpus = {node.name: node.gpus for node in state.nodes}
+        for job in state.jobs:
+            if job.spec is None or job.state.finished or job.tasks:
+                continue
+            met = list(self._met(job, state))
+            if (span := self._spans.get(job.job_id)) is not None:
+                largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
+                rule = f"its script does not run on more than {span[0]} nodes ({span[1]})"
+                met.append(((span[0] * largest, rule), None))
+            for cap, eligible in met:
+                if cap is not None and cap[0] < most.get(job.job_id, (inf, ""))[0]:
+                    most[job.job_id] = cap
+                if eligible is not None:
+                    found = combined(found, {job.job_id: eligible})
+        return Bars(most, {job_id: nodes for job_id, (nodes, _) in self._spans.items()}, found)
+
+    def _met(
+        self, job: SlurmJob, state: ClusterState
+    ) -> Iterable[tuple[tuple[int, str] | None, Eligibility | None]]:
+        """What each refusal means for the job: most GPUs, and where it may start."""
+        assert job.spec is not None
+        holds = sum(job.gpus_per_node_held.values())
+        for key, limit in self._limits.items():
+            if shares(job, key):
+                cap, eligible = self._by_limit(job, holds, key, limit, state)
+                yield self._tried_again(cap, eligible, limit.tried_at, holds, state)
+        for one in self._nodes.values():
+            if one.demands == demands_of(job):
+                cap, eligible = _by_nodes(job, holds, one, state)
+                yield self._tried_again(cap, eligible, one.tried_at, holds, state)
+
+    def _tried_again(
+        self,
+        cap: tuple[int, str] | None,
+        eligible: Eligibility | None,
+        tried_at: float,
+        holds: int,
+        state: ClusterState,
+    ) -> tuple[tuple[int, str] | None, Eligibility | None]:
+        """What the refusal means in the end: a job without GPUs is tried again, where GPUs are free."""
+        if holds or self._monotonic() - tried_at < TRIED_AGAIN_S or (cap is None and eligible is None):
+            return cap, eligible
+        rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
+        held = Counter[str]()
+        for job in state.jobs:
+            held.update(job.gpus_per_node_held if job.spec is not None else {})
+        free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
+        return None, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
+
+    def _by_limit(
+        self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, state: ClusterState
+    ) -> tuple[tuple[int, str] | None, Eligibility | None]:
+        assert job.spec is not None
+        rule = f"Slurm refused it ({limit.reason})"
+        if key.unit == "orders":
+            return None, Eligibility(frozenset(), f"Slurm refused its requeue ({limit.reason})")
+        others = self._used(key, job.job_id, state)
+        if key.unit == "jobs":
+            barred = others + weight(job, 1, key, state.taken_at) >= limit.refused
+            return None, Eligibility(frozenset(), rule) if barred else None
+        each = weight(job, 1, key, state.taken_at)
+        gpus = max(ceil((limit.refused - others) / each) - 1, 0)
+        works = max(floor((limit.good - others) / each), 0)
+        if holds:
+            # A training that it has stopped goes no further than what is known to work: each try would stop it again.
+            gpus = max(min(gpus, works) if job.job_id in limit.stopped else gpus, holds)
+        elif job.demands.asked is not None and works < (asked := job.demands.asked[0] * job.demands.asked[1]):
+            # No try between its user's size and the refused one: each takes seconds.
+            gpus = min(gpus, asked)
+        if gpus < max(job.spec.min_gpus, 1):
+            return None, Eligibility(frozenset(), rule)
+        return (gpus, f"Slurm refused more ({limit.reason})"), None
+
+    # -- what it tells ---------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many causes bar sizes now."""
+        return len(self._limits) + len(self._nodes) + len(self._spans)
 
     @property
     def groups(self) -> list[str]:
-        """What each group of refused jobs has in common: a field's name.
+        """What each group of refused jobs has in common: a field's name."""
+        return [name for name, _ in self._stuck()]
 
-        Refusals that one user's jobs alone have met are left out, except sizes.
-        """
-        return [kind for kind, _, user in self._known if kind == "size" or not user]
+    def _stuck(self) -> dict[tuple[str, str], _Limit]:
+        """By field and value: a limit that jobs of several users have met. One user may have met one of his own."""
+        users: dict[tuple[str, str], set[str]] = {}
+        found: dict[tuple[str, str], _Limit] = {}
+        for key, limit in self._limits.items():
+            if key.shared[0][0] in ("qos", "account", "partition", "licenses") and not _OWN.search(
+                limit.reason
+            ):
+                users.setdefault(key.shared[0], set()).update(limit.met.values())
+                found[key.shared[0]] = limit
+        return {group: limit for group, limit in found.items() if len(users[group]) > 1}
 
     def note(self) -> str:
         """Return the text for `polluxctl status`; empty without refusals."""
-        return "; ".join(
-            f"{STUCK}{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(r.since))}: Slurm refuses to start jobs"
-            + (f" of the size of job {name}" if kind == "size" else f" of {kind} {name}")
-            + f" ({r.reason})"
-            for (kind, name, user), r in sorted(self._known.items())
-            if kind == "size" or not user
-        )
+        told = [
+            f"{STUCK}{_utc(limit.since)}: Slurm refuses to start jobs of {name} {value} ({limit.reason})"
+            for (name, value), limit in sorted(self._stuck().items())
+        ]
+        barred = {f"{one.job_id} ({one.target}: {one.reason})" for one in self._nodes.values()}
+        barred |= {f"{job_id} (more nodes: {why})" for job_id, (_, why) in self._spans.items()}
+        for limit in self._limits.values():
+            barred |= {f"{job_id} ({limit.reason})" for job_id in limit.met}
+        if barred:
+            more = f" and {len(barred) - 5} more" if len(barred) > 5 else ""
+            told.append(f"{BARRED}jobs {', '.join(sorted(barred)[:5])}{more}")
+        return "; ".join(told)
 
 
-def _names(job: SlurmJob) -> dict[str, str]:
-    """What the job may have in common with others that are refused, by kind."""
-    return {
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "licenses": ",".join(sorted(job.licenses)),
-        "user": f"{job.user} in account {job.account} and QOS {job.qos}",
-        "size": str(job.job_id),
-        "job": str(job.job_id),
-    }
+def _by_nodes(
+    job: SlurmJob, holds: int, one: _Nodes, state: ClusterState
+) -> tuple[tuple[int, str] | None, Eligibility | None]:
+    """What nodes that refused a job mean for a job with the same demands."""
+    assert job.spec is not None
+    where, own = frozenset(one.target.nodes), job.job_id == one.job_id
+    rule = f"Slurm did not start it on {one.target} ({one.reason})"
+    if holds and own and one.target.gpus > holds:
+        return (holds, rule), None
+    if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
+        return None, None  # it holds GPUs there: what it may have is for its own tries to show
+    left = state.reach(job.partition) - where
+    if left and sum(node.capacity for node in state.nodes if node.name in left) >= job.spec.min_gpus:
+        return None, Eligibility(left, rule)
+    if not holds and one.target.gpus > max(job.spec.min_gpus, 1):
+        return (one.target.gpus - 1, rule), None
+    return None, Eligibility(frozenset(), rule)
 
 
-def _keys(job: SlurmJob) -> list[_Key]:
-    return [(kind, name, user) for kind, name in _names(job).items() for user in (job.user, "")]
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))

@@ -172,26 +172,16 @@ def _clock(at: float) -> str:
     return time.strftime("on %Y-%m-%d at %H:%M UTC", time.gmtime(at)) if at else "at an unknown time"
 
 
-_REFUSALS = (
-    # squeue(1), JOB REASON CODES.
-    # No node could ever hold the job at this size (Slurm has taken its priority, too), or a limit per job is below it.
-    (re.compile(r"BadConstraints|(Assoc|QOS)Max(?!Wall)\w+Per(Job|Node)"), "size"),
-    # What one job asks for, and what one user has, keeps nobody else out. A shorter job has room among running minutes.
-    (re.compile(r"Partition(Node|Time)Limit|(Assoc|QOS)(Min|MaxWall|Grp\w*RunMin)"), "job"),
-    (re.compile(r"(QOS)?Max\w+PerUser|AssocMaxJobs"), "user"),
-    # ReqNodeNotAvail alone also stands for a node that is busy.
-    (re.compile(r"Partition(Down|Inactive|Config)|.*Reserved|Reservation"), "partition"),
-    (re.compile(r"Assoc|MaxJobs|Max\w+PerAccount|JobHeldAdmin"), "account"),
-    (re.compile(r"QOS"), "qos"),
-    (re.compile(r"Licenses"), "licenses"),
-    # Fewer tasks of an array may run than its `%` says: its user has set ArrayTaskThrottle.
-    (re.compile(r"JobArrayTaskLimit"), "array"),
-)
+_NOT_LOOKED_AT = re.compile(r"|None|Priority|BeginTime|Cleaning|Prolog|Dependency\w*|JobHeld\w+|Unknown")
+_OF_NODES = re.compile(r"Resources|ReqNodeNotAvail(?!.*Reserved)|NodeDown")
 
 
-def refused_group(reason: str) -> str | None:
-    """Return what the refused jobs have in common; None where a waiting job's reason is no refusal.
+def refused(reason: str, *, free: bool) -> bool:
+    """Tell from squeue(1)'s reason whether Slurm has looked at a job and does not start it.
 
-    Free GPUs do not end a refusal, such as `AssocGrpGRES`.
+    Args:
+        free: nobody else has taken the job's GPUs. A reason that is about nodes is a refusal only then.
     """
-    return next((name for pattern, name in _REFUSALS if pattern.match(reason)), None)
+    if _NOT_LOOKED_AT.fullmatch(reason):
+        return False
+    return free or not _OF_NODES.match(reason)

@@ -237,6 +237,7 @@ class Controller:
             | of_moves(moves, stuck, refused)
             | of_idle(idle)
             | {"polluxd_jobs_worse_off": {"": float(len(self._outcomes.worse_off))}}
+            | {"polluxd_barred_sizes": {"": float(self._reconciler.refusals.count)}}
         )
 
     def _name_unreadable(self, unreadable: Mapping[str, str]) -> None:

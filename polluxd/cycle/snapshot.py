@@ -163,6 +163,7 @@ def build_snapshot(
                 unconfirmed=judged.unconfirmed.get(job.job_id, ()),
                 doubted_reports=doubted(job.job_id),
                 contiguous=job.demands.contiguous,
+                max_nodes=rules.most_nodes.get(job.job_id),
             )
         )
     ours = {job.job_id for job in jobs}

@@ -84,7 +84,10 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "What holds jobs up longer than it should: moves that stay in one step (move), and groups of jobs that Slurm "
         "refuses to start, by what they have in common.",
         "reason",
-        ("move", "partition", "account", "qos", "licenses", "size"),
+        ("move", "partition", "account", "qos", "licenses"),
+    ),
+    "polluxd_barred_sizes": ClusterGauge(
+        "Causes for which Slurm, a hook or a script refused a size: it stays barred until the cause has changed."
     ),
     "polluxd_jobs_beside_idle_gpus": ClusterGauge(
         "Waiting Pollux jobs that could have started for five decision intervals on GPUs that nobody holds, by whether "

@@ -275,6 +275,8 @@ class SnapshotJob:
     """Slurm's rule that `spec.max_gpus` stands for, in words; empty: the user's own."""
     contiguous: bool = False
     """Its nodes follow each other in Slurm's order (--contiguous)."""
+    max_nodes: int | None = None
+    """Most nodes on which its script was seen to run; None: no such bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ class FeasibleShapes:
         if not measured_on(job):
             # A start on several nodes would be a guess about the network, too.
             found = [s for s in found if s.nodes == 1] or [s for s in found if s.gpus == found[0].gpus]
+        if job.max_nodes is not None:
+            found = [s for s in found if s.nodes <= job.max_nodes]
         now = self.present(job)
         if stays and now not in found:
             return sorted([*found, now], key=_order)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pollux.goodput import BatchLimits
+from polluxd.apply.actions import PAUSED, Action, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.in_place import left_over
-from polluxd.apply.machine import PAUSED, Action, Fail, Reach, Situation, Withdraw, next_action
+from polluxd.apply.machine import next_action
 from polluxd.apply.placed import held
 from polluxd.config.settings import MoveSettings
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Node, Placement, Report, Step
@@ -181,7 +182,12 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("fail keep-back: *Resources*", move(CONFIGURED, waited=31), slurm_job(PENDING, reason="Resources"), {}),
         ("fail keep-back: *", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="AssocGrpGRES"), {}),
         ("WAIT", move(CONFIGURED), slurm_job(PENDING, reason="AssocGrpGRES"), {}),
-        ("WAIT", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="Resources"), {}),
+        # Nobody took the GPUs, and Slurm does not start the job: that is a refusal, too.
+        ("fail keep-back: *Resources", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="Resources"), {}),
+        ("WAIT", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="Resources"), {"room": free(n1=-1)}),
+        ("WAIT", move(CONFIGURED, waited=5), slurm_job(PENDING, reason="Priority"), {}),
+        # A trainer that requeues itself once it has saved.
+        ("WAIT", move(DRAINING), slurm_job(COMPLETING, restarts=1), {}),
         # Training is confirmed by a report of this attempt.
         ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report()}),
         ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report(1, first_step_at=None)}),

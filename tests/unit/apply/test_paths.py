@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits
-from polluxd.apply.machine import NOT_BOOTED, PAUSED
+from polluxd.apply.actions import NOT_BOOTED, PAUSED
 from polluxd.apply.paths import MoveRules, choose, failed_paths, intents, keeps, likely
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmJob

@@ -8,8 +8,8 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.machine import Fail
-from polluxd.apply.refusals import LONGEST_S
+from polluxd.apply.reconciler import BACK
+from polluxd.apply.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm
@@ -306,19 +306,92 @@ def test_an_update_that_slurm_applied_and_then_refused_counts_as_done() -> None:
     assert site.steps == [Step.CONFIGURED]
 
 
-def test_a_refused_size_fails_the_move_and_is_not_asked_for_again_at_once() -> None:
+def test_a_refused_size_fails_the_move_and_stays_barred() -> None:
     site = Site()
-    job_id = site.slurm.submit(JobSpec())
-    site.at_step(job_id, Step.REQUEUED)
+    job_id = site.slurm.submit(JobSpec(), lease=1e6)
+    site.at_step(job_id, Step.PLANNED, "start")
     site.slurm.fail("configure", SlurmRefused("Requested node configuration is not available"))
     site.slurm.advance(1.0)
     site.turn()
     assert site.steps == [Step.FAILED]
+    site.turn()
+    most, rule = site.acting.refusals.bars(site.slurm.observe()).most[job_id]
+    assert (most, "configuration is not available" in rule) == (1, True)
+    site.slurm.advance(TRIED_AGAIN_S)
+    assert site.acting.eligibility(site.slurm.observe(), Headroom())[job_id].nodes == {"n1"}, (
+        "it has no training"
+    )
+
+
+def refused_growth(site: Site, **fault: SlurmRefused) -> int:
+    """A job that polluxd requeues from one GPU of n1 for two, which Slurm refuses."""
+    job_id = site.running(SMALL)
+    site.begin((job_id, "requeue", SMALL, LARGE))
+    site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
+    for call, error in fault.items():
+        site.slurm.fail(call, error)
+    return job_id
+
+
+def test_a_training_that_scontrol_refuses_goes_back_to_its_former_size_at_once() -> None:
+    site = Site()
+    job_id = refused_growth(site, configure=SlurmRefused("Requested node configuration is not available"))
+    began = site.slurm.clock()
+    while site.slurm.truth(job_id).restart_count == 0 or not site.slurm.truth(job_id).nodes:
+        site.turn(0.5)
+        assert site.slurm.clock() - began < 10.0
+    assert site.slurm.truth(job_id).gpus_per_node_held == {"n1": 1}
+    assert site.rows.moves[1].reason.startswith(BACK)
+    site.turn(1.0)
+    bars = site.acting.refusals.bars(site.slurm.observe())
+    assert bars.most[job_id][0] == 1, "a start at another size does not end the refusal"
+
+
+def test_a_training_whose_nodes_refuse_it_goes_back_although_nobody_took_the_gpus() -> None:
+    site = Site([Node("n1", 4, cpus=8, memory_mb=1000)])
+    job_id = site.running(SMALL, spec=JobSpec(mem_per_gpu_mb=600))
+    site.begin((job_id, "requeue", SMALL, LARGE))
+    site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
+    began = site.slurm.clock()
+    while site.slurm.truth(job_id).restart_count == 0 or not site.slurm.truth(job_id).nodes:
+        site.turn(0.5)
+        assert site.slurm.clock() - began < 10.0
+    assert site.slurm.truth(job_id).gpus_per_node_held == {"n1": 1}
+    site.turn()
+    most, rule = site.acting.refusals.bars(site.slurm.observe()).most[job_id]
+    assert (most, "BadConstraints" in rule) == (1, True)
+    assert f"jobs {job_id} (n1:2: BadConstraints)" in site.acting.refusals.note()
+    site.slurm.finish(job_id)
+    site.turn(1.0)
+    site.turn()
+    assert not site.acting.refusals.note()
+
+
+def test_no_training_goes_back_to_gpus_that_another_move_was_promised() -> None:
+    site = Site(TWO_NODES)
+    job_id, other = site.running(on("n1", 4)), site.running(on("n2", 2))
+    site.begin((job_id, "requeue", on("n1", 4), on("n2", 1)), (other, "requeue", on("n2", 2), on("n1", 4)))
+    for number in (1, 2):
+        site.reach(number, Step.DRAINING, Step.CHECKPOINTED)
+    site.turn(2.0)
+    site.reach(2, Step.REQUEUED)
+    site.slurm.fail("configure", SlurmRefused("no"))
+    site.turn(0.5)
+    site.turn(0.5)
+    assert len([m for m in site.rows.moves if m.reason.startswith(BACK)]) <= 1
+    for _ in range(20):
+        site.turn(0.5)
+    held = [site.slurm.truth(job_id).gpus_per_node_held, site.slurm.truth(other).gpus_per_node_held]
+    assert sum(each.get("n1", 0) for each in held) <= 4
+
+
+def test_a_job_whose_requeue_slurm_refuses_is_not_asked_for_another_move() -> None:
+    site = Site(TWO_NODES)
+    job_id = refused_growth(site, requeue=SlurmRefused("Requested operation is presently disabled"))
+    site.turn(1.0)
+    site.turn()
     eligible = site.acting.eligibility(site.slurm.observe(), Headroom())[job_id]
-    assert (eligible.nodes, "configuration is not available" in eligible.rule) == (frozenset(), True)
-    assert not site.acting.refusals.note(), "one job's trouble is none of the cluster's"
-    site.slurm.advance(61.0)
-    assert job_id not in site.acting.eligibility(site.slurm.observe(), Headroom())
+    assert (eligible.nodes, "presently disabled" in eligible.rule) == (frozenset(), True)
 
 
 def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
@@ -333,11 +406,11 @@ def test_a_waiting_job_whose_start_failed_may_start_elsewhere_at_once() -> None:
     assert site.acting.past.cooldown(job_id) == 0.0
 
 
-def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
+def test_a_first_start_that_no_node_could_hold_is_tried_with_fewer_gpus() -> None:
     site = Site([Node("n1", 4, cpus=8, memory_mb=1000)])
     slurm, refusals = site.slurm, site.acting.refusals
     job_id = slurm.submit(JobSpec(mem_per_gpu_mb=400))
-    start = site.at_step(job_id, Step.PLANNED, "start", 3)
+    site.at_step(job_id, Step.PLANNED, "start", 3)
     site.turn()
     site.turn(5.0)
     assert site.steps == [Step.CONFIGURED]
@@ -346,16 +419,9 @@ def test_a_size_that_no_node_could_hold_is_not_tried_again() -> None:
     assert slurm.calls[-2:] == [("renew", job_id), ("release", job_id)], (
         "kept back, then with a priority again"
     )
-    refused = slurm.truth(job_id)
-    most, rule = refusals.lowered(Headroom()).most[job_id]
-    assert (most, "BadConstraints" in rule) == (2, True)
-    assert "the size of job 1" in refusals.note()
-    slurm.finish(job_id)
     site.turn()
-    assert not refusals.note(), "nothing is stuck any more"
-    refusals.look(replace(start, step=Step.CONFIGURED), refused, Fail("x"))
-    slurm.advance(LONGEST_S)
-    assert not refusals.lowered(Headroom()).most, "the site may have changed since"
+    most, rule = refusals.bars(slurm.observe()).most[job_id]
+    assert (most, "BadConstraints" in rule) == (2, True)
 
 
 def test_a_waiting_job_gets_the_size_back_that_its_user_wrote() -> None:

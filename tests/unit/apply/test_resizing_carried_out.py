@@ -130,7 +130,7 @@ def test_a_move_that_fails_ends_its_companion_at_once_and_not_the_job() -> None:
         assert site.steps == [Step.FAILED]
         assert site.slurm.truth(lent).raw_state == "CANCELLED"
         assert site.slurm.truth(site.job).gpus_per_node_held == {"n1": 4}
-        assert site.acting.past.cooldown(site.job) > 60.0
+        assert site.acting.past.cooldown(site.job) > 50.0
 
 
 def test_companions_of_nobody_are_ended_though_a_call_is_refused_first() -> None:

@@ -7,12 +7,7 @@ from math import inf
 
 import pytest
 
-from polluxd.apply.headroom import Headroom
-from polluxd.apply.machine import Fail, Reach
-from polluxd.apply.refusals import FIRST_S, Refusals
-from polluxd.apply.startable import Eligibility, combined, eligibility, forbids, refused_group
-from polluxd.cli.status import health
-from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.apply.startable import Eligibility, combined, eligibility, forbids, refused
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.demands import Demands
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -32,16 +27,6 @@ def move(path: str, source: Placement, target: Placement, step: Step = Step.PLAN
 
 
 HERE, THERE = Placement(("n1",), 4), Placement(("n2",), 4)
-CONFIGURED = move("start", Placement(), THERE, Step.CONFIGURED)
-
-
-def refused(reason: str, **more: object) -> Refusals:
-    """What polluxd knows after Slurm has refused to start a job of alice and one of bea."""
-    refusals = Refusals(lambda: NOW, lambda: 0.0)
-    for number, user in ((1, "alice"), (2, "bea")):
-        waiting = job(number, JobState.PENDING, reason=reason, user=user, **more)
-        refusals.look(CONFIGURED, waiting, Fail("x"))
-    return refusals
 
 
 def test_without_a_rule_every_job_may_start_anywhere() -> None:
@@ -133,123 +118,7 @@ def test_which_moves_a_rule_forbids() -> None:
     ],
 )
 def test_reasons(reason: str, is_one: bool) -> None:
-    assert (refused_group(reason) is not None) is is_one
-
-
-def test_jobs_that_would_meet_a_refusal_stay_and_the_pause_doubles() -> None:
-    ticks = 0.0
-    refusals = Refusals(lambda: NOW, lambda: ticks)
-    waiting = job(1, JobState.PENDING, reason="AssocGrpGRES")
-    of_bea = job(5, JobState.PENDING, reason="AssocGrpGRES", user="bea")
-    others = (job(2), job(3, account="language"), job(4, spec=None), job(6, user="bea"))
-    refusal, started = Fail("x"), Reach(Step.STARTED)
-    assert refusals.note() == ""
-    refusals.look(CONFIGURED, waiting, refusal)
-    found = refusals.eligibility((waiting, *others))
-    assert set(found) == {1, 2}, "of its account and user"
-    assert not found[2].nodes
-    assert "AssocGrpGRES" in found[2].rule
-    assert refusals.note() == "", "one user may have met a limit of her own"
-    refusals.look(CONFIGURED, of_bea, refusal)
-    assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}
-    assert refusals.note() == (
-        "stuck since 2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision (AssocGrpGRES)"
-    )
-    ticks = FIRST_S
-    assert refusals.eligibility((waiting, *others)) == {}
-    refusals.look(CONFIGURED, waiting, refusal)
-    ticks += FIRST_S
-    assert set(refusals.eligibility((waiting, *others))) == {1, 2, 6}, "twice as long"
-    ticks += FIRST_S
-    refusals.look(CONFIGURED, job(2), started)
-    assert refusals.note() == ""
-    refusals.look(CONFIGURED, job(1, JobState.PENDING, reason="Resources"), refusal)
-    assert refusals.note() == ""
-
-
-@pytest.mark.parametrize(
-    "reason", ["BadConstraints", "QOSMaxGRESPerJob", "QOSMaxGRESPerNode", "AssocMaxCpuPerJobLimit"]
-)
-def test_a_job_is_tried_with_fewer_gpus_where_slurm_could_never_start_it_with_so_many(reason: str) -> None:
-    ticks = 0.0
-    refusals = Refusals(lambda: NOW, lambda: ticks)
-    waiting = job(1, JobState.PENDING, reason=reason)
-    refusals.look(CONFIGURED, waiting, Fail("x"))
-    assert set(refusals.eligibility((waiting, job(2)))) == {1}
-    ticks = FIRST_S
-    assert refusals.eligibility((waiting, job(2))) == {}
-    most, rule = refusals.lowered(Headroom()).most[1]
-    assert (most, reason in rule) == (THERE.gpus - 1, True)
-
-
-@pytest.mark.parametrize(
-    ("reason", "meet"),
-    [
-        ("QOSMaxGRESPerUser", {1, 2}),
-        ("QOSMaxMemoryPerUser", {1, 2}),
-        ("MaxJobsPerUser", {1, 2}),
-        ("AssocMaxJobsLimit", {1, 2}),
-        ("QOSMinGRES", {1}),
-        ("QOSMinCpuNotSatisfied", {1}),
-        ("AssocMaxWallDurationPerJobLimit", {1}),
-        ("PartitionNodeLimit", {1}),
-        ("PartitionTimeLimit", {1}),
-        ("PartitionConfig", {1, 2, 3}),
-        ("QOSGrpGRES", {1, 2, 3}),
-        ("AssocGrpGRES", {1, 2, 3}),
-        ("MaxGRESPerAccount", {1, 2, 3}),
-        ("Licenses", {1, 2, 3}),
-    ],
-)
-def test_a_limit_on_one_job_or_user_keeps_no_other_user_out(reason: str, meet: set[int]) -> None:
-    refusals = Refusals(lambda: NOW, lambda: 0.0)
-    flex = {"matlab@flex": 1}
-    waiting, of_cem = (
-        job(n, JobState.PENDING, reason=reason, user=user, licenses=flex)
-        for n, user in ((1, "alice"), (4, "cem"))
-    )
-    others = (job(2, licenses=flex), job(3, user="bea", licenses=flex))
-    refusals.look(CONFIGURED, waiting, Fail("x"))
-    assert set(refusals.eligibility((waiting, *others))) == meet - {3}
-    assert refusals.note() == "", "the cluster is not stuck for that"
-    refusals.look(CONFIGURED, of_cem, Fail("x"))
-    assert set(refusals.eligibility((waiting, *others))) == meet
-    own = 3 not in meet
-    assert (refusals.note() == "", refusals.groups == []) == (own, own), "the cluster is not stuck for that"
-    refusals.keep({2, 3})
-    assert set(refusals.eligibility(others)) == meet - {1}
-
-
-@pytest.mark.parametrize("reason", ["PartitionDown", "PartitionInactive", "Licenses"])
-def test_what_each_look_at_slurm_shows_takes_jobs_at_once(reason: str) -> None:
-    known = {"licenses": {"matlab": 1}}
-    others = (job(1, **known), job(2, user="bea", **known))
-    assert refused(reason, **known).eligibility(others) == {}
-
-
-def test_tasks_wait_where_the_user_has_throttled_the_array() -> None:
-    ticks = 0.0
-    refusals = Refusals(lambda: NOW, lambda: ticks)
-    runs = job(1, array=(1, 0))
-    waits = [job(n, JobState.PENDING, array=(1, n), reason="JobArrayTaskLimit") for n in (2, 3)]
-    refusals.look(CONFIGURED, waits[1], Fail("x"))
-    assert refusals.note() == "", "its user wants it"
-    found = refusals.eligibility((runs, *waits))
-    assert set(found) == {2, 3}
-    assert "1 tasks of array 1" in found[2].rule
-    ended = replace(runs, state=JobState.COMPLETED)
-    assert set(refusals.eligibility((ended, *waits))) == {3}, "the next one may start at once"
-    ticks = FIRST_S
-    assert refusals.eligibility((runs, *waits)) == {}, "polluxd looks whether the throttle still holds"
-
-
-def test_status_says_what_slurm_refuses_and_since_when() -> None:
-    refusals = refused("AssocGrpGRES")
-    status = {"leader": "host", "leading": True, "decided_at": NOW, "paused": False}
-    status["note"] = refusals.note() + "; paused"
-    verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
-    assert (verdict.exit_status, verdict.message, verdict.stuck_since) == (2, refusals.note(), NOW)
-    assert health({**status, "note": "paused"}, (), CycleSettings(), MoveSettings(), NOW + 1).exit_status == 0
+    assert refused(reason, free=False) is is_one
 
 
 def place(**demands: object) -> Eligibility | None:

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from pollux.goodput import BatchLimits
 from polluxd.apply.idle_watch import IdleGpus
 from polluxd.apply.reconciler import Reconciler
-from polluxd.apply.startable import refused_group
 from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller
 from polluxd.errors import SlurmGarbled, SlurmRefused, SlurmUnavailable, StoreUnavailable
@@ -178,12 +177,6 @@ def test_jobs_beside_idle_gpus_are_counted_by_whether_a_reason_explains_it() -> 
     assert samples(metrics)[gauge] == {("explained",): 1.0, ("unexplained",): 1.0}
     metrics.cluster.show(of_idle([IdleGpus(1, 4, 0.0, "a ceiling", True)]))
     assert samples(metrics)[gauge] == {("explained",): 1.0, ("unexplained",): 0.0}
-
-
-def test_words_that_label_the_gauges_are_those_that_polluxd_uses() -> None:
-    reasons = ("PartitionDown", "AssocGrpGRES", "QOSGrpGRES", "Licenses", "BadConstraints")
-    groups = {refused_group(reason) for reason in reasons}
-    assert groups | {"move"} == set(CLUSTER_GAUGES["polluxd_stuck"].values)
 
 
 def test_a_standby_shows_nothing_of_the_cluster() -> None:

@@ -1,0 +1,179 @@
+"""What Slurm refused stays barred until its cause has changed, and bars it for those who share the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.refusals import STUCK, TRIED_AGAIN_S, Refusals
+from polluxd.cli.status import health
+from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Step
+from polluxd.slurm.limits import Association, GroupLimits, JobLimits, Limits, Qos
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.rules import Partition, Rules
+from tests.build import move as build_move
+from tests.unit.apply.four_nodes import ALL, NODES, NOW, job
+
+MINUTE = 60.0
+LIMITS = Limits(
+    {("vision", None, ""): Association("vision", None, "", "", GroupLimits(), JobLimits())},
+    {"normal": Qos("normal", GroupLimits({"gres/gpu": 8}), JobLimits())},
+)
+
+
+class Learned:
+    """Refusals, and the cluster in which they are met."""
+
+    def __init__(self, *jobs: SlurmJob, nodes: tuple[Node, ...] = NODES) -> None:
+        self.ticks = 0.0
+        self.state = ClusterState(
+            NOW, nodes, jobs, rules=Rules({"main": Partition("main", "UP", ALL)}), limits=LIMITS
+        )
+        self.refusals = Refusals(lambda: NOW, lambda: self.ticks)
+        self.refusals.observe(self.state)
+
+    def refuse(self, job: SlurmJob, reason: str, to: int, *, held: int = 0, on: str = "n2") -> None:
+        source = Placement(("n1",), held) if held else NO_PLACEMENT
+        move = build_move("requeue", source, Placement((on,), to), Step.CONFIGURED, job_id=job.job_id)
+        self.refusals.learn(move, job, reason)
+
+    def most(self, **changes: object) -> dict[int, int]:
+        """The most GPUs by job, and 0 for those that may start nowhere, after a change of the cluster."""
+        self.state = replace(self.state, **changes)
+        self.refusals.observe(self.state)
+        bars = self.refusals.bars(self.state)
+        nowhere = {job_id: 0 for job_id, eligible in bars.eligibility.items() if not eligible.nodes}
+        return {job_id: most for job_id, (most, _) in bars.most.items()} | nowhere
+
+
+def running(number: int, gpus: int, **more: object) -> SlurmJob:
+    return job(number, **{"gpus_per_node_held": {"n1": gpus}, "qos": "normal", **more})
+
+
+def waiting(number: int, asked: int = 1, **more: object) -> SlurmJob:
+    known = job(number, JobState.PENDING, **{"qos": "normal", **more})
+    return replace(known, demands=replace(known.demands, asked=(1, asked)))
+
+
+def test_a_limit_of_one_job_bars_its_training_for_good_and_the_size_for_others() -> None:
+    stopped, colleague, elsewhere = running(1, 4), running(2, 2, user="bea"), running(3, 2, qos="high")
+    waits, large = waiting(4, user="cem"), waiting(5, user="cem", spec=JobSpec(min_gpus=8))
+    known = Learned(stopped, colleague, elsewhere, waits, large)
+    known.refuse(stopped, "QOSMaxGRESPerJob", 8, held=4)
+    bars = {1: 4, 2: 7, 4: 7, 5: 0}
+    assert known.most() == bars, "a job that the limit has stopped is stopped no second time"
+    known.ticks += 30.0
+    known.refusals.works(build_move("start", target=Placement(("n1",), 4), job_id=1), stopped)
+    assert known.most() == bars, "a start at another size does not end the refusal"
+    known.refusals.works(build_move("start", target=Placement(("n1",), 6), job_id=2), colleague)
+    assert known.most()[1] == 6, "what works for one works for all"
+    assert not known.refusals.note().startswith(STUCK), "it keeps no job of another size out"
+    assert "1 (QOSMaxGRESPerJob)" in known.refusals.note()
+    raised = Qos("normal", GroupLimits({"gres/gpu": 8}), JobLimits({"gres/gpu": 16}))
+    assert known.most(limits=replace(LIMITS, qos={"normal": raised})) == {}, "the limit has changed"
+
+
+def test_a_limit_of_minutes_counts_time_limits() -> None:
+    hour, short = running(1, 4, limit=61 * MINUTE), running(2, 4, limit=11 * MINUTE, user="bea")
+    known = Learned(hour, short)
+    known.refuse(hour, "QOSMaxGRESMinutesPerJob", 8, held=4)
+    most = known.most()
+    assert most[1] == 4
+    assert most[2] >= 16, "10 minutes on 16 GPUs are less than was refused"
+
+
+def test_a_limit_of_a_group_ends_when_others_use_less() -> None:
+    stopped, other, waits = running(1, 2), running(2, 4, user="bea"), waiting(3, user="cem")
+    known = Learned(stopped, other, waits)
+    known.refuse(stopped, "QOSGrpGRES", 4, held=2)
+    assert known.most()[1] == 2
+    assert known.most(jobs=(stopped, replace(other, gpus_per_node_held={"n1": 1}), waits))[1] == 5, (
+        "6 in all have worked"
+    )
+    ended = replace(other, state=JobState.COMPLETED, gpus_per_node_held={})
+    assert known.most(jobs=(stopped, ended, waits))[1] == 6
+
+
+def test_one_user_s_refusal_closes_no_account_to_others() -> None:
+    alice, hers, bea = waiting(1), waiting(2, account="vision"), waiting(3, user="bea")
+    known = Learned(alice, hers, bea)
+    known.refuse(alice, "AssocGrpGRES", 1)
+    assert known.most() == {1: 0, 2: 0}
+    known.refuse(bea, "AssocGrpGRES", 1)
+    assert known.most() == {1: 0, 2: 0, 3: 0}
+    note = known.refusals.note()
+    assert note.startswith(f"{STUCK}2027-01-15 08:00:00 UTC: Slurm refuses to start jobs of account vision")
+    assert known.refusals.groups == ["account"]
+    status = {"leader": "host", "leading": True, "decided_at": NOW, "paused": False, "note": note}
+    verdict = health(status, (), CycleSettings(), MoveSettings(), NOW + 1)
+    assert (verdict.exit_status, verdict.stuck_since) == (2, NOW)
+
+
+def test_a_limit_that_a_large_job_meets_leaves_small_ones_in() -> None:
+    greedy, small = waiting(1, 8, spec=JobSpec(min_gpus=8)), waiting(2, 1)
+    known = Learned(greedy, small)
+    known.refuse(greedy, "AssocGrpGRESRunMinutes", 8)
+    assert known.most() == {1: 0, 2: 1}, "no more than its user wrote"
+
+
+def test_a_first_start_that_is_refused_falls_to_the_size_of_its_user() -> None:
+    known = Learned(wide := waiting(1, 2))
+    known.refuse(wide, "QOSMaxGRESPerJob", 8)
+    assert known.most() == {1: 2}, "no try in between"
+
+
+@pytest.mark.parametrize(
+    ("reason", "barred"),
+    [
+        ("QOSMaxJobsPerUserLimit", {1, 2}),
+        ("AssocMaxJobsLimit", {1, 2}),
+        ("PartitionTimeLimit", {1, 2, 3}),
+        ("PartitionConfig", {1, 2, 3}),
+        ("QOSGrpJobsLimit", {1, 2, 3}),
+        ("Licenses", {1, 2, 3}),
+        ("JobArrayTaskLimit", {1, 2}),
+    ],
+)
+def test_limits_that_count_jobs_keep_others_of_the_group_waiting(reason: str, barred: set[int]) -> None:
+    flex: Mapping[str, object] = {"licenses": {"matlab@flex": 1}}
+    first, second = (waiting(n, array=(1, n), **flex) for n in (1, 2))
+    known = Learned(first, second, waiting(3, user="bea", **flex))
+    known.refuse(first, reason, 1)
+    assert set(known.most()) == barred
+    known.ticks += TRIED_AGAIN_S
+    assert known.most() == {}, "no training can be stopped: on free GPUs it is tried again"
+
+
+def test_nodes_that_refuse_a_size_bar_it_until_they_change() -> None:
+    nodes = (replace(NODES[0], foreign_cpus=4, foreign_gpus=1), *NODES[1:])
+    stopped = running(1, 2)
+    known = Learned(stopped, nodes=nodes)
+    known.refuse(stopped, "Resources", 3, held=2, on="n1")
+    assert known.most() == {1: 2}
+    assert known.most(nodes=(replace(nodes[0], foreign_cpus=5), *NODES[1:])) == {1: 2}
+    assert known.most(nodes=(replace(nodes[0], foreign_cpus=2), *NODES[1:])) == {}, "others use less"
+    known.refuse(stopped, "Resources", 3, held=2, on="n1")
+    assert known.most(nodes=(replace(NODES[0], cpus=64), *NODES[1:])) == {}, "the node has changed"
+
+
+def test_a_size_that_did_not_start_on_its_node_leaves_a_training_where_it_is() -> None:
+    alone = {"main": Partition("main", "UP", frozenset({"n1"}))}
+    stopped, alike, other = running(1, 4), waiting(2), waiting(3, spec=JobSpec(cpus_per_gpu=2))
+    known = Learned(stopped, alike, other)
+    known.most(rules=Rules(alone))
+    known.refuse(stopped, "Resources", 3, held=4, on="n1")
+    assert known.most() == {1: 0, 2: 2}, "and a job that asks for the same per GPU is tried with fewer"
+
+
+def test_a_script_that_fails_on_a_second_node_gets_no_second_node() -> None:
+    stays = running(1, 2)
+    known = Learned(stays)
+    growth = build_move("resize", Placement(("n1",), 2), Placement(("n1", "n2"), 2), job_id=1)
+    known.refusals.cannot_span(growth, "a joiner's script has ended before its training: no data")
+    bars = known.refusals.bars(known.state)
+    assert (bars.nodes, bars.most[1][0]) == ({1: 1}, 4)
+    assert "no data" in bars.most[1][1]
+    assert known.most(jobs=(replace(stays, state=JobState.FAILED),)) == {}
