@@ -16,7 +16,7 @@ _LONGEST_MIN = 1e7
 
 
 class Counted(NamedTuple):
-    """What a limit counts, and for whom."""
+    """What a limit counts, and the jobs that share it."""
 
     shared: tuple[tuple[str, str], ...]
     """Fields that all jobs under the limit have in common, with their values."""
@@ -28,7 +28,7 @@ class Counted(NamedTuple):
 
 
 def counted(job: SlurmJob, reason: str) -> Counted:
-    """Read from squeue(1)'s reason what a limit counts, and for whom."""
+    """Read from squeue(1)'s reason what a limit counts, and the jobs that share it."""
     shared: tuple[tuple[str, str], ...]
     if reason.startswith("Licenses"):
         shared = (("licenses", ",".join(sorted(job.licenses))),)

@@ -104,7 +104,7 @@ class Refusals:
         self._state: ClusterState | None = None
 
     def observe(self, state: ClusterState) -> None:
-        """Take in the cluster; forget the refusals whose cause has changed, or whom nobody can meet any more."""
+        """Take in the cluster; forget the refusals whose cause has changed, or that no job can meet any more."""
         self._state = state
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         self._limits = {
