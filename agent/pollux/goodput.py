@@ -215,7 +215,8 @@ def _paces(
     params: ThroughputParams, limits: BatchLimits, nodes: int, gpus: int, rigid: bool, points: int
 ) -> _Paces:
     row = np.array([[limits.initial, limits.maximum, limits.local_min, limits.local_max]], dtype=np.float64)
-    m, s, feasible = candidates(row, np.array([rigid]), np.array([float(gpus)]), points)
+    halves = np.array([limits.halves])
+    m, s, feasible = candidates(row, np.array([rigid]), np.array([float(gpus)]), points, halves)
     m, s = m[feasible], s[feasible]
     scale = gpus * m * (s + 1.0) / limits.initial
     return _Paces(m, s, scale, throughput(params, nodes, gpus, m, s))
@@ -234,6 +235,8 @@ class Packed(NamedTuple):
     """Only M0 is tried: the noise is unknown."""
     rigid: NDArray[np.bool_]
     """Not adaptive: M0 rounded up, M_max ignored."""
+    halves: NDArray[np.bool_]
+    """One GPU needs no second pass; see `BatchLimits`."""
 
 
 def pack(jobs: Sequence[Goodput]) -> Packed:
@@ -251,7 +254,8 @@ def pack(jobs: Sequence[Goodput]) -> Packed:
     rigid = np.array([not g.adaptive for g in jobs], dtype=np.bool_)
     fixed = np.array([g.noise is None for g in jobs], dtype=np.bool_)
     var, sqr = _shares(noise[:, 0], noise[:, 1])
-    return Packed(theta, var, sqr, limits, fixed, rigid)
+    halves = np.array([g.limits.halves for g in jobs], dtype=np.bool_)
+    return Packed(theta, var, sqr, limits, fixed, rigid, halves)
 
 
 def optimize_pairs(
@@ -277,11 +281,11 @@ def optimize_pairs(
 
 
 def candidates(
-    limits: Floats, rigid: NDArray[np.bool_], gpus: Floats, points: int
+    limits: Floats, rigid: NDArray[np.bool_], gpus: Floats, points: int, halves: NDArray[np.bool_]
 ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Return the divisions (m, s) to try, and which the limits allow.
 
-    All three are [P, points]. `limits` is [P, 4] as in Packed, `rigid` and `gpus` are [P]. There are about `points`
+    All three are [P, points]. `limits` is [P, 4] as in Packed, the others are [P]. There are about `points`
     batch sizes from M0 to M_max in geometric spacing (M0 alone if `points` is 1), each in as few passes as fit.
     """
     m0, top, low, high = (limits[:, c : c + 1] for c in range(4))
@@ -291,7 +295,7 @@ def candidates(
     wanted = first * (top / first) ** np.linspace(0.0, 1.0, points) if points > 1 else first
     per_gpu = wanted / K
     # Without accumulation, one GPU has a single gradient, from which no noise scale can be measured.
-    least = ((K == 1) & ~rigid) & (wanted > m0 + 0.5)
+    least = ((K == 1) & ~rigid & ~halves[:, None]) & (wanted > m0 + 0.5)
     passes = np.maximum(np.ceil(per_gpu / high - 1e-9), least + 1.0)
     exact, each = per_gpu / passes, K * passes
     m = np.maximum(np.ceil(exact - 1e-9), low)
@@ -307,15 +311,17 @@ def _optimize_chunk(
     packed: Packed, index: Ints, nodes: Floats, gpus: Floats, afar: NDArray[np.bool_], points: int
 ) -> Optimum:
     """`optimize_pairs` over one slice; temporaries are [P, points]."""
-    limits, rigid = packed.limits[index], packed.rigid[index]
+    limits, rigid, halves = packed.limits[index], packed.rigid[index], packed.halves[index]
     # Many jobs have the same limits, and a job has the same ones on every GPU type.
-    alike = np.column_stack([limits, rigid, gpus])
+    alike = np.column_stack([limits, rigid, halves, gpus])
     order = np.lexsort(alike.T)
     new = np.ones(order.size, dtype=np.bool_)
     new[1:] = np.any(alike[order[1:]] != alike[order[:-1]], axis=1)
     first, row_of = order[new], np.empty_like(order)
     row_of[order] = np.cumsum(new) - 1
-    m, s, feasible = candidates(limits[first].astype(np.float64), rigid[first], gpus[first], points)
+    m, s, feasible = candidates(
+        limits[first].astype(np.float64), rigid[first], gpus[first], points, halves[first]
+    )
     m, s, feasible = m[row_of], s[row_of], feasible[row_of]
     K, m0 = gpus[:, None], limits[:, :1].astype(np.float64)
     batch = K * m * (s + 1.0)

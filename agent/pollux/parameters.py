@@ -57,6 +57,8 @@ class BatchLimits:
     """m_min: the fewest examples per GPU and pass."""
     local_max: int
     """m_max: the most examples per GPU and pass (GPU memory)."""
+    halves: bool = False
+    """One GPU can make a measured step in two passes of half its examples: above M0 the other steps need one pass."""
 
     def __post_init__(self) -> None:
         for name in ("initial", "maximum", "local_min", "local_max"):

@@ -15,16 +15,16 @@ from datetime import timedelta
 from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
-from pollux.checkpoint.training_state import is_finite
 from pollux.errors import RankLost
 from pollux.loop.divergence import as_left, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
+from pollux.loop.finite import FiniteCheck
 from pollux.loop.left_alone import Places
 from pollux.loop.notices import in_words, notice, summary
 from pollux.loop.regroup import Regrouping
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
-from pollux.noise.measuring import sampling_interval
+from pollux.noise.measuring import interval_of
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.ranks.node_memory import node_memory
 from pollux.resize.groups import Groups
@@ -63,7 +63,7 @@ class Coordinator:
         """The move that a checkpoint was requested for, and the number of checkpoints begun before."""
         self.restored: list[RestoredParameters] = []
         """Of each model, from its restore to the first loop."""
-        self._finite = True
+        self._finite = FiniteCheck()
         self.search_rank: float | None = None
         """On rank 0 of a trial: its rank in its search."""
         self.closed = False
@@ -143,17 +143,8 @@ class Coordinator:
         """Begin an epoch. A training that counted as finished (fewer epochs, a first of several loops) goes on."""
         self.training.progress.finished = False
         self.drains.train_on()
-        self._warn_unless_finite()
-
-    def _warn_unless_finite(self) -> None:
-        """Warn once that the training has failed; this waits for the device."""
-        if self._main and self._finite and not is_finite(self.training.models[0].module):
-            self._finite = False
-            logger.error(
-                "the model's parameters are not finite after optimizer step %d: the training has failed. Look for the "
-                "first loss that is not finite, and leave such a batch out by job.skip()",
-                self.training.progress.optimizer_steps,
-            )
+        if self._main:
+            self._finite.look(self.training.models[0].module, self.training.progress.optimizer_steps)
 
     def enter(self) -> None:
         """The loop over the loader begins."""
@@ -198,6 +189,7 @@ class Coordinator:
         """
         if last and not self.training.ends_epochs:
             return
+        self._finite.tell()
         decision = self.exchange.step(self._decide)
         if decision is not None:
             self._act(decision)
@@ -242,7 +234,8 @@ class Coordinator:
             resize=resize,
             checkpoint=checkpoint,
             copy=bool(self.places.steps) and self.checkpointer.memory.due(),
-            sampling=measure_every or sampling_interval([m.norms for m in training.models], seconds),
+            sampling=measure_every
+            or interval_of([m.meter for m in training.models], training.timer.cost.interval),
             end=self.endings.wanted,
             next_exchange=next_exchange,
             noise=tuple(scale for model in training.models for scale in model.measured()),
@@ -366,7 +359,9 @@ class Coordinator:
         progress.finished = True
         if self._main:
             notice(summary(self.training))
-        self._warn_unless_finite()
+        if self._main:
+            self._finite.look(self.training.models[0].module, progress.optimizer_steps)
+        self._finite.tell(waits=True)
         try:
             with self.places.waiting(self.exchange):
                 self.exchange.agree(self._placed(Decision()))

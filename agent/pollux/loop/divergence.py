@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pollux.data.stream import ElasticStream
 from pollux.errors import RanksDiffer
 from pollux.ranks.control import ControlExchange
-from pollux.ranks.torch_internals import foreach_norm
+from pollux.ranks.torch_internals import norms_of
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 
@@ -142,6 +142,6 @@ def _norms(params: Sequence[Tensor]) -> float:
     real = [p for p in params if not p.is_complex()]
     if not real:
         return 0.0
-    norms = torch.stack([norm.double() for norm in foreach_norm(real, 2, torch.float32)])
+    norms = norms_of(real).double()
     places = torch.arange(1, len(norms) + 1, dtype=torch.float64, device=norms.device)
     return float(torch.dot(norms, places))

@@ -149,8 +149,8 @@ class Job(JobModel):
             seed=self._attempt.seed,
             **options,
         )
-        # A step larger than a pass would never be whole, and so never be measured.
-        limited = replace(limits, maximum=min(limits.maximum, data.length))
+        # A step larger than a pass would never be whole, and so never be measured. Workers read whole batches ahead.
+        limited = replace(limits, maximum=min(limits.maximum, data.length), halves=data.num_workers == 0)
         training.limit(limited, most_per_gpu, grow_after)
         choice = coordinator.exchange.agree(
             Decision().with_choice(self._first_choice(training.limits))

@@ -81,8 +81,8 @@ def _advice(training: Training) -> dict[str, float] | None:
 def _throughput(training: Training) -> float:
     """Examples per second at the present batch size, from the profile.
 
-    0 before it was measured. One GPU may make each of its steps in two halves (`Stepper._splits`): the whole batch is
-    then never timed, and the halves count.
+    0 before it was measured. One GPU may make its steps in two halves (`Stepper._splits`), all of them until the noise
+    scale is known: where the whole batch was never timed, the halves count.
     """
     world, choice = training.world, training.choice
     seconds = _step_time(training, choice.local_batch, choice.accumulation)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, TypedDict
 from weakref import WeakValueDictionary
 
@@ -34,6 +35,7 @@ from pollux.training.memory import MemoryBounds
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning import knowledge
+from pollux.tuning.measuring_cost import SHARE
 from pollux.tuning.mode import mode_for
 from pollux.tuning.profile import StepProfile
 from pollux.tuning.throughput import ThroughputModel
@@ -47,8 +49,10 @@ _jobs: WeakValueDictionary[int, Job] = WeakValueDictionary()
 class Measuring(TypedDict, total=False):
     """How the agent measures a training, where the defaults do not fit."""
 
+    measure_share: float
+    """Share of the training's time that measuring the noise scale may take; 0.005 by default."""
     every: int
-    """Optimizer steps from one measured gradient to the next; by default 1 to 20, by cost."""
+    """Optimizer steps from one measured gradient to the next. By default they follow from the share: 20 or more."""
     decay: float
     """Decay of the noise scale's averages per step of M0 examples."""
     step_time: ThroughputModel
@@ -92,7 +96,7 @@ def attach(
             `load_state_dict`, or one such object. Plain values are restored in the dict.
         measuring: how the agent measures; see `Measuring`.
         ddp_kwargs: further arguments of DistributedDataParallel; "comm_hook", as (state, function), is a communication
-            hook that the agent's own hook, which measures the noise, calls.
+            hook. With such a hook, or with gradient_as_bucket_view, the noise is not measured: the batch size stays.
 
     Raises:
         LaunchError: the environment variables that describe the ranks contradict each other.
@@ -127,11 +131,17 @@ def attach(
     )
     profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
     profile.model = options.get("step_time")
+    share = options.get("measure_share", SHARE)
+    if not isinstance(share, Real) or not 0.0 < share <= 1.0:
+        raise PolluxAgentError(
+            f"expected measure_share as a share of the time, above 0 and up to 1, got {share!r}"
+        )
     memory = MemoryBounds(world.device, attempt.directory, profile.gpu_type)
     effective_mode, may_adapt = mode_for(mode, adaptive, attempt.adaptive)
     training = Training(
         world, first, profile, memory, mode=effective_mode, adaptive=may_adapt, scaler=scaler, state=state
     )
+    training.timer.cost.share = float(share)
     job = Job(training, attempt, joiner)
     _jobs[id(optimizer)] = job
     if Trial.current is not None:

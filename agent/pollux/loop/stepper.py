@@ -104,7 +104,7 @@ class Stepper:
             if step.group is not None and step.group.left_out and step.uncommitted:
                 self._give_up()
             self._begin_group()
-        self.training.timer.fetch()
+        self.training.timer.fetch(measured=any(model.meter.measures for model in self.training.models))
 
     def _give_up(self) -> None:
         """Forget a step that the loop did not make: a pass of it was left out.
@@ -141,7 +141,8 @@ class Stepper:
                 )
                 warnings.warn(message % (local, whole_step), stacklevel=3)
             training.choice = BatchChoice(local, 0)
-        if self._splits(local, wanted):
+        halved = self._splits(local, wanted)
+        if halved:
             local, wanted = local // 2, 2
         data.set_batch(local)
         passes, samples = data.ahead(wanted)
@@ -155,7 +156,7 @@ class Stepper:
             if step.failed:
                 # Only now: another model may have made a pass over the batch after the one that did not fit.
                 model.optimizer.zero_grad(set_to_none=True)
-            model.begin_step(number, passes, local, samples, whole=whole, scale=scale)
+            model.begin_step(number, passes, local, samples, whole=whole, halved=halved, scale=scale)
 
     def _splits(self, local: int, passes: int) -> bool:
         """Whether to measure one GPU's gradient in two halves.

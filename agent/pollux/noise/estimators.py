@@ -1,120 +1,29 @@
 """Sources of the gradients that a noise scale compares.
 
 - Two ranks or more: each rank's accumulated gradient before DDP's reduction, and the mean after it: n = K,
-  b = m (s + 1). `ReductionEstimator` sees both at the ends of the backward pass. `HookEstimator`, a communication
-  hook, serves where the user has a hook or `.grad` is reduced in place.
+  b = m (s + 1). `ReductionEstimator` (`reduction.py`) sees both at the ends of the backward pass.
 - One rank that accumulates: the micro-batches' gradients are compared with their mean (`AccumulationEstimator`):
   n = s + 1, b = m.
 - One rank, one micro-batch: successive steps' gradients are differenced (`DifferencedEstimator`), as a last resort.
   The drift of the true gradient between two steps counts as noise: `var` is too large by |drift|^2 / 2 and `sqr` too
   small by half of it.
 
-Each puts two numbers per parameter group into a buffer on the device (`samples.py`), which is read every few seconds.
-Nothing waits for the device in between.
+Each puts its squared norms into a buffer on the device (`samples.py`), which is read every few seconds. Nothing waits
+for the device in between. A measured step takes the same number of operations however many parameters there are: each
+works on a list of tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares, added
-from pollux.noise.uncompressed_norms import UncompressedSums
 from pollux.ranks.sharding import local_part
-from pollux.ranks.torch_internals import foreach_add_
-
-CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
-"""State and function, as for `DistributedDataParallel.register_comm_hook`."""
-
-
-class HookEstimator:
-    """Two ranks or more: a DDP communication hook.
-
-    `.grad` is bit for bit what DDP without a hook gives: each bucket is multiplied by 1/K, then summed. Steps that are
-    not measured cost nothing more.
-
-    A user's own hook (`inner`: state and function, for instance fp16 compression or PowerSGD) reduces in its place. Its
-    result need not be the mean of its input, so a measured step sums the gradients as well.
-    """
-
-    parts = (False, False)
-
-    def __init__(
-        self,
-        norms: GradientNorms,
-        world_size: int,
-        *,
-        on_ready: Callable[[], None],
-        inner: CommunicationHook | None = None,
-    ) -> None:
-        self._norms = norms
-        self._size = world_size
-        self._on_ready = on_ready
-        self._inner = inner
-        self._beside = None if inner is None else UncompressedSums(norms, world_size)
-        self._measuring = False
-        self.reductions = 0
-        """Reductions since the step began; only the first one takes the ranks' own gradients in."""
-        self._local: list[Tensor] = []
-        self._total: list[Tensor] = []
-        self._reduced: list[tuple[list[Tensor], list[Tensor]]] = []
-        """Parameters and gradients of the buckets."""
-
-    def begin(self, measuring: bool, *, first: bool = True) -> None:
-        """Begin the synchronising pass; `measuring` is equal on all ranks.
-
-        `first`: no earlier pass of the step was reduced.
-        """
-        self._measuring = measuring
-        self.reductions = 0 if first else self.reductions
-        self._local, self._total, self._reduced = [], [], []
-
-    def end(self) -> tuple[Squares, Squares] | None:
-        """Return |g_b|^2 of this rank and |g_B|^2; None without a measurement."""
-        if not self._measuring:
-            return None
-        self._measuring = False
-        # The buckets still hold the reduced gradients. A callback of each bucket's reduction would contend with the
-        # backward pass for the interpreter, so they are measured here.
-        totals = self._total + [self._norms.of(params, grads) for params, grads in self._reduced]
-        local, self._local, self._total, self._reduced = self._local, [], [], []
-        if not totals:
-            return None
-        return added(torch.stack(local).sum(0)), added(torch.stack(totals).sum(0))
-
-    def hook(self, group: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[Tensor]:
-        """The hook for `DistributedDataParallel.register_comm_hook`."""
-        if bucket.is_last():
-            self._on_ready()
-            self.reductions += 1
-        if self._inner is not None:
-            if self._measuring and self._beside is not None:
-                local, total = self._beside.measure(bucket)
-                self._local.append(local)
-                self._total.append(total)
-            state, inner = self._inner
-            return inner(state, bucket)
-        buffer = bucket.buffer()
-        if self._measuring:
-            params, grads = bucket.parameters(), bucket.gradients()
-            self._local.append(self._norms.of(params, grads))
-            self._reduced.append((params, grads))
-        buffer.mul_(1.0 / self._size)
-        future = dist.all_reduce(buffer, group=group, async_op=True).get_future()
-        answer: torch.futures.Future[Tensor] = future.then(_first)
-        return answer
-
-    # DDP compares a hook's annotations with classes; postponed annotations are strings, so the hook has none.
-    hook.__annotations__.clear()
-
-
-def _first(finished: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return finished.value()[0]
+from pollux.ranks.torch_internals import foreach_add_, foreach_div_, foreach_mul
 
 
 class AccumulationEstimator:
@@ -187,6 +96,7 @@ class DifferencedEstimator:
         self._params = list(params)
         self._previous: list[tuple[Tensor, Tensor]] | None = None
 
+    @torch.no_grad()
     def end(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
         """Return mean |g_b|^2 and |g_B|^2 of the kept gradient and this one, and forget the kept one.
 
@@ -195,24 +105,24 @@ class DifferencedEstimator:
         """
         previous, self._previous = self._previous, None
         if previous is None:
-            seen = [(p, p.grad) for p in self._params if p.grad is not None]
-            self._previous = [
-                (p, local_part(g) * unscale if unscale is not None else local_part(g.detach()).clone())
-                for p, g in seen
-            ]
+            seen = [(p, local_part(p.grad)) for p in self._params if p.grad is not None]
+            if seen:
+                copies = foreach_mul([grad for _, grad in seen], 1.0 if unscale is None else unscale)
+                self._previous = [(p, copy) for (p, _), copy in zip(seen, copies, strict=True)]
             return None
         params = [p for p, _ in previous]
-        if not params or any(p.grad is None for p in params):
+        new = [local_part(p.grad) for p in params if p.grad is not None]
+        if len(new) < len(params):
             return None
         old = [g for _, g in previous]
-        new = [
-            local_part(p.grad) * unscale if unscale is not None else local_part(p.grad.detach())
-            for p in params
-            if p.grad is not None
-        ]
-        local = (self._norms.of(params, old) + self._norms.of(params, new)) / 2
+        before, now = self._norms.of(params, old), self._norms.of(params, new)
+        if unscale is not None:
+            # In the units of this step's scaled gradients, which are only read.
+            foreach_div_(old, unscale)
+            now = now * unscale**2
         foreach_add_(old, new)
-        return added(local), added(self._norms.of(params, old) / 4)
+        both = self._norms.of(params, old)
+        return added((before + now) / 2), added((both if unscale is None else both * unscale**2) / 4)
 
     @property
     def holding(self) -> bool:

@@ -15,12 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pollux.goodput import NoiseScale
-from pollux.noise.estimators import (
-    AccumulationEstimator,
-    CommunicationHook,
-    DifferencedEstimator,
-    HookEstimator,
-)
+from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator
 from pollux.noise.noise_scale import NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
@@ -32,29 +27,25 @@ from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 if TYPE_CHECKING:
     from pollux.noise.sharded_noise import ReduceScatterEstimator
 
-    RanksEstimator = ReductionEstimator | HookEstimator | ReduceScatterEstimator
+    RanksEstimator = ReductionEstimator | ReduceScatterEstimator
     Estimator = RanksEstimator | AccumulationEstimator | DifferencedEstimator
 
 ROWS = 64
 """Most samples kept until they are read."""
 
-MAX_SAMPLING = 20
-"""Most optimizer steps between measured gradients: 1/20 costs under 2 % of a step."""
+KNOWN = 16
+"""Samples until the noise scale is known well enough to be measured rarely."""
 
-MEASURING_SHARE = 0.005
-"""Share of the step time for measuring gradients, by a rough estimate."""
+MOST_TRIES = 48
+"""Measured steps at the beginning that need not wait: gradients that give no noise scale by then may never give one."""
 
 
-def sampling_interval(models: Sequence[GradientNorms], step_seconds: float) -> int:
-    """Return the optimizer steps from one measured gradient to the next.
+def interval_of(meters: Sequence[NoiseMeter], by_cost: Callable[[int], int]) -> int:
+    """Return the optimizer steps from one sample to the next, on rank 0.
 
-    1 if a step takes long compared with a measurement. `step_seconds` is 0 while unknown.
+    1 until all models' noise scales are known; then by the cost of a sample, of so many measured steps.
     """
-    if step_seconds <= 0:
-        return 1
-    # Kernel launches, and memory traffic at some GB/s; right within a factor of a few, which is enough.
-    cost = sum(2e-4 + 4e-9 * norms.size * (3 if norms.preconditioned else 1) for norms in models)
-    return int(min(max(cost / (MEASURING_SHARE * step_seconds), 1), MAX_SAMPLING))
+    return by_cost(max(meter.steps for meter in meters)) if all(meter.known for meter in meters) else 1
 
 
 class NoiseMeter:
@@ -70,11 +61,24 @@ class NoiseMeter:
         scaler: Any | None = None,
         on_ready: Callable[[], None],
         sampling: int = 1,
-        comm_hook: CommunicationHook | None = None,
+        least: int = 0,
+        blind: bool = False,
     ) -> None:
+        """`least`: fewest steps from one measured step to the next, once the noise scale is known. Twice as many where
+        a sample takes two steps, or a pass more.
+
+        `blind`: a communication hook of the script's reduces the gradients.
+        """
         self.norms = norms
         self.averages = averages
         self.sampling = sampling
+        """Optimizer steps from one measured gradient to the next, as rank 0 has decided."""
+        self.measures = False
+        """The present step is measured."""
+        self.steps = 1
+        """Measured steps that a sample takes."""
+        self._least, self._times = least, 1
+        self._tries = 0
         self.initial = 1
         """M0; known with the loader."""
         self.read_every = 1
@@ -89,8 +93,6 @@ class NoiseMeter:
         self._flushed_at = 0
         self._step = 0
         self._due_from = 0
-        self._reduction: ReductionEstimator | None = None
-        self._hook: RanksEstimator | None = None
         self.sharded = is_sharded(model)
         """The model is under fully_shard."""
         self.reduces = True
@@ -98,32 +100,15 @@ class NoiseMeter:
         self.hooked = isinstance(model, DistributedDataParallel) and not model.gradient_as_bucket_view
         """The estimator sees reduced gradients apart from `.grad`, which the user's loop may change before the step."""
         self._static = isinstance(model, DistributedDataParallel) and model.static_graph
+        self._young = self._static
+        """No pass of a static graph is over: DDP reduces after the first one in another order."""
+        # A reduction in place begins before the pass is over, and a hook's result need not be a mean.
+        self.blind = isinstance(model, DistributedDataParallel) and (blind or model.gradient_as_bucket_view)
+        """The ranks' own gradients cannot be seen: nothing is measured."""
         params = [p for p in model.parameters() if p.requires_grad]
-        group = None
-        if isinstance(model, DistributedDataParallel):
-            group = model.process_group
-            if comm_hook is not None or model.gradient_as_bucket_view or model.static_graph:
-                size = dist.get_world_size(group)
-                self._hook = HookEstimator(norms, size, on_ready=on_ready, inner=comm_hook)
-                model.register_comm_hook(group, self._hook.hook)
-            else:
-                rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-                self._hook = self._reduction = ReductionEstimator(
-                    norms,
-                    params,
-                    rank=rank,
-                    ranks=ranks,
-                    reduces=lambda: reduces_gradients(model),
-                    varies=model.find_unused_parameters,
-                    on_ready=on_ready,
-                )
-        elif self.sharded and dist.get_world_size() > 1:
-            replicas = dist.get_world_size() // ranks_per_replica(model)
-            if replicas > 1:
-                from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
-
-                self._hook = ReduceScatterEstimator(norms, model, replicas)
-            group = dist.group.WORLD
+        self._hook: RanksEstimator | None = None
+        self._reduction: ReductionEstimator | None = None
+        group = self._see_ranks(model, params, on_ready)
         # Gradients of another optimizer are not set aside: that optimizer's estimator may do so.
         own = [p for p in params if p in norms.group_of]
         self._accumulation = AccumulationEstimator(norms, own)
@@ -131,6 +116,31 @@ class NoiseMeter:
         # The ranks of one replica alone have a part of each gradient.
         parts = (group is not None,) * 2 if self._hook is None else self._hook.parts
         self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
+
+    def _see_ranks(
+        self, model: torch.nn.Module, params: list[torch.nn.Parameter], on_ready: Callable[[], None]
+    ) -> dist.ProcessGroup | None:
+        """Make what compares the gradients of several ranks. Return the group of these ranks; None for one rank."""
+        if isinstance(model, DistributedDataParallel):
+            group: dist.ProcessGroup = model.process_group
+            self._hook = self._reduction = ReductionEstimator(
+                self.norms,
+                params,
+                rank=dist.get_rank(group),
+                ranks=dist.get_world_size(group),
+                reduces=lambda: reduces_gradients(model),
+                varies=model.find_unused_parameters,
+                on_ready=on_ready,
+            )
+            return group
+        if not self.sharded or dist.get_world_size() < 2:
+            return None
+        replicas = dist.get_world_size() // ranks_per_replica(model)
+        if replicas > 1:
+            from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
+
+            self._hook = ReduceScatterEstimator(self.norms, model, replicas)
+        return dist.group.WORLD
 
     def begin(self, initial: int) -> None:
         """Begin training with batches of `initial` (M0); averages continue."""
@@ -153,31 +163,57 @@ class NoiseMeter:
             return None
         return NoiseScale(sum(n.sqr for n in self.agreed), sum(n.var for n in self.agreed))
 
+    @property
+    def interval(self) -> int:
+        """Optimizer steps from one measured gradient to the next."""
+        return max(self.sampling, self._least * self._times if self.known else 1)
+
+    @property
+    def known(self) -> bool:
+        """The noise scale is known well enough, or cannot be measured."""
+        return self.averages.samples >= KNOWN or self._tries > MOST_TRIES
+
     def due(self, step: int) -> bool:
         """Tell whether optimizer step `step` is measured."""
-        return self.norms.warm and (step >= self._due_from or self._differenced.holding)
+        if step < self._due_from and not self._differenced.holding:
+            return False
+        return self.norms.warm and not (self.blind or self._young)
 
-    def begin_group(self, step: int, passes: int, local_batch: int, batch_size: int, *, whole: bool) -> None:
-        """Begin a step; `whole`: no end of a pass through the data cuts it short."""
-        self._source, self._step = None, step
+    def begin_group(
+        self,
+        step: int,
+        passes: int,
+        local_batch: int,
+        batch_size: int,
+        *,
+        whole: bool,
+        halved: bool = False,
+    ) -> None:
+        """Begin a step.
+
+        `whole`: no end of a pass through the data cuts it short. `halved`: it would have had one pass.
+        """
+        self._source, self._step, self.measures = None, step, False
         if not whole:
             self._differenced.forget()
             return
         if not self.due(step) or (self._static and passes > 1):
             return  # a static graph synchronises all passes: the last one does not see the ranks' own gradients
+        self.measures, self.steps, self._times = True, 1, 1 + halved
+        self._tries += 1
         scale = batch_size / self.initial
         if self._hook is not None:
             size = batch_size // (local_batch * passes)
             self._source = self._hook
-            self._kind = SampleKind(size, local_batch * passes, scale, self.sampling)
+            self._kind = SampleKind(size, local_batch * passes, scale, self.interval)
         elif passes >= 2:
             self._source = self._accumulation
-            self._kind = SampleKind(passes, local_batch, scale, self.sampling)
+            self._kind = SampleKind(passes, local_batch, scale, self.interval)
             self._accumulation.begin_group()
             self._differenced.forget()
         else:
-            self._source = self._differenced
-            self._kind = SampleKind(2, local_batch, scale, self.sampling)
+            self._source, self.steps, self._times = self._differenced, 2, 2
+            self._kind = SampleKind(2, local_batch, scale, self.interval)
 
     def before_pass(self, synchronises: bool, *, first: bool = True) -> None:
         """Begin a micro-batch; `first`: no earlier pass of its step was reduced."""
@@ -201,6 +237,7 @@ class NoiseMeter:
             self._accumulation.after_backward(share)
         if not synchronises:
             return
+        self._young = False
         if self._reduction is not None:
             self._reduction.passed()
         if self._source is not None:
@@ -241,7 +278,7 @@ class NoiseMeter:
             if self._hook is not None and self._hook.reductions > 1:
                 # The user's own accumulation without `no_sync`: `.grad` held means already.
                 pair = None
-        if pair is not None or self._differenced.holding:
+        if pair is not None or self._differenced.holding or self._tries > MOST_TRIES:
             self._measured()
         if pair is None:
             return
@@ -263,7 +300,7 @@ class NoiseMeter:
 
     def _measured(self) -> None:
         """Wait an interval from here: models that step seldom are measured, too."""
-        self._due_from = self._step + self.sampling
+        self._due_from = self._step + self.interval
 
     def _unscale(self) -> Tensor | None:
         """Return AMP's inverse loss scale as a tensor on the device. Reading it does not wait for the device."""

@@ -3,9 +3,9 @@
 After the reduction all ranks hold the same gradients: each rank measures its share of the parameters, and reading the
 samples adds the parts up.
 
-The preconditioner does not change in between. It is laid out once, flat, for a run of parameters, and kept for the
-second measurement, as far as the workspace allows: a run then takes three kernels for any number of parameters. Beyond
-the workspace, `GradientNorms.of` measures parameters in chunks.
+The preconditioner does not change in between. It is computed once for a run of parameters, and kept for the second
+measurement, as far as the workspace allows: a run then takes three operations for any number of parameters. Beyond the
+workspace, `GradientNorms.of` measures parameters in chunks.
 
 Where steps are measured one soon after the other, the next ones use the same preconditioner until `LAG` of the
 optimizer's averages is new. An older preconditioner is as independent of the measured gradient.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pollux.noise.precondition import CHUNK, GradientNorms, floor
 from pollux.noise.samples import Squares
-from pollux.ranks.torch_internals import foreach_norm
+from pollux.ranks.torch_internals import foreach_add_, foreach_div, foreach_sqrt, norms_of
 
 _CALL = 20_000
 """Elements that a CPU processes in about the time of one more tensor."""
@@ -40,8 +40,8 @@ class _Run(NamedTuple):
     own: bool
     """In this rank's share."""
     params: list[Tensor]
-    below: Tensor | None
-    """Divisor along the flattened gradients; None: not kept."""
+    below: list[Tensor] | None
+    """Divisors of the gradients; None: not kept."""
     factor: float
     """Factor of the norm."""
 
@@ -114,11 +114,11 @@ class PairNorms:
                 more = self._norms.of(run.params, grads)
                 rest = more if rest is None else rest + more
                 continue
-            seen = torch.cat([grad.reshape(-1) for grad in grads]).div_(run.below)
-            found.append(torch.dot(seen, seen).sqrt_().mul_(run.factor))
-            places.append(run.group)
+            seen = foreach_div(grads, run.below)
+            found.append(norms_of(seen).mul_(run.factor))
+            places += [run.group] * len(grads)
             del seen  # before the next run allocates its own
-        return Squares(torch.stack(found) if found else None, tuple(places), rest)
+        return Squares(torch.cat(found) if found else None, tuple(places), rest)
 
     def _lay_out(self) -> Iterator[_Run]:
         norms = self._norms
@@ -154,9 +154,9 @@ class PairNorms:
     def _kept(self, group: int, own: bool, run: Sequence[tuple[Tensor, Tensor]]) -> _Run:
         """With P = 1 / (sqrt(v) / c + eps): P g = c g / (sqrt(v) + c eps)."""
         rule = self._norms.step_rule(group)
-        below = torch.cat([moment.reshape(-1) for _, moment in run]).sqrt_()
-        floor(list(below.split([moment.numel() for _, moment in run])), rule)  # type: ignore[no-untyped-call]
-        below.add_(rule.eps * rule.corrected)
+        below = list(foreach_sqrt([moment for _, moment in run]))
+        floor(below, rule)
+        foreach_add_(below, rule.eps * rule.corrected)
         return _Run(group, own, [param for param, _ in run], below, rule.corrected)
 
 
@@ -164,8 +164,7 @@ def _plain(pairs: Sequence[tuple[Tensor, int]]) -> Squares:
     seen = [(p.grad, group) for p, group in pairs if p.grad is not None]
     if not seen:
         return Squares(None, ())
-    norms = foreach_norm([grad for grad, _ in seen], 2, torch.float32)
-    return Squares(torch.stack(norms), tuple(group for _, group in seen))
+    return Squares(norms_of([grad for grad, _ in seen]), tuple(group for _, group in seen))
 
 
 def _share(sizes: Sequence[int], rank: int, ranks: int) -> set[int]:

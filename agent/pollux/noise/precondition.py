@@ -22,9 +22,9 @@ from pollux.ranks.torch_internals import (
     foreach_clamp_min_,
     foreach_div_,
     foreach_mul_,
-    foreach_norm,
     foreach_reciprocal_,
     foreach_sqrt,
+    norms_of,
 )
 
 WARM_STEPS = 5
@@ -43,7 +43,7 @@ def floor(roots: list[Tensor], rule: StepRule) -> None:
     typical gradient stands for it. A tensor that never had a gradient does not count.
     """
     sizes = tuple(root.numel() for root in roots)
-    least = torch.stack(list(foreach_norm(roots, 2))) * _shares(sizes, rule.newest, roots[0].device)
+    least = norms_of(roots) * _shares(sizes, rule.newest, roots[0].device)
     foreach_clamp_min_(roots, list(torch.where(least > 0, least, torch.inf).unbind()))
 
 
@@ -80,8 +80,11 @@ class GradientNorms:
             for p in group["params"]
             if not p.is_complex()
         }
-        self.count_parameters()
         self._chosen = chosen
+        self._typical: dict[Tensor, tuple[int, Tensor]] = {}
+        """Root mean square of the gradient so far, after so many steps, of parameters that are measured in parts."""
+        self._views: dict[Tensor, tuple[Tensor, Tensor]] = {}
+        """Moments that the optimizer keeps, each with its flat view."""
         self._families: tuple[Family, ...] | None = None
 
     @property
@@ -115,10 +118,6 @@ class GradientNorms:
             return False
         return self.steps >= WARM_STEPS or not self.preconditioned
 
-    def count_parameters(self) -> None:
-        """Count this rank's parameters one by one, again where its shards are others."""
-        self.size: int = sum(local_part(p).numel() for p in self.group_of)
-
     def leave_out(self, params: Iterable[Tensor]) -> None:
         """Stop measuring parameters whose gradients are sparse. A sparse gradient has other rows at each step."""
         for param in params:
@@ -134,7 +133,8 @@ class GradientNorms:
     def of(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """Return the squared norm per parameter group, float32 [groups].
 
-        The result is on the gradients' device. Nothing synchronises with the host.
+        A gradient has its parameter's local shape, or is flat. The result is on the gradients' device. Nothing
+        synchronises with the host. Each chunk takes the same number of operations, however many parameters are in it.
         """
         device = local_part(grads[0]).device if grads else torch.device("cpu")
         if not self.preconditioned:
@@ -142,7 +142,7 @@ class GradientNorms:
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
         for group, pieces, seconds in self._chunks(params, grads):
             seen = self._preconditioned(pieces, seconds, group) if seconds else pieces
-            norms = torch.stack(list(foreach_norm(seen, 2, torch.float32)))
+            norms = norms_of(seen)
             out[group] += torch.dot(norms, norms)
             del seen  # before the next chunk's is made
         return out
@@ -153,7 +153,7 @@ class GradientNorms:
         grads, groups = [g for g, _ in pairs], tuple(group for _, group in pairs)
         if not grads:
             return torch.zeros(self.groups, dtype=torch.float32, device=device)
-        norms = torch.stack(list(foreach_norm(list(map(local_part, grads)), 2, torch.float32)))
+        norms = norms_of(list(map(local_part, grads)))
         if self.groups == 1:
             return torch.dot(norms, norms).reshape(1)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
@@ -173,11 +173,14 @@ class GradientNorms:
             moment = self.second_moment(param)
             if moment is None:
                 return out
-            flat = moment.reshape(-1)
+            flat = self._flat(param, moment)
             part = flat[start : start + piece.numel()]
             if part.numel() == 0:
                 return out
-            typical = flat.sum(dtype=torch.float32).div_(flat.numel()).sqrt_()
+            steps, typical = self._typical.get(param, (-1, None))
+            if steps != self.steps or typical is None:
+                typical = flat.sum(dtype=torch.float32).div_(flat.numel()).sqrt_()
+                self._typical[param] = self.steps, typical
             piece = self._preconditioned([piece[: part.numel()]], [part], group, typical)[0]
         norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
         out[group] = norm * norm
@@ -229,6 +232,8 @@ class GradientNorms:
                 whole = self.second_moment(param)
                 if whole is None:
                     continue  # the optimizer has never stepped this parameter
+                if whole.shape != grad.shape:
+                    whole = self._flat(param, whole)
                 for piece, moment in _pieces(grad, whole):
                     if pieces and size + piece.numel() > CHUNK:
                         yield group, pieces, seconds
@@ -238,6 +243,17 @@ class GradientNorms:
                     size += piece.numel()
             if pieces:
                 yield group, pieces, seconds
+
+    def _flat(self, param: Tensor, moment: Tensor) -> Tensor:
+        """Return a moment flat. The view of a tensor that the optimizer keeps is kept, too: a view is an operation."""
+        known = self._views.get(param)
+        if known is None or known[0] is not moment:
+            known = moment, moment.reshape(-1)
+            if any(
+                local_part(v) is moment for v in self.optimizer.state[param].values() if isinstance(v, Tensor)
+            ):
+                self._views[param] = known
+        return known[1]
 
     def turned(self, param: Tensor) -> bool:
         """Tell whether P mixes the elements of the parameter's gradient. Such a gradient is measured as a whole."""

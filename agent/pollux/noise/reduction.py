@@ -7,8 +7,8 @@ call at the end of the backward pass. The engine calls in the order of asking, a
 is full. At the first call, `.grad` still holds this rank's own gradient (DDP reduces copies). A second call, asked for
 in the first, sees DDP's result.
 
-`HookEstimator` serves `gradient_as_bucket_view`, which reduces `.grad` in place, `static_graph`, whose first step asks
-in another order, and a user's own communication hook.
+`gradient_as_bucket_view` reduces `.grad` in place, and a user's own communication hook need not give a mean: nothing is
+measured there. Nor is the first step of `static_graph`, in which DDP asks in another order.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pollux.noise.noise_scale import NoiseAverages, SampleKind
 from pollux.noise.precondition import index_of
+from pollux.ranks.arrival import Arrival
 from pollux.ranks.control import lost_peer
 
 
@@ -54,8 +55,9 @@ def summed(squares: Sequence[Squares], groups: int, device: torch.device) -> Ten
 class SampleBuffer:
     """Samples of (local, total) squared norms on the device, read together.
 
-    `flush` starts the reduction over the ranks. `collect` takes its result in at a later step, when the reduction is
-    long complete, and copies it to the host. Every rank must call them at the same steps.
+    `flush` starts the reduction over the ranks. `collect`, at the next step, starts the copy of its result to the host,
+    and takes it in at the one after: the host never waits for the work that it has queued last. Every rank must call
+    them at the same steps.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class SampleBuffer:
         self._local: list[Squares] = []
         self._total: list[Squares] = []
         self._pending: tuple[Tensor, list[SampleKind], Any] | None = None
+        self._copied: tuple[Arrival, list[SampleKind]] | None = None
 
     @property
     def full(self) -> bool:
@@ -113,14 +116,22 @@ class SampleBuffer:
         self._kinds, self._local, self._total = [], [], []
 
     def collect(self, averages: NoiseAverages, initial: float) -> None:
-        """Take the samples of the last flush into `averages`, if they were not yet."""
+        """Take the samples that have arrived into `averages`."""
+        self._take_in(averages, initial)
         if self._pending is None:
             return
         data, kinds, work = self._pending
         self._pending = None
-        if not _arrived(work):
+        if _arrived(work):
+            self._copied = Arrival(data), kinds
+            if not data.is_cuda:
+                self._take_in(averages, initial)
+
+    def _take_in(self, averages: NoiseAverages, initial: float) -> None:
+        if self._copied is None:
             return
-        host = data.to("cpu", torch.float64).numpy()
+        (copy, kinds), self._copied = self._copied, None
+        host = copy.read().to(torch.float64).numpy()
         first = 0
         for kind, alike in groupby(kinds):
             rows = host[first : first + len(list(alike))]
@@ -135,7 +146,7 @@ class SampleBuffer:
 
     def clear(self) -> None:
         """Forget samples that were not read, without waiting: after a loss some reductions may never end."""
-        self._pending = None
+        self._pending = self._copied = None
         self._kinds, self._local, self._total = [], [], []
 
 

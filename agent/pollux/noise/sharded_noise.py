@@ -23,12 +23,16 @@ from torch import Tensor
 from pollux.noise.precondition import CHUNK, GradientNorms
 from pollux.noise.samples import Squares, added
 from pollux.ranks.sharding import local_part, sharded_modules
-from pollux.ranks.torch_internals import FsdpUnit, fsdp_units
+from pollux.ranks.torch_internals import FsdpUnit, fsdp_units, norms_of
 
 logger = logging.getLogger("pollux")
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """Its name from torch 2.13 on, or its earlier name."""
+
+
+MOST_RUNS = 32
+"""A unit is measured in about so many runs at most: a run's workspace, a chunk, grows with very large units."""
 
 
 class _ShardSlice(NamedTuple):
@@ -91,13 +95,8 @@ class ReduceScatterEstimator:
         if self._spoiled or not self._local:
             return None
         local = torch.stack(self._local).sum(0) / self._size
-        total = torch.zeros_like(local)
-        for param in self._trained:
-            if param.grad is None:
-                continue
-            grad = local_part(param.grad).reshape(-1)
-            for start in range(0, grad.numel(), CHUNK):
-                total += self._norms.of_flat(param, grad[start : start + CHUNK], start)
+        seen = [(p, p.grad) for p in self._trained if p.grad is not None]
+        total = self._norms.of([p for p, _ in seen], [g for _, g in seen])
         self._local = []
         return added(local), added(total / self._copies)
 
@@ -106,17 +105,18 @@ class ReduceScatterEstimator:
         """See a unit's gradient, [ranks x columns], before its reduction."""
         if not self._measuring or self._spoiled:
             return
-        aside = gradient.device != local_part(unit.params[0].detach()).device
-        if op != dist.ReduceOp.AVG or unit.torch_unit.divisor is not None or aside:
+        if (
+            op != dist.ReduceOp.AVG
+            or unit.torch_unit.divisor is not None
+            or gradient.device != unit.device  # its shards lie on the CPU
+        ):
             self._give_up()
             return
         size = dist.get_world_size(group)
         rows = gradient.view(size, -1)
         if self._counts_all and not self._norms.preconditioned and self._norms.groups == 1:
-            out = torch.zeros(1, dtype=torch.float32, device=gradient.device)
-            for piece in torch.split(gradient, CHUNK):
-                norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
-                out += norm * norm
+            found = norms_of(torch.split(gradient.view(-1), CHUNK))
+            out = torch.dot(found, found).reshape(1)
         else:
             layout = unit.layout(rows.shape[1])
             if layout is None:
@@ -124,27 +124,37 @@ class ReduceScatterEstimator:
                     True  # the pass's end shows which parameters the buffer holds: measure the next one
                 )
                 return
-            out = torch.zeros(self._norms.groups, dtype=torch.float32, device=gradient.device)
-            for run in _runs(layout, max(CHUNK // size, 1)):
-                out += self._of_run(run, rows, group)
+            most = max(CHUNK, gradient.numel() // MOST_RUNS) // size
+            runs = [self._of_run(unit, run, rows, group) for run in _runs(layout, max(most, 1))]
+            out = torch.stack(runs).sum(0)
         if out.is_cuda:
             out.record_stream(torch.cuda.default_stream(out.device))
         self._local.append(out)
 
-    def _of_run(self, run: list[_ShardSlice], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def _of_run(self, unit: _Unit, run: list[_ShardSlice], rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return this rank's part of the mean |g_b|^2 times the ranks, [groups], of one run of parameters."""
         first, end = run[0].column, run[-1].column + run[-1].stop - run[-1].start
         squares = rows[:, first:end].to(torch.float32).square()
         if self._norms.preconditioned:
             summed = torch.empty(end - first, dtype=torch.float32, device=rows.device)
             _reduce_scatter(summed, squares.view(-1), group=group)
             squares = summed[None]
-        out = torch.zeros(self._norms.groups, dtype=torch.float32, device=rows.device)
-        for param, start, stop, column in run:
-            piece = squares[:, column - first : column - first + stop - start]
-            # The root of the ranks' summed squares, as a gradient, has the wanted preconditioned norm.
-            root = piece.sum(0).sqrt()
-            out += self._norms.of_flat(param, root, start)
-        return out
+        # The root of the ranks' summed squares, as a gradient, has the wanted preconditioned norm.
+        roots = squares.sum(0).sqrt_()
+        if not self._norms.preconditioned:
+            # Columns of all ranks' shards: what is padding in one row is a gradient in another one.
+            pieces = roots.split([one.stop - one.start for one in run])  # type: ignore[no-untyped-call]
+            return self._norms.of([one.param for one in run], pieces)
+        # Each piece, then the padding behind this rank's shard.
+        ends = [max(min(one.stop, unit.elements[one.param]), one.start) for one in run]
+        sizes = [n for one, end in zip(run, ends, strict=True) for n in (end - one.start, one.stop - end)]
+        parts = list(zip(run, roots.split(sizes)[::2], strict=True))  # type: ignore[no-untyped-call]
+        whole = [(one.param, part) for one, part in parts if part.numel() == unit.elements[one.param]]
+        cut = [(one, part) for one, part in parts if part.numel() < unit.elements[one.param]]
+        found = [self._norms.of_flat(one.param, part, one.start) for one, part in cut]
+        if whole:
+            found.append(self._norms.of([param for param, _ in whole], [part for _, part in whole]))
+        return torch.stack(found).sum(0)
 
     def _give_up(self) -> None:
         self._spoiled = True
@@ -163,6 +173,10 @@ class _Unit:
         self.torch_unit = torch_unit
         self.params = torch_unit.params
         self._columns = dict(zip(torch_unit.params, torch_unit.columns, strict=True))
+        shards = [local_part(p.detach()) for p in torch_unit.params]
+        self.elements = {p: shard.numel() for p, shard in zip(torch_unit.params, shards, strict=True)}
+        """Of this rank's shards, without their padding."""
+        self.device = shards[0].device
         self.used: list[Tensor] = list(self.params)
         """Parameters that had a gradient in the last measured pass."""
 

@@ -32,7 +32,8 @@ def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor as a view; else the tensor itself."""
     if not is_shard(tensor):
         return tensor
-    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    with torch.no_grad():  # else `to_local` is an operation of its own
+        part: Tensor = tensor.to_local()
     return part
 
 

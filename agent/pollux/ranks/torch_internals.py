@@ -41,13 +41,23 @@ def internal(owner: Any, path: str) -> Any:
 
 
 # One kernel for many small tensors, as in torch's own optimizers.
-foreach_norm: Callable[..., list[Tensor]] = internal(torch, "_foreach_norm")
+_foreach_norm: Callable[..., list[Tensor]] = internal(torch, "_foreach_norm")
 foreach_sqrt: Callable[..., list[Tensor]] = internal(torch, "_foreach_sqrt")
 foreach_add_: Callable[..., None] = internal(torch, "_foreach_add_")
+foreach_mul: Callable[..., list[Tensor]] = internal(torch, "_foreach_mul")
 foreach_mul_: Callable[..., None] = internal(torch, "_foreach_mul_")
+foreach_div: Callable[..., list[Tensor]] = internal(torch, "_foreach_div")
 foreach_div_: Callable[..., None] = internal(torch, "_foreach_div_")
 foreach_reciprocal_: Callable[..., None] = internal(torch, "_foreach_reciprocal_")
 foreach_clamp_min_: Callable[..., None] = internal(torch, "_foreach_clamp_min_")
+
+
+def norms_of(tensors: Sequence[Tensor], order: int = 2) -> Tensor:
+    """Return each tensor's norm, float32 [n], by a few operations for all of them."""
+    # float64 is not narrowed by itself.
+    wide = [tensor.float() if tensor.dtype == torch.float64 else tensor for tensor in tensors]
+    return torch.stack(list(_foreach_norm(wide, order, torch.float32)))
+
 
 call_after_backward: Callable[[Callable[[], None]], None] = internal(
     torch.autograd, "Variable._execution_engine.queue_callback"

@@ -80,8 +80,8 @@ def _obstacle_in_script(training: Training) -> str | None:
         return "its epochs are not counted by job.epochs"
     if first.comm_hook is not None and first.comm_hook[0] is not None:
         return "the state of its communication hook may know of the present ranks"
-    # The default one and the agent's own: beside a communication hook, and for checkpoints of all ranks.
-    agents = (world.control is not None) * (1 + sharded) + (first.comm_hook is not None)
+    # The default one and the agent's own: for its decisions, and for checkpoints of all ranks.
+    agents = (world.control is not None) * (1 + sharded)
     if len(process_groups()) > 1 + agents:
         return "its script has made process groups"
     # A sampler holds the number of ranks from when it was made, and would go on dividing by that.

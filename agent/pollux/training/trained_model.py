@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -30,7 +31,6 @@ from pollux.learning_rate.scaling import (
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
-from pollux.noise.estimators import CommunicationHook
 from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
@@ -41,8 +41,17 @@ from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
 from pollux.training.kept_gradients import KeptGradients
 from pollux.training.script_record import ScriptRecord
+from pollux.tuning.measuring_cost import LEAST_INTERVAL
 
 logger = logging.getLogger("pollux")
+
+CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
+"""State and function, as for `DistributedDataParallel.register_comm_hook`."""
+
+BLIND = (
+    "the noise scale is not measured, and the batch size stays: %s, so that a rank's own gradient is never there "
+    "beside the mean of all"
+)
 
 
 class TrainedModel:
@@ -73,7 +82,7 @@ class TrainedModel:
         """Ranks that hold one replica together, by tensor parallelism; they take the same samples."""
         self._ddp = dict(ddp_kwargs or {})
         self.comm_hook: CommunicationHook | None = self._ddp.pop("comm_hook", None)
-        """The script's own."""
+        """The script's own, which reduces the gradients."""
         self.norms = GradientNorms(optimizer, chosen=rule is not automatic)
         sparse = (part for part in module.modules() if getattr(part, "sparse", False) is True)
         self.norms.leave_out(p for part in sparse for p in part.parameters(recurse=False))
@@ -140,6 +149,8 @@ class TrainedModel:
 
         def metered(world: World, sampling: int) -> NoiseMeter:
             alone = world.size < 2 and not is_sharded(self.module)
+            if self.comm_hook is not None and not alone and isinstance(self.model, DistributedDataParallel):
+                self.model.register_comm_hook(*self.comm_hook)
             return NoiseMeter(
                 self.module if alone else self.model,
                 self.norms,
@@ -148,11 +159,20 @@ class TrainedModel:
                 scaler=scaler,
                 on_ready=on_ready,
                 sampling=sampling,
-                comm_hook=self.comm_hook,
+                least=0 if self.measure_every else LEAST_INTERVAL,
+                blind=self.comm_hook is not None,
             )
 
         self._metered = metered
         self.meter = metered(world, self.measure_every or 1)
+        if self.meter.blind and self._main:
+            by_hook = self.comm_hook is not None
+            logger.warning(
+                BLIND,
+                "a communication hook of the script's reduces the gradients"
+                if by_hook
+                else "gradient_as_bucket_view reduces gradients in place",
+            )
         self.watch_parameters()
         self._on_step = on_step
         self._hook = self.optimizer.register_step_pre_hook(
@@ -194,7 +214,6 @@ class TrainedModel:
             else:
                 self.model.retire()
         self.watch_parameters()
-        self.norms.count_parameters()
         before = self.meter
         before.close()
         self.meter = self._metered(world, before.sampling)
@@ -225,10 +244,19 @@ class TrainedModel:
         return True
 
     def begin_step(
-        self, step: int, passes: int, local_batch: int, samples: int, *, whole: bool, scale: float | None
+        self,
+        step: int,
+        passes: int,
+        local_batch: int,
+        samples: int,
+        *,
+        whole: bool,
+        halved: bool,
+        scale: float | None,
     ) -> None:
         """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
-        self.meter.begin_group(step, passes, local_batch * self.ranks_per_replica, samples, whole=whole)
+        each = local_batch * self.ranks_per_replica
+        self.meter.begin_group(step, passes, each, samples, whole=whole, halved=halved)
         self.schedule.begin()
         self._scale_in_hand = scale
         if scale is not None:

@@ -103,7 +103,7 @@ def nearest_choice(limits: BatchLimits, nodes: int, gpus: int, size: int) -> Bat
     size = min(max(size, limits.initial), limits.maximum)
     if gpus == 1 and size > limits.initial:
         # At least two passes, so that the noise scale can be measured.
-        passes = max(2, -(-size // limits.local_max))
+        passes = max(1 if limits.halves else 2, -(-size // limits.local_max))
         return BatchChoice(max(size // passes, limits.local_min), passes - 1)
     return initial_choice(replace(limits, initial=size), nodes, gpus, adaptive=True)
 

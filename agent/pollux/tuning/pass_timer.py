@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pollux.tuning.measurements import Configuration
+from pollux.tuning.measuring_cost import MeasuringCost
 from pollux.tuning.profile import StepProfile
 
 WARM_PASSES = 3
@@ -24,10 +25,18 @@ FILE_EVERY = 1.0
 
 _TOGETHER = 32
 
+SPARSE = 8
+"""One step in so many is timed where a mark costs something, besides those that are measured."""
+
+_DENSE = 16
+"""Steps of a new configuration that are all timed."""
+
 
 class HostClock:
     """Marks of the host's time; exact on a CPU, which computes synchronously."""
 
+    sparse = False
+    """Whether a mark is work for the device."""
     mark: Callable[[], Any] = staticmethod(time.perf_counter)
 
     def passed(self, mark: Any) -> bool:
@@ -40,6 +49,8 @@ class HostClock:
 
 class CudaClock:
     """Marks in a device's stream: events, read once they have passed."""
+
+    sparse = True
 
     def __init__(self, device: Any) -> None:
         import torch  # noqa: PLC0415 - the profile itself needs none
@@ -78,6 +89,8 @@ class _Pass(NamedTuple):
     ended: Any
     synchronised: bool
     counts: bool
+    warm: bool
+    measured: bool
 
 
 class PassTimer:
@@ -85,8 +98,10 @@ class PassTimer:
 
     On a CPU the clock is the host's. The wait for other ranks lasts from the last local gradient (as the estimator
     between ranks sees it) to the end of the pass; the rest of the step is this rank's own work. On a GPU nothing waits:
-    a later pass files an earlier one once its marks have passed. A disproportionate wait for data is a stall: it counts
-    in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's time.
+    a later pass files an earlier one once its marks have passed. Only some steps are timed there: the first ones of a
+    configuration, one in SPARSE, and those whose gradients are measured. A disproportionate wait for data is a stall:
+    it counts in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's
+    time.
     `file_every` seconds lie between two times that passes are filed.
     """
 
@@ -101,6 +116,15 @@ class PassTimer:
         self._file_every = file_every
         self._clock = clock or HostClock()
         self._mark = self._clock.mark
+        self.cost = MeasuringCost()
+        self._timing = True
+        """The present step is timed."""
+        self._within = False
+        """A step is under way: it has had a pass."""
+        self._steps = 0
+        self._dense = _DENSE
+        self._step: float | None = 0.0
+        """Seconds of the passes of a step that are filed; None if one of them does not count."""
         self._from: Any = None
         self._fetched: Any = None
         self._data: Any = None
@@ -110,6 +134,7 @@ class PassTimer:
         """Of the present pass."""
         self.pending: deque[_Pass] = deque(maxlen=MOST_PENDING)
         self._filed_at = 0.0
+        self._measured = False
         self._warming = WARM_PASSES
         self._usual_wait, self._usual_body = 0.0, 0.0
         self._waited, self._total = 0.0, 0.0
@@ -122,16 +147,25 @@ class PassTimer:
     def pause(self) -> None:
         """Discard the present pass: the script did something else than training."""
         self._from = self._fetched = None
+        self._within = False
         self._file_all()
 
     def cool(self) -> None:
         """Leave the first passes of a new configuration out."""
         self.pause()
         self._warming = WARM_PASSES
+        self._dense = _DENSE
         self._usual_wait, self._usual_body = 0.0, 0.0
+        self.cost.cool()
 
-    def fetch(self) -> None:
-        """Begin the next pass, with the wait for its data."""
+    def fetch(self, *, measured: bool = False) -> None:
+        """Begin the next pass, with the wait for its data. `measured`: the gradients of its step are."""
+        if not self._within and self._clock.sparse:
+            self._timing = measured or self._dense > 0 or self._steps % SPARSE == 0
+            self._from = None  # the last step may not have been timed
+        if not self._timing:
+            return
+        self._measured = measured
         self._fetched = self._mark()
         if self._from is None:
             self._from = self._fetched
@@ -143,7 +177,9 @@ class PassTimer:
 
     def begin(self, key: Configuration) -> None:
         """Mark the data's arrival."""
-        self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
+        self._within = True
+        if self._timing:
+            self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
 
     def passed(self) -> None:
         """Mark the end of the backward pass, synchronisation included."""
@@ -154,6 +190,13 @@ class PassTimer:
     def end(self, *, synchronised: bool, counts: bool) -> None:
         """Mark the end of the loop's body; `counts`: a whole micro-batch."""
         key, self._key, self._ready = self._key, None, None
+        self._within = not synchronised
+        if synchronised:
+            self._steps += 1
+        if not self._timing:
+            return
+        if synchronised:
+            self._dense -= 1
         started, self._from = self._from, self._mark()
         if started is None or key is None:
             return
@@ -170,6 +213,8 @@ class PassTimer:
                 self._from,
                 synchronised,
                 counts and warm,
+                warm,
+                self._measured,
             )
         )
         if len(self.pending) >= _TOGETHER or time.monotonic() - self._filed_at >= self._file_every:
@@ -196,6 +241,11 @@ class PassTimer:
         seconds = self._clock.seconds(done.started, done.ended)
         wait = 0.0 if done.fetched is None else max(self._clock.seconds(done.fetched, done.data), 0.0)
         self._waited, self._total = 0.99 * self._waited + wait, 0.99 * self._total + seconds
+        self._step = None if self._step is None or not done.warm else self._step + seconds - wait
+        if done.synchronised:
+            if self._step is not None:
+                self.cost.add(self._step, measured=done.measured)
+            self._step = 0.0
         if not done.counts or self._stalled(wait, seconds):
             return
         if not done.synchronised:

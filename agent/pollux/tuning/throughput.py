@@ -135,7 +135,11 @@ class OwnGoodput(Goodput):
         limits, k = self.limits, int(np.asarray(gpus))
         bounds = [[limits.initial, limits.maximum, limits.local_min, limits.local_max]]
         all_m, all_s, good = candidates(
-            np.array(bounds, float), np.array([False]), np.array([float(k)]), BATCH_SIZES
+            np.array(bounds, float),
+            np.array([False]),
+            np.array([float(k)]),
+            BATCH_SIZES,
+            np.array([limits.halves]),
         )
         m, s = all_m[good], all_s[good]
         if not m.size:

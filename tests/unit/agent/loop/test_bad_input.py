@@ -174,8 +174,16 @@ def test_ranks_seeded_alike_draw_other_dropout_masks_but_split_data_alike(ranks:
     torch.testing.assert_close(alone, first)
 
 
+@pytest.mark.parametrize("share", [0, -0.1, 1.5, "1 %", None])
+def test_a_share_of_the_time_that_is_none_is_refused(share: Any) -> None:
+    with pytest.raises(PolluxAgentError, match="expected measure_share as a share of the time"):
+        start(measuring={"measure_share": share})
+
+
 def test_an_unknown_word_of_measuring_is_refused() -> None:
-    with pytest.raises(PolluxAgentError, match="expected measuring with every, decay, step_time, got evry"):
+    with pytest.raises(
+        PolluxAgentError, match="expected measuring with measure_share, every, decay, step_time, got evry"
+    ):
         start(measuring={"evry": 1})
 
 

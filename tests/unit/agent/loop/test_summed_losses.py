@@ -102,14 +102,12 @@ def trained(m0: int, most: int, kind: str) -> tuple[list[Tensor], Tensor, tuple[
         fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
-    ddp = {"gradient_as_bucket_view": True} if kind == "view" else {}
     job = attach(
         model,
         optimizer,
         scaler=scaler,
         adaptive=False,
         measuring={"every": 1, "decay": 1 - 1e-9},
-        ddp_kwargs=ddp,
     )
     x, y, index = data().tensors
     dataset = TensorDataset(x, y, index, tokens())
@@ -144,7 +142,7 @@ def all_trained(cases: list[tuple[int, int, str]]) -> list[Any]:
     ("size", "cases"),
     [
         (1, [(24, 24, "plain"), (24, 8, "amp")]),
-        (3, [(24, 8, "plain"), (24, 4, "plain"), (24, 4, "view"), (24, 4, "amp"), (24, 4, "fsdp2")]),
+        (3, [(24, 8, "plain"), (24, 4, "plain"), (24, 4, "amp"), (24, 4, "fsdp2")]),
     ],
 )
 def test_steps_and_noise_are_those_of_one_process_that_has_all_tokens(

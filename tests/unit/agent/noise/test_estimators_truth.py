@@ -3,8 +3,8 @@
 The gradients belong to frozen parameters, so both are known.
 
 Two problems: a quadratic with a planted covariance, where the truth is a formula, and a network, where it is the mean
-and the covariance of every example's own gradient. Ranks are simulated: their hooks or backward passes run in turn, and
-what they reduce is added up here. (Real ranks: test_noise_scale.py.) All gradients are raw or preconditioned by a
+and the covariance of every example's own gradient. Ranks are simulated: their backward passes run in turn, and what
+they reduce is added up here. (Real ranks: test_noise_scale.py.) All gradients are raw or preconditioned by a
 second moment that is held still.
 
 The standard errors are those of n Gaussian gradients of covariance C = Sigma / b, averaged over T samples:
@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from pollux.noise import estimators
-from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator, HookEstimator
+from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator
 from pollux.noise.noise_scale import DECAY, NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
-from tests.unit.agent.noise.bucket import Bucket
 from tests.unit.agent.noise.known_noise import (
     M0,
     STEPS,
@@ -39,62 +37,6 @@ from tests.unit.agent.noise.known_noise import (
 )
 
 Estimate = Callable[[Problem, int, NoiseAverages], SampleKind]
-
-
-class Work:
-    """A reduction under way."""
-
-    def __init__(self) -> None:
-        self.future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        return self.future
-
-
-class Wire:
-    """Stand in for torch.distributed: an all-reduce completes when the last of the ranks in turn has called it."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.waiting: list[tuple[Tensor, Work]] = []
-
-    def all_reduce(self, buffer: Tensor, *, group: Any, async_op: bool) -> Work:
-        assert async_op
-        work = Work()
-        self.waiting.append((buffer, work))
-        if len(self.waiting) == self.ranks:
-            total = torch.stack([b for b, _ in self.waiting]).sum(0)
-            for b, one in self.waiting:
-                b.copy_(total)
-                one.future.set_result([b])
-            self.waiting.clear()
-        return work
-
-
-def hooked(problem: Problem, ranks: int, averages: NoiseAverages) -> SampleKind:
-    """Simulated ranks, each with its hook, and a bucket per parameter."""
-    wire = Wire(ranks)
-    hooks = [HookEstimator(problem.norms, ranks, on_ready=lambda: None) for _ in range(ranks)]
-    kind = SampleKind(ranks, M0 // ranks, 1.0)
-    for _ in range(STEPS):
-        buckets = []
-        for hook in hooks:
-            problem.norms.optimizer.zero_grad()
-            problem.backward(M0 // ranks)
-            hook.begin(measuring=True)
-            buckets.append([Bucket([p], last=p is problem.params[-1]) for p in problem.params])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(estimators.dist, "all_reduce", wire.all_reduce)
-            for column in zip(*buckets, strict=True):
-                answers = [hook.hook(None, bucket) for hook, bucket in zip(hooks, column, strict=True)]
-                assert all(torch.equal(answer.value(), answers[0].value()) for answer in answers)
-        found = [hook.end() for hook in hooks]
-        local = norms_of([pair[0] for pair in found if pair is not None]).mean(0)
-        totals = norms_of([pair[1] for pair in found if pair is not None])
-        assert len(totals) == ranks
-        assert bool((totals == totals[0]).all())
-        averages.add(kind, local.double().numpy(), totals[0].double().numpy(), M0)
-    return kind
 
 
 class Reducer:
@@ -180,7 +122,7 @@ def differenced(problem: Problem, averages: NoiseAverages, drift: Sequence[Tenso
 @pytest.mark.parametrize(
     ("gradients", "problem"), [(2, Quadratic), (3, Quadratic), (4, Quadratic), (8, Quadratic), (4, Network)]
 )
-@pytest.mark.parametrize("estimate", [reduced, hooked, accumulated])
+@pytest.mark.parametrize("estimate", [reduced, accumulated])
 def test_within_three_standard_errors(
     estimate: Estimate, gradients: int, problem: Any, optimizer: str
 ) -> None:
@@ -216,7 +158,7 @@ def test_drift_makes_the_differenced_variance_too_large_by_half_its_square() -> 
 
 @pytest.mark.parametrize("ratio", [8.0, 80.0])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("estimate", [reduced, accumulated, pytest.param(hooked, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("estimate", [reduced, accumulated])
 def test_within_a_tenth_after_200_steps(
     estimate: Estimate, optimizer: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from pollux.noise import pair_norms, precondition
 from pollux.noise.pair_norms import PairNorms
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import Squares, added, summed
-from tests.unit.agent.noise.bucket import beyond_the_workspace, trained
+from tests.unit.agent.noise.used_optimizers import beyond_the_workspace, trained
 from tests.unit.agent.workspace import assert_bounded
 
 CASES = [

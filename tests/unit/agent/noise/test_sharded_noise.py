@@ -23,7 +23,7 @@ from pollux.errors import PolluxAgentError
 from pollux.noise import sharded_noise
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.samples import summed
-from pollux.noise.sharded_noise import ReduceScatterEstimator, _Unit
+from pollux.noise.sharded_noise import ReduceScatterEstimator, _runs, _Unit
 from tests.unit.agent.loop.mistakes_page import on_the_page
 
 pytestmark = [
@@ -214,19 +214,17 @@ def test_a_rank_s_parts_of_both_norms(
 
 
 def test_a_shard_is_measured_in_pieces_that_hold_a_chunk_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    of_flat = GradientNorms.of_flat
-
-    def counted(norms: GradientNorms, param: torch.Tensor, piece: torch.Tensor, start: int) -> torch.Tensor:
-        sizes.append(piece.numel())
-        return of_flat(norms, param, piece, start)
-
-    monkeypatch.setattr(GradientNorms, "of_flat", counted)
     estimator, unit, gradient = planted(2, 1, monkeypatch, 2)
+    layout = unit.layout(3)
+    assert layout is not None
+    runs = list(_runs(layout, 1))
+    assert [(one.start, one.stop) for run in runs for one in run] == [(0, 1), (1, 2), (0, 1)]
     group: Any = None
     estimator.begin(measuring=True)
     estimator.see(unit, gradient, group, dist.ReduceOp.AVG)
-    assert sizes == [1, 1, 1], "two rows of one column are two elements"
+    found = estimator.end()
+    assert found is not None
+    assert summed(found, 2, torch.device("cpu"))[0].tolist() == pytest.approx([23.0, 22.5])
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -81,7 +81,7 @@ def train(
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = attach(model, optimizer, mode=mode, adaptive=adaptive, measuring={"every": sampling})
-    loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 64))
+    loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 320))
     advisor = job.training.advisor
     assert advisor is not None
     advisor.close()  # its thread: here the test asks for advice

@@ -289,6 +289,17 @@ def test_growth_goes_on_where_only_the_second_doubling_pays() -> None:
     assert choose(PARAMS, CALM, limits, 1, 1, at_first) is None
 
 
+def test_one_gpu_needs_no_second_pass_where_a_measured_step_can_be_made_in_halves() -> None:
+    limits = BatchLimits(32, 1024, 4, 128, halves=True)
+    found = choose(PARAMS, NOISY, limits, 1, 1, BatchChoice(32, 0))
+    assert found is not None
+    assert found.accumulation == 0
+    assert nearest_choice(limits, 1, 1, 100) == BatchChoice(100, 0)
+    assert nearest_choice(limits, 1, 1, 200) == BatchChoice(100, 1), "more than the memory of one pass"
+    whole, best = Goodput(PARAMS, NOISY, limits).optimize(1, 1), Goodput(PARAMS, NOISY, limits).best(1, 1)
+    assert best[:2] == (int(whole.local_batch), int(whole.accumulation))
+
+
 REFITTED = """
 import sys, time, torch, pollux
 from torch import nn

@@ -1,12 +1,10 @@
-"""Optimizers with state, and flat buckets of their gradients."""
+"""Optimizers with state, and gradients of their parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from pollux.noise.precondition import GradientNorms
@@ -47,28 +45,3 @@ def beyond_the_workspace(kind: Any, largest: tuple[int, int]) -> tuple[list[Para
     norms = GradientNorms(optimizer)
     norms.steps = 6
     return params, norms
-
-
-class Bucket:
-    """What DDP hands to a communication hook: gradients in turn, in a buffer in the middle of its storage."""
-
-    def __init__(self, params: Sequence[Parameter], *, last: bool = True) -> None:
-        self._params, self._last = list(params), last
-        self._buffer = torch.empty(5 + sum(p.numel() for p in params))[5:]
-        self._grads, start = [], 5
-        for p in params:
-            assert p.grad is not None
-            self._grads.append(self._buffer.as_strided(p.shape, p.stride(), start).copy_(p.grad))
-            start += p.numel()
-
-    def buffer(self) -> Tensor:
-        return self._buffer
-
-    def parameters(self) -> list[Parameter]:
-        return self._params
-
-    def gradients(self) -> list[Tensor]:
-        return self._grads
-
-    def is_last(self) -> bool:
-        return self._last
