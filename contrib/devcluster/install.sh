@@ -102,7 +102,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "torch" 40 "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
-    -e './agent[torch,huggingface,lightning,jax,keras,tensorboard,tune]' -e '.[sim,dev,docs,optimizers]'
+    -e './agent[torch,huggingface,lightning,jax,keras,tune]' -e '.[sim,dev,docs,optimizers]'
   digest >"$stamp"
 fi
 rm -f "$log"

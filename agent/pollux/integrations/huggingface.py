@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments, follow
-from pollux.integrations.scalars import scalars
 from pollux.integrations.trainer_state import TrainerState
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
@@ -315,7 +314,7 @@ class ElasticMixin(_AnyTrainer):  # type: ignore[misc]
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As Trainer's, with the agent's numbers added to those of training."""
         if self.is_in_train and self._job is not None and "loss" in logs:
-            logs.update(scalars(self._job))
+            logs.update(self._job.scalars())
         super().log(logs, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -30,7 +30,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
 from pollux.integrations.lightning_state import LoopState, go_on
-from pollux.integrations.scalars import scalars
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
 from pollux.loop.trial import Trial
@@ -112,7 +111,7 @@ class _Numbers(Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
-            pl_module.log_dict(scalars(self._strategy.job))
+            pl_module.log_dict(self._strategy.job.scalars())
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking and self._strategy.has_job:

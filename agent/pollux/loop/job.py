@@ -20,6 +20,7 @@ from pollux.loop.added_model import AddedModel, JobModel
 from pollux.loop.batches import TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.notices import announce, notice
+from pollux.loop.scalars import scalars
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
@@ -366,6 +367,16 @@ class Job(JobModel):
     def sync_gradients(self) -> bool:
         """True from a step's last micro-batch on. Then clip, step and zero the gradients."""
         return self.stepper.synchronises
+
+    def scalars(self) -> dict[str, float]:
+        """The present numbers for a chart by name, as W&B's `log` takes them; unknown ones are left out.
+
+        `pollux/progress` is in scale-invariant steps, `pollux/epoch` in statistical epochs, `pollux/noise_scale` in
+        examples, `pollux/goodput` in examples per second (0 until measured). `pollux/lr/<group>` is the learning rate
+        of a parameter group in the newest optimizer step, by its number or "name".
+        """
+        self.training.check_begun()
+        return scalars(self.training, self.learning_rates)
 
     def report(self) -> dict[str, Any]:
         """The report to the scheduler, as it would be now."""

@@ -10,7 +10,6 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.goodput import BatchChoice
-from pollux.integrations.wandb import AXIS, Charts
 from pollux.learning_rate.scaling import name_of, rule_for
 from tests.unit.agent.regression import data, network
 
@@ -63,29 +62,20 @@ def test_rules_have_the_names_that_attach_takes() -> None:
     assert name_of(rule_for(own)) == "own"
 
 
-class Run:
-    """Notes what Weights & Biases would get."""
-
-    def __init__(self) -> None:
-        self.axes: dict[str, str] = {}
-        self.rows: list[dict[str, float]] = []
-
-    def define_metric(self, name: str, *, step_metric: str) -> None:
-        self.axes[name] = step_metric
-
-    def log(self, values: dict[str, float]) -> None:
-        self.rows.append(values)
-
-
-def test_charts_have_the_rate_of_each_group_over_optimizer_steps() -> None:
+def test_a_chart_has_the_rate_of_each_group_and_the_numbers_of_the_step() -> None:
     job, loader, seen = started()
-    run = Run()
-    charts = Charts(job, run, every=3)
+    rows = []
     for x, y, _ in loader:
         job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
-    charts.close()
+        rows.append((job.progress.optimizer_steps, job.scalars()))
     job.close()
-    assert run.axes == {"pollux/*": AXIS}
-    assert [row[AXIS] for row in run.rows] == [3, 6, 9, 12]
-    for row in run.rows:
-        assert [row["pollux/lr/0"], row["pollux/lr/head"]] == seen[int(row[AXIS]) - 1]
+    for step, row in rows:
+        assert [row["pollux/lr/0"], row["pollux/lr/head"]] == seen[step - 1]
+        assert row["pollux/batch_size"] == 16
+        assert {
+            "pollux/gain",
+            "pollux/progress",
+            "pollux/goodput",
+            "pollux/lr_factor",
+            "pollux/epoch",
+        } <= set(row)
