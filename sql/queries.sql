@@ -47,7 +47,8 @@ SELECT at, who, name, from_value, to_value FROM pollux.setting_audit
 WHERE cluster = :cluster ORDER BY id DESC LIMIT :newest;
 
 -- name: newest_reports
--- The latest report of each job that has not ended, by its id. An acknowledged drain says that a checkpoint exists. What
+-- The latest report of each job that has not ended, by its id. One of an attempt that polluxd has not seen does not count.
+-- An acknowledged drain says that a checkpoint exists. What
 -- earlier runs were measured on is polluxd's own record (known_gpus).
 SELECT h.job_id, h.id, EXISTS (
            SELECT FROM pollux.move m
@@ -57,6 +58,7 @@ SELECT h.job_id, h.id, EXISTS (
 FROM pollux.job j
 CROSS JOIN LATERAL (
     SELECT r.job_id, r.id, r.attempt FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+      AND r.attempt <= j.attempt
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) h
 LEFT JOIN LATERAL (
     SELECT max(p.explored_gpus) AS gpus, max(p.explored_nodes) AS nodes
@@ -415,7 +417,7 @@ SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.
        END AS silent_since
 FROM pollux.job j
 LEFT JOIN LATERAL (
-    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id
+    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt <= j.attempt
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) p ON true
 LEFT JOIN LATERAL (
     SELECT a.speedup, a.reason, a.cycle_id FROM pollux.allocation a JOIN pollux.cycle c ON c.id = a.cycle_id

@@ -6,7 +6,7 @@ A limit on running jobs or licenses is given to waiting jobs in order of submiss
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, isinf
 
@@ -32,6 +32,8 @@ class Headroom:
     """Jobs that Slurm would start on no node."""
     no_companion: Mapping[int, str] = field(default_factory=dict)
     """Jobs that may take no further companion, and the rule."""
+    gives_back: Collection[int] = ()
+    """Jobs that may not keep what they hold beyond `most`: others need it."""
 
 
 def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
@@ -66,7 +68,7 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
         *_unlicensed(ours, holding, state).items(),
     ):
         eligibility.setdefault(job_id, eligible)
-    return Headroom(most, groups, eligibility, slots.none_left)
+    return Headroom(most, groups, eligibility, slots.none_left, slots.returns.keys())
 
 
 def _gpus(job: SlurmJob, targets: Mapping[int, Placement]) -> int:

@@ -102,7 +102,7 @@ def _starts(allocation: Allocation | None) -> bool:
     if allocation is None:
         return False
     explanation = allocation.explanation
-    return bool(allocation.placement) or (explanation is not None and explanation.limit == "pinned")
+    return bool(allocation.placement) or (explanation is not None and explanation.limit == "stays")
 
 
 def _cause(allocation: Allocation | None) -> tuple[str, bool]:

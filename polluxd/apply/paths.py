@@ -41,6 +41,10 @@ class MoveRules:
     """Seconds for which a job is still to be left alone."""
     spent: Callable[[str], str] = lambda _user: ""
     """Why no running job of a user may be restarted now; empty where one may."""
+    stepped: Mapping[int, int] = field(default_factory=dict)
+    """The newest attempt of each job of which polluxd has seen a training step."""
+    beyond_share: Mapping[int, int] = field(default_factory=dict)
+    """GPUs of jobs that hold more than protection by their own users leaves them (`protected`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Intent:
     target: Placement
     reason: str
     user: str = ""
+    owed: bool = False
+    """It gives back what its user's protection does not cover: no number of restarts keeps it."""
 
 
 def intents(
@@ -80,7 +86,8 @@ def intents(
             continue
         number, report = job.job_id, reports.get(job.job_id)
         path, target = choose(job.placement, allocation.placement, slurm_jobs[number], report, rules)
-        found.append(Intent(number, job.attempt, path, job.placement, target, allocation.reason, job.user))
+        reason, owed = allocation.reason, number in rules.beyond_share
+        found.append(Intent(number, job.attempt, path, job.placement, target, reason, job.user, owed))
     return sorted(found, key=lambda i: (i.target.gpus - i.source.gpus, i.job_id))
 
 
@@ -183,7 +190,7 @@ class RestartBudget:
         """Count a restart. Returns why it is not allowed; empty where it is, or where the move is no restart."""
         if intent.path not in RESTARTING_PATHS:
             return ""
-        spent = self.spent(intent.user)
+        spent = "" if intent.owed else self.spent(intent.user)
         self._ordered[intent.user] += not spent
         return spent
 

@@ -22,6 +22,7 @@ from polluxd.apply.open_moves import OpenMoves
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
+from polluxd.apply.protected import Protection
 from polluxd.apply.refusals import Refusals
 from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
@@ -82,6 +83,7 @@ class Reconciler:
         self.open = OpenMoves(clock, monotonic)
         self.past = PastMoves(limits.cooldown_s, monotonic)
         self.refusals = Refusals(clock, monotonic)
+        self.protection = Protection()
         self.former = FormerNodes(monotonic)
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
@@ -98,15 +100,20 @@ class Reconciler:
         self.refusals.observe(seen.state)
         bars = self.refusals.bars(seen.state)
         allowed = lowered(headroom(seen.state, records.moves), bars.most)
+        may_start = self.eligibility(seen.state, allowed)
+        spent = RestartBudget(self._limits, records.restarts).spent
+        self.protection.observe(seen.state, records.reports, may_start, spent)
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
             failed_paths(seen.moves.values()),
             allowed,
-            self.eligibility(seen.state, allowed),
+            may_start,
             bars.nodes,
             self.past.cooldown,
-            RestartBudget(self._limits, records.restarts).spent,
+            spent,
+            self.protection.stepped,
+            self.protection.beyond,
         )
 
     def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:
@@ -195,6 +202,8 @@ class Reconciler:
             limits=allowed.groups,
         )
         may_start = self.eligibility(seen.state, allowed)
+        for job_id in self.protection.beyond:
+            may_start.pop(job_id, None)  # it gives GPUs back even if it cannot start again
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))

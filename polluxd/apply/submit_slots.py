@@ -66,6 +66,8 @@ def submit_slots(state: ClusterState, ours: Iterable[SlurmJob], bounds: Lookup) 
                     returned.add((scope.name, key))
                     newest = max(job.companions, key=lambda companion: companion.job_id)
                     kept = sum(job.gpus_per_node_held.values()) - sum(newest.gpus_per_node_held.values())
+                    if kept < (job.spec.min_gpus if job.spec else 1):
+                        continue
                     returns.setdefault(job.job_id, (kept, f"{rule}, whose last one a companion took,"))
     return Slots(none_left, returns)
 

@@ -29,7 +29,6 @@ LIMITS = {
     "nodes": "the nodes in service: no larger placement fits on them",
     "ceiling": "the GPU ceiling of its account or user",
     "fragmentation": "fragmentation: GPUs are free, but not in a placement that the job can use",
-    "pinned": "the pin: the job keeps its GPUs in this decision",
 }
 """What keeps a job from more GPUs, by `Explanation.limit`."""
 
@@ -152,8 +151,10 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
     weight = f" Weight: {facts.weight:.3g} times the average job's." if facts.weight != 1.0 else ""
     yield f"Fair share: {share}.{weight}"
     limit = f"max-gpus={max_gpus}" if facts.limit == "max-gpus" and max_gpus is not None else facts.limit
-    yield f"Limit: {LIMITS.get(limit, limit)}."
-    if facts.next_gpus is not None and facts.limit != "pinned":
+    # What keeps a job where it is stands behind the colon of its reason.
+    stays = placed.reason.partition(": ")[2] or placed.reason
+    yield f"Limit: {stays if limit == 'stays' else LIMITS.get(limit, limit)}."
+    if facts.next_gpus is not None and facts.limit != "stays":
         gain = ""
         if placed.goodput > 0:
             gain = f" ({100 * (facts.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"

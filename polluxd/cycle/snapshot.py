@@ -10,12 +10,14 @@ from polluxd.apply.companions import ClusterView
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
 from polluxd.apply.placed import ends_at, held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
+from polluxd.apply.protected import Stay, stay
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
 from polluxd.config.config_file import Config
 from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import (
     NO_PLACEMENT,
+    JobSpec,
     JobState,
     Move,
     Node,
@@ -112,24 +114,25 @@ def build_snapshot(
         whole_nodes = bool(placement) and {gpus.get(n) for n in placement.nodes} == {placement.gpus_per_node}
         path = likely(job, report, rules, whole_nodes=whole_nodes)
         pin_reason = _pin_reason(
-            job,
-            report,
-            move,
-            rules.resting(job.job_id),
-            records.pins.get(job.job_id, ""),
-            "" if path == "resize" else rules.spent(job.user),
-            state.taken_at,
+            job, move, rules.resting(job.job_id), records.pins.get(job.job_id, ""), state.taken_at
         )
         eligible = None if move is not None else rules.eligibility.get(job.job_id)
-        if eligible is not None and not (eligible.nodes and eligible.allows(placement)):
-            kept = "; it could not start again, and keeps what it has" if placement else ""
-            pin_reason = pin_reason or f"{eligible.rule}{kept}"
+        spent = "" if path == "resize" else rules.spent(job.user)
+        staying = (
+            Stay(pin_reason, of_user=False) if pin_reason else _stays(job, report, eligible, spent, rules)
+        )
         # Where memory bounds nobody, jobs of other memory are alike to the policy.
         spec, memory = job.spec, job.mem_per_gpu_mb if shares_memory else 0
         if (spec.mem_per_gpu_mb or 0) != memory:
             spec = replace(spec, mem_per_gpu_mb=memory or None)
         costs = total.mean_cost if total else {}
         most, rule = rules.allowed.most.get(job.job_id, (None, ""))
+        pin_reason, owes = staying.reason if staying else "", False
+        if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
+            # It gives the rest back where it is: a place elsewhere would cost it more.
+            most, rule = _in_share(rules.beyond_share[job.job_id], spec, staying)
+            pin_reason, spec, owes = "", replace(spec, preemptible=True), True
+            eligible = Eligibility(frozenset(placement.nodes), rule)
         lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)
         jobs.append(
             SnapshotJob(
@@ -164,6 +167,7 @@ def build_snapshot(
                 doubted_reports=doubted(job.job_id),
                 contiguous=job.demands.contiguous,
                 max_nodes=rules.most_nodes.get(job.job_id),
+                gives_back=owes or job.job_id in rules.allowed.gives_back,
             )
         )
     ours = {job.job_id for job in jobs}
@@ -234,11 +238,8 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
     return job.state is JobState.PENDING and not job.kept_back(now)
 
 
-def _pin_reason(
-    job: SlurmJob, report: Report | None, move: Move | None, rest: float, pin: str, stay: str, now: float
-) -> str:
-    """Why the job must stay where it is in this plan; empty when it may move."""
-    assert job.spec is not None
+def _pin_reason(job: SlurmJob, move: Move | None, rest: float, pin: str, now: float) -> str:
+    """Why the job must stay where it is in this plan, whatever it holds; empty when nothing says so."""
     if move is not None:
         return f"move to {move.target} under way ({move.step})"
     if job.state is JobState.SUSPENDED:
@@ -251,17 +252,28 @@ def _pin_reason(
         return pin
     if (end := ends_at(job)) is not None and end - now < LAST_S:
         return f"its time limit ends in {max(end - now, 0.0):.0f} s: no move would pay"
-    if stay:
-        return stay
-    if job.held_by_user:
-        return "on hold (scontrol hold): it would not start again"
-    if job.deadline is not None:
-        return "has a deadline (--deadline), by which Slurm could end it during a move"
-    if not job.spec.preemptible:
-        return "not preemptible (preemptible=no)"
-    if report is None or report.attempt != job.restart_count or report.first_step_at is None:
-        return "has not reported a training step since it started: moving it could lose its work"
     return ""
+
+
+def _stays(
+    job: SlurmJob, report: Report | None, eligible: Eligibility | None, spent: str, rules: MoveRules
+) -> Stay | None:
+    """Why the job stays where it is, as far as that protects it; None when it may move."""
+    if job.state is JobState.RUNNING:
+        staying = stay(job, report, spent, stepped=rules.stepped.get(job.job_id) == job.restart_count)
+        if staying is not None:
+            return staying
+    placement = held(job) or NO_PLACEMENT
+    if eligible is None or (eligible.nodes and eligible.allows(placement)):
+        return None
+    kept = "; it could not start again, and keeps what it has" if placement else ""
+    return Stay(f"{eligible.rule}{kept}", of_user=True)
+
+
+def _in_share(gpus: int, spec: JobSpec, staying: Stay) -> tuple[int, str]:
+    """Most GPUs of a job that protection keeps, and the rule."""
+    rule = f"its user's equal share, the most that a job keeps which stays ({staying.reason}),"
+    return max(gpus, spec.min_gpus), rule
 
 
 class WaitingTimes:

@@ -22,7 +22,7 @@ class Explanation:
     weight: float
     limit: str
     """What keeps it from more: `contention`, `move-cost`, `goodput`, `exploration`, `progress`, `max-gpus`, `batch`,
-    `counts`, `nodes`, `ceiling`, `fragmentation`, `pinned`."""
+    `counts`, `nodes`, `ceiling`, `fragmentation`, `stays`."""
     next_gpus: int | None = None
     """The next larger placement that would raise its goodput, where there is one."""
     next_goodput: float = 0.0

@@ -277,6 +277,8 @@ class SnapshotJob:
     """Its nodes follow each other in Slurm's order (--contiguous)."""
     max_nodes: int | None = None
     """Most nodes on which its script was seen to run; None: no such bound."""
+    gives_back: bool = False
+    """It may not keep more than `spec.max_gpus`, though it holds more."""
 
 
 @dataclass(frozen=True, slots=True)

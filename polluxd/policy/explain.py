@@ -122,7 +122,7 @@ class Explainer:
         ]
         found = [None if wait or math.isnan(own) else own for wait, own in zip(waits, takes, strict=True)]
         gpus = np.where(waits, table.gpus[self._next], self.held).tolist()
-        barred = np.array([limit in ("pinned", "ceiling") for limit in limits], dtype=np.bool_)
+        barred = np.array([limit in ("stays", "ceiling") for limit in limits], dtype=np.bool_)
         ready = np.flatnonzero(waits & self.has_step & ~barred & np.isfinite(np.array(takes)))
         queue = ready[np.argsort(-self._marginal[ready], kind="stable")].tolist()
         # A job that has not declared its length is expected to keep its GPUs.
@@ -162,7 +162,7 @@ class Explainer:
         for j in np.flatnonzero(~self.has_step & ~self._larger & ~table.pinned).tolist():
             job = table.jobs[j]
             found[j] = own_limit(job, int(self.held[j]), table.caps.of(job), self._rule)
-        found[table.pinned] = "pinned"
+        found[table.pinned] = "stays"
         return list(found.tolist())
 
     def ceiling(self, j: int) -> tuple[str, int | None]:

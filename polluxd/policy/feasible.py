@@ -134,6 +134,8 @@ class FeasibleShapes:
 
         Its nodes are in service, in its partition, and have GPUs left to Pollux.
         """
+        if job.gives_back and job.spec.max_gpus is not None and job.placement.gpus > job.spec.max_gpus:
+            return False
         partitions = partitions_of(job)
         held = [self._by_name.get(name) for name in job.placement.nodes]
         return bool(held) and all(

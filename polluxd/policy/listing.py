@@ -57,6 +57,7 @@ class JobOptions:
     partition: str
     placement: Placement
     pinned: bool
+    gives_back: bool
     most: int
     """The most GPUs that its measurements justify."""
     by_rack: bool
@@ -78,8 +79,8 @@ class JobOptions:
     def holds(self, offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> bool:
         """Whether the entry is still good for the job."""
         # Compare tuples: Python then skips elements that are the same object.
-        mine = self.offers, self.spec, self.partition, self.placement, self.pinned
-        if mine != (offers, job.spec, job.partition, job.placement, job.pinned):
+        mine = self.offers, self.spec, self.partition, self.placement, self.pinned, self.gives_back
+        if mine != (offers, job.spec, job.partition, job.placement, job.pinned, job.gives_back):
             return False
         if self.most != caps.of(job):
             return False
@@ -170,6 +171,7 @@ def _entry(offers: FeasibleShapes, caps: Caps, job: SnapshotJob) -> JobOptions:
         job.partition,
         job.placement,
         job.pinned,
+        job.gives_back,
         caps.of(job),
         offers.by_rack(job),
         job.report,

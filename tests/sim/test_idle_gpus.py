@@ -26,7 +26,7 @@ class Watched(Pollux):
             told = a.explanation
             needed = (told.next_gpus or 10**6) - a.placement.gpus
             # A larger placement on nodes that are free: nothing but its last move may keep the job from it.
-            if needed <= free and told.limit in ("contention", "fragmentation", "pinned"):
+            if needed <= free and told.limit in ("contention", "fragmentation", "stays"):
                 kept.add(a.job_id)
         self.since = {j: self.since.get(j, view.now) for j in kept}
         self.longest = max([self.longest, *(view.now - at for at in self.since.values())])

@@ -132,7 +132,7 @@ def test_time_under_a_stated_cause_does_not_count_once_it_has_gone() -> None:
     assert (idle.stated, idle.since) == (False, NOW + PATIENCE + 5)
 
 
-@pytest.mark.parametrize("start", [plan("", "contention", Placement(("n1",), 1)), plan("", "pinned")])
+@pytest.mark.parametrize("start", [plan("", "contention", Placement(("n1",), 1)), plan("", "stays")])
 def test_time_of_starts_that_fail_counts(start: Plan) -> None:
     watch = IdleWatch(PATIENCE)
     for seconds, found in ((0.0, start), (PATIENCE - 5, start), (PATIENCE + 5, plan(""))):
@@ -161,7 +161,7 @@ def test_jobs_that_wait_for_their_user_or_do_not_wait_are_left_out(waiting: Slur
     [
         (plan("", "contention"), False),
         (plan("", "nodes"), False),
-        (plan("", "pinned"), True),
+        (plan("", "stays"), True),
         (plan(f"waits for GPUs{KEPT_BACK}any further one is not worth the price now"), True),
         (plan("", "ceiling"), True),
         (plan("", "contention", Placement(("n1",), 1)), True),

@@ -13,7 +13,8 @@ import pytest
 
 from polluxd.cli import story
 from polluxd.cli.story import sentences, with_node_more
-from polluxd.model import Allocation, Explanation, Placement
+from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, Placement, SnapshotJob
+from polluxd.policy.reasons import of_pinned
 
 
 def test_explain_tells_decision_measurements_sizes_and_moves(store, polluxctl):
@@ -140,7 +141,6 @@ def test_explain_does_not_say_that_a_gain_is_a_loss(store, polluxctl):
         ("nodes", "the nodes in service"),
         ("ceiling", "the GPU ceiling of its account or user."),
         ("fragmentation", "fragmentation: GPUs are free"),
-        ("pinned", "the pin: the job keeps its GPUs"),
         ("counts", "the numbers of GPUs that the job may be given (gpu-counts)."),
     ],
 )
@@ -153,11 +153,24 @@ def test_explain_names_each_limit(store, polluxctl, limit, told):
     assert "The job has not run yet: starting it costs nothing." in said
 
 
+@pytest.mark.parametrize(
+    "why", ["on hold (scontrol hold): it would not start again", "pinned by ada@head", "suspended"]
+)
+def test_what_keeps_a_job_where_it_is_has_its_own_words(why):
+    """Pin is a word for an administrator's pin alone."""
+    job = SnapshotJob(7, "", "ada", "", "", JobSpec(), 0.0, 0.0, Placement(("n1",), 4), pin_reason=why)
+    placed = Allocation(7, job.placement, 0.0, 0.0, 0, False, of_pinned(job), Explanation(1, 2, 1.0, "stays"))
+    assert f"Limit: {why}." in list(story.sentences(placed, (), None))
+    assert f"Limit: {why}." in list(
+        story.sentences(replace(placed, reason=of_pinned(replace(job, placement=NO_PLACEMENT))), (), None)
+    )
+
+
 def test_every_limit_of_the_model_has_words():
     text = Path(inspect.getfile(Explanation)).read_text()
     listed = re.search(r"What keeps it from more: (.+?)\." + '"""', text, re.DOTALL)
     assert listed is not None
-    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*story.LIMITS, "max-gpus"}
+    assert set(re.findall(r"`([a-z-]+)`", listed[1])) == {*story.LIMITS, "max-gpus", "stays"}
 
 
 def test_explained_sizes_come_from_the_jobs_own_fit(store, polluxctl):

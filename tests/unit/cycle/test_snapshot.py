@@ -113,6 +113,18 @@ def test_a_running_job_with_a_deadline_or_on_hold_is_pinned() -> None:
         assert seen.pin_reason.startswith(why)
 
 
+def test_a_job_on_hold_beyond_the_equal_share_is_offered_the_share_on_its_own_nodes() -> None:
+    running = slurm_job(1, gpus_per_node_held={"n1": 4}, held_by_user=True)
+    (seen,) = snapshot(running, reports={1: REPORT}, beyond_share={1: 2}).jobs
+    assert (seen.pinned, seen.spec.max_gpus) == (False, 2)
+    assert "on hold (scontrol hold)" in seen.max_gpus_rule
+    whole = snapshot(running, reports={1: REPORT}, beyond_share={1: 2})
+    assert [node.name for node in whole.nodes if seen.partition in node.partitions] == ["n1"]
+    (moved,) = decide(whole).allocations
+    assert moved.placement == Placement(("n1",), 2), moved.reason
+    assert "equal share" in moved.reason
+
+
 def test_a_job_in_the_last_minutes_of_its_time_limit_is_not_moved() -> None:
     running = slurm_job(1, gpus_per_node_held={"n1": 2}, start_time=10.0)
     late, early = (

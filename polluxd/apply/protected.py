@@ -1,0 +1,147 @@
+"""Bound the protection that users give their own jobs.
+
+polluxd does not move some jobs: a job on hold would not start again, one without a training step could lose its work,
+`preemptible=no` says so, an hour's restarts are used up. A user causes each of these, also after a job has grown over
+the whole cluster. So such a reason protects no more than the user's equal share of the GPUs while another user's job
+lacks GPUs. polluxd then asks the job once, like any other, to give the rest back, and requeues it if need be. All
+functions here are pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from polluxd.apply.past_moves import equal_share
+from polluxd.apply.startable import Eligibility
+from polluxd.model import JobState, Report
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+
+
+class Stay(NamedTuple):
+    """Why a running job is to stay where it is."""
+
+    reason: str
+    of_user: bool
+    """The job's user can cause it."""
+
+
+def stay(job: SlurmJob, report: Report | None, spent: str, *, stepped: bool) -> Stay | None:
+    """Return why a running job is to stay where it is, by what Slurm, its user or its agent say; None: it may move.
+
+    Args:
+        report: its newest.
+        spent: why no job of its user may be restarted now.
+        stepped: polluxd has seen a training step of this attempt.
+    """
+    assert job.spec is not None
+    if spent:
+        return Stay(spent, of_user=True)
+    if job.held_by_user:
+        return Stay("on hold (scontrol hold): it would not start again", of_user=True)
+    if job.deadline is not None:
+        # A user cannot change it: the submission hook keeps it for administrators.
+        return Stay("has a deadline (--deadline), by which Slurm could end it during a move", of_user=False)
+    if not job.spec.preemptible:
+        return Stay("not preemptible (preemptible=no)", of_user=True)
+    seen = report is not None and report.attempt == job.restart_count and report.first_step_at is not None
+    if not (seen or stepped):
+        return Stay(
+            "has not reported a training step since it started: moving it could lose its work", of_user=True
+        )
+    return None
+
+
+class Protection:
+    """What polluxd has seen of attempts itself, and which jobs protection leaves less than they hold."""
+
+    def __init__(self) -> None:
+        self.stepped: dict[int, int] = {}
+        """The newest attempt of each job of which polluxd has seen a training step: no later report takes it back."""
+        self.beyond: dict[int, int] = {}
+        """As `beyond_share` gives it, by the newest decision."""
+
+    def observe(
+        self,
+        state: ClusterState,
+        reports: Mapping[int, Report],
+        eligibility: Mapping[int, Eligibility],
+        spent: Callable[[str], str],
+    ) -> None:
+        """Take in what a decision is made on; the arguments are as in `stay` and `beyond_share`."""
+        ours = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
+        for job_id, job in ours.items():
+            report = reports.get(job_id)
+            if report and report.attempt == job.restart_count and report.first_step_at is not None:
+                self.stepped[job_id] = report.attempt
+        self.stepped = {job_id: attempt for job_id, attempt in self.stepped.items() if job_id in ours}
+        protected = [
+            job_id
+            for job_id, job in ours.items()
+            if job.state is JobState.RUNNING
+            and self._is_protected(job, reports.get(job_id), eligibility, spent)
+        ]
+        self.beyond = beyond_share(state, frozenset(protected), eligibility) if protected else {}
+
+    def _is_protected(
+        self,
+        job: SlurmJob,
+        report: Report | None,
+        eligibility: Mapping[int, Eligibility],
+        spent: Callable[[str], str],
+    ) -> bool:
+        stepped = self.stepped.get(job.job_id) == job.restart_count
+        staying = stay(job, report, spent(job.user), stepped=stepped)
+        if staying is not None:
+            return staying.of_user
+        eligible = eligibility.get(job.job_id)
+        return eligible is not None and not eligible.nodes.issuperset(job.gpus_per_node_held)
+
+
+def beyond_share(
+    state: ClusterState, protected: Collection[int], eligibility: Mapping[int, Eligibility]
+) -> dict[int, int]:
+    """Return, by job, how many GPUs protection leaves it; jobs that it leaves all are left out.
+
+    Args:
+        protected: running jobs that stay for a reason that their users can cause.
+        eligibility: where jobs may start that Slurm restricts. A job that may start nowhere lacks no GPUs.
+    """
+    share = equal_share(state)
+    if share is None:
+        return {}
+    held = Counter[int]()
+    alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+    for job in alive:
+        held[job.uid] += sum(job.gpus_per_node_held.values())
+    lacking = [job for job in alive if _lacks(job, held[job.uid], share, state.taken_at, eligibility)]
+    reach = {partition: state.reach(partition) for partition in {job.partition for job in lacking}}
+    left = dict.fromkeys(held, int(share))
+    found = {}
+    # The smallest first: they are the most that a share has room for.
+    for job in sorted(alive, key=lambda job: (sum(job.gpus_per_node_held.values()), job.job_id)):
+        gpus = sum(job.gpus_per_node_held.values())
+        if job.job_id not in protected or not gpus:
+            continue
+        keeps = min(gpus, left[job.uid])
+        left[job.uid] -= keeps
+        nodes = job.gpus_per_node_held.keys()
+        wanted = any(o.uid != job.uid and not nodes.isdisjoint(reach[o.partition]) for o in lacking)
+        if keeps < gpus and wanted:
+            found[job.job_id] = keeps
+    return found
+
+
+def _lacks(
+    job: SlurmJob, held: int, share: float, now: float, eligibility: Mapping[int, Eligibility]
+) -> bool:
+    """Whether the job could take more of its user's equal share."""
+    assert job.spec is not None
+    eligible = eligibility.get(job.job_id)
+    if held + 1 > share or job.kept_back(now) or job.tasks or (eligible is not None and not eligible.nodes):
+        return False
+    if job.state is JobState.PENDING:
+        return True
+    own = sum(job.gpus_per_node_held.values())
+    return job.state is JobState.RUNNING and (job.spec.max_gpus is None or own < job.spec.max_gpus)

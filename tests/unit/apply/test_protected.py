@@ -1,0 +1,113 @@
+"""How much of a job's GPUs its own user protects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.paths import Intent, RestartBudget
+from polluxd.apply.protected import Protection
+from polluxd.apply.startable import Eligibility
+from polluxd.config.settings import MoveSettings
+from polluxd.model import JobSpec, JobState, Placement, Report
+from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.rules import Rules
+from tests.unit.apply.four_nodes import MAIN, NODES, NOW, job
+from tests.unit.apply.resized_job import says
+
+STEPPED = says(first_step_at=1.0)
+
+
+def free(_user: str) -> str:
+    return ""
+
+
+NOWHERE = {1: Eligibility(frozenset(), "a rule")}
+
+
+def running(job_id: int, *nodes: str, uid: int = 1, **more: object) -> SlurmJob:
+    return job(job_id, gpus_per_node_held=dict.fromkeys(nodes, 4), nodes=nodes, uid=uid, **more)
+
+
+def waiting(job_id: int, uid: int = 2, **more: object) -> SlurmJob:
+    return job(job_id, JobState.PENDING, uid=uid, **more)
+
+
+def beyond(
+    *jobs: SlurmJob,
+    report: Report | None = STEPPED,
+    eligibility: dict[int, Eligibility] | None = None,
+    spent: Callable[[str], str] = free,
+) -> dict[int, int]:
+    found = Protection()
+    reports = {} if report is None else {one.job_id: report for one in jobs}
+    found.observe(ClusterState(NOW, NODES, jobs, {}, Rules(MAIN)), reports, eligibility or {}, spent)
+    return found.beyond
+
+
+ALL = running(1, "n1", "n2", "n3", "n4")
+SILENT = replace(STEPPED, attempt=1)
+
+
+@pytest.mark.parametrize(
+    ("grown", "more"),
+    [
+        (replace(ALL, held_by_user=True), {}),
+        (replace(ALL, spec=JobSpec(preemptible=False)), {}),
+        (ALL, {"report": None}),
+        (ALL, {"report": SILENT}),
+        (ALL, {"report": says()}),
+        (ALL, {"spent": lambda user: f"the restarts of {user} are used up"}),
+        (ALL, {"eligibility": NOWHERE}),
+    ],
+)
+def test_what_a_user_can_cause_protects_the_equal_share_alone(
+    grown: SlurmJob, more: dict[str, object]
+) -> None:
+    assert beyond(grown, waiting(2), **more) == {1: 8}
+    assert beyond(grown, waiting(2, uid=1), **more) == {}, "nobody else is there"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        waiting(2, held_by_user=True),
+        waiting(2, partition="elsewhere"),
+        running(2, "n4", uid=2, spec=JobSpec(max_gpus=4)),
+        running(2, "n3", "n4", uid=2),
+    ],
+)
+def test_nothing_is_given_back_where_nobody_lacks_it(other: SlurmJob) -> None:
+    held = replace(ALL, held_by_user=True)
+    rules = Rules({**MAIN, "elsewhere": replace(MAIN["main"], name="elsewhere", nodes=frozenset({"n9"}))})
+    found = Protection()
+    found.observe(ClusterState(NOW, NODES, (held, other), {}, rules), {1: STEPPED, 2: STEPPED}, {}, free)
+    assert found.beyond == {}
+
+
+def test_jobs_of_one_user_share_what_protection_leaves() -> None:
+    small, large = running(1, "n1", held_by_user=True), running(3, "n2", "n3", held_by_user=True)
+    assert beyond(small, large, waiting(2)) == {3: 4}
+
+
+def test_a_job_that_could_start_nowhere_lacks_nothing() -> None:
+    held = replace(ALL, held_by_user=True)
+    assert beyond(held, waiting(2), eligibility={2: Eligibility(frozenset(), "a rule")}) == {}
+
+
+def test_an_attempt_that_was_seen_to_train_stays_so_whatever_is_reported_later() -> None:
+    found = Protection()
+    state = ClusterState(NOW, NODES, (ALL, waiting(2)), {}, Rules(MAIN))
+    found.observe(state, {1: STEPPED}, {}, free)
+    assert found.stepped == {1: 0}
+    found.observe(state, {1: SILENT}, {}, free)
+    assert (found.stepped, found.beyond) == ({1: 0}, {})
+
+
+def test_no_number_of_restarts_keeps_what_is_owed() -> None:
+    budget = RestartBudget(MoveSettings(user_restarts_per_hour=1), {"alice": 1})
+    back = Intent(1, 0, "requeue", Placement(("n1", "n2"), 4), Placement(("n1",), 4), "", "alice")
+    assert budget.charge(back)
+    assert not budget.charge(replace(back, owed=True))
