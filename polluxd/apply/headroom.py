@@ -5,6 +5,7 @@ A limit on running jobs or licenses is given to waiting jobs in order of submiss
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from polluxd.slurm.limits import JobLimits
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _USING = (JobState.RUNNING, JobState.SUSPENDED)
+_LIMIT = re.compile(r"(Assoc|QOS)?(Grp|Max)\w*|Resources|Priority")
+"""squeue(1), JOB REASON CODES: a limit on what jobs hold together keeps the job out, or a lack of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Headroom:
     """Jobs that may take no further companion, and the rule."""
     gives_back: Collection[int] = ()
     """Jobs that may not keep what they hold beyond `most`: others need it."""
+    admitted: Collection[int] = ()
+    """Plain jobs that a limit keeps out, and for which jobs of Pollux give way within it."""
 
 
 def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
@@ -61,14 +66,14 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
             eligibility[job.job_id] = Eligibility(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
-    groups, full = _groups(state.jobs, ours, bounds, holding, nodes)
+    groups, full, admitted = _groups(state, ours, bounds, holding, nodes)
     for job_id, eligible in (
         *full.items(),
         *_array_turns(ours, holding).items(),
         *_unlicensed(ours, holding, state).items(),
     ):
         eligibility.setdefault(job_id, eligible)
-    return Headroom(most, groups, eligibility, slots.none_left, slots.returns.keys())
+    return Headroom(most, groups, eligibility, slots.none_left, slots.returns.keys(), admitted)
 
 
 def _gpus(job: SlurmJob, targets: Mapping[int, Placement]) -> int:
@@ -183,18 +188,18 @@ def _kept_out(job: SlurmJob, bounds: Bounds, state: ClusterState) -> str:
 
 
 def _groups(
-    everybody: Iterable[SlurmJob],
+    state: ClusterState,
     ours: list[SlurmJob],
     bounds: Lookup,
     holding: Mapping[int, int],
     nodes: Mapping[str, Node],
-) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility]]:
-    """Limits on GPUs of several jobs, and jobs that no group has room for."""
+) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility], frozenset[int]]:
+    """Limits on GPUs of several jobs, jobs that no group has room for, and plain jobs that get room in all groups."""
     limited: dict[str, Scope] = {}
     use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
     mine = {job.job_id for job in ours}
-    for job in everybody:
+    for job in state.jobs:
         for scope in bounds.of(job).scopes if not job.state.finished else ():
             if not scope.limits.tres and scope.limits.jobs is None:
                 continue
@@ -210,6 +215,7 @@ def _groups(
     kinds = {node.gpu_type for node in nodes.values() if node.gpus > 0}
     largest = max((node.gpus for node in nodes.values()), default=0)
     order = {job.job_id: number for number, job in enumerate(ours)}
+    admitted, reserved = _given_way(state, bounds, members, use, holding)
     for (name, key), jobs in sorted(members.items(), key=lambda entry: entry[0]):
         jobs.sort(key=lambda job: order[job.job_id])
         if key == "jobs":
@@ -231,8 +237,80 @@ def _groups(
             )
             full |= {job.job_id: eligible for job in jobs}
         else:
+            if reserved[name, key]:
+                less = most - use[name][key] - reserved[name, key]
+                left = _in_gpus(key, less, greediest, kinds, largest) or 0
             groups.append(GpuLimit(rule, tuple(job.job_id for job in jobs), left))
-    return tuple(groups), full
+    return tuple(groups), full, admitted
+
+
+def _given_way(
+    state: ClusterState,
+    bounds: Lookup,
+    members: Mapping[tuple[str, str], Iterable[SlurmJob]],
+    use: Mapping[str, Mapping[str, int]],
+    holding: Mapping[int, int],
+) -> tuple[frozenset[int], Mapping[tuple[str, str], int]]:
+    """Return the plain jobs that jobs of Pollux give way to within limits, and what that takes of each limit.
+
+    A job of Pollux that grew holds more than its user asked for. Without polluxd the plain job would have started. The
+    jobs keep their least sizes.
+
+    Args:
+        members: jobs of Pollux by scope and TRES.
+        use: what other jobs hold, by scope and TRES.
+    """
+    reserved: dict[tuple[str, str], int] = defaultdict(int)
+    admitted = set[int]()
+    # One that waits for GPUs keeps its room: else jobs of Pollux would grow into the limit again before it starts.
+    kept_out = [job for job in state.jobs if job.spec is None and _LIMIT.match(job.reason)]
+    for job in sorted(kept_out, key=lambda job: (-job.priority, job.submit_time)):
+        if job.state is not JobState.PENDING or job.held_by_user or job.dependent:
+            continue
+        if not _has_gpus(job, state, members, holding):
+            continue
+        wanted = {}
+        for scope in bounds.of(job).scopes:
+            for key, most in scope.limits.tres.items():
+                asked = job.tres.get(key, 0)
+                if not asked or key not in scope.enforced or (scope.name, key) not in members:
+                    continue
+                least = sum(_least(one, key, holding) for one in members[scope.name, key])
+                room = most - use[scope.name][key] - reserved[scope.name, key]
+                wanted[scope.name, key] = asked if least + asked <= room else -1
+        if wanted and min(wanted.values()) >= 0:
+            admitted.add(job.job_id)
+            for place, asked in wanted.items():
+                reserved[place] += asked
+    return frozenset(admitted), reserved
+
+
+def _has_gpus(
+    job: SlurmJob,
+    state: ClusterState,
+    members: Mapping[tuple[str, str], Iterable[SlurmJob]],
+    holding: Mapping[int, int],
+) -> bool:
+    """Whether the nodes that a plain job may use have GPUs for it once jobs of Pollux have given way."""
+    reach = state.reach(job.partition)
+    room = sum(node.capacity for node in state.nodes if node.name in reach)
+    ours = {one.job_id: one for jobs in members.values() for one in jobs}
+    return job.tres.get("gres/gpu", 0) <= room - sum(
+        _least(one, "gres/gpu", holding) for one in ours.values()
+    )
+
+
+def _least(job: SlurmJob, tres: str, holding: Mapping[int, int]) -> int:
+    """What a job of Pollux holds of a TRES once it has given back all that it may."""
+    assert job.spec is not None
+    held = holding[job.job_id]
+    if not held:
+        return 0
+    gpus = min(held, job.spec.min_gpus) if job.spec.gpu_counts == "any" and job.spec.preemptible else held
+    if tres == "node":
+        each = max(job.gpus_per_node_held.values(), default=1)
+        return ceil(gpus / each)
+    return gpus * (job.spec.cpus_per_gpu if tres == "cpu" else 1)
 
 
 def _by_turns(

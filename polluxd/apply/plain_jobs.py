@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from math import inf
 from typing import NamedTuple
 
 from polluxd.model import KEPT_BACK, JobState, Placement, Plan, Snapshot, SnapshotJob
@@ -34,7 +35,13 @@ _NO_PLACEMENT = ("infeasible: min-gpus=", "infeasible: no placement has")
 
 
 def left_to_plain_jobs(
-    state: ClusterState, ours: Iterable[SnapshotJob], others: Mapping[str, int], *, shrink: bool = True
+    state: ClusterState,
+    ours: Iterable[SnapshotJob],
+    others: Mapping[str, int],
+    *,
+    shrink: bool = True,
+    patience_s: float = inf,
+    admitted: Collection[int] = (),
 ) -> Counter[str]:
     """Return the GPUs by node left to plain jobs.
 
@@ -42,9 +49,12 @@ def left_to_plain_jobs(
         ours: the jobs that the policy places, each with what it holds, or will hold when its move ends.
         others: GPUs by node that further jobs of Pollux hold.
         shrink: every number of GPUs from min-gpus up is allowed, so that jobs can give any back.
+        patience_s: how long a plain job may keep GPUs idle that it cannot start with. What it lacks, another job of
+            its user may hold on purpose.
+        admitted: plain jobs that a limit keeps out until jobs of Pollux have given way within it.
     """
     left: Counter[str] = Counter()
-    plain = _waiting_plain_jobs(state)
+    plain = _waiting_plain_jobs(state, admitted)
     if not plain:
         return left
     mine = [job for job in state.jobs if job.spec is not None]
@@ -64,9 +74,13 @@ def left_to_plain_jobs(
         if _rank(job, state) <= first or _rank(job, state)[0] < tier:
             break
         taken = _take(job, state, free)
+        given_back = _given_back(job, taken, growths)
+        starts = sum(taken.values()) + given_back.total() >= _asks(job)
+        if not starts and state.taken_at - (job.eligible_time or job.submit_time) > patience_s:
+            continue
         free.subtract(taken)
         left.update(taken)
-        left.update(_given_back(job, taken, growths))
+        left.update(given_back)
     return left
 
 
@@ -260,10 +274,10 @@ def _as_many_as_come_free(state: ClusterState, found: Sequence[Contender]) -> li
     return chosen
 
 
-def _waiting_plain_jobs(state: ClusterState) -> list[SlurmJob]:
-    """The plain jobs that wait for nothing but GPUs."""
+def _waiting_plain_jobs(state: ClusterState, admitted: Collection[int] = ()) -> list[SlurmJob]:
+    """The plain jobs that wait for nothing but GPUs; also those that a limit is about to admit."""
     waiting = (job for job in state.jobs if job.spec is None and _waits(job) and _asks(job))
-    return [job for job in waiting if job.reason in _WAITS_FOR_NODES]
+    return [job for job in waiting if job.reason in _WAITS_FOR_NODES or job.job_id in admitted]
 
 
 def _waits(job: SlurmJob) -> bool:

@@ -44,7 +44,8 @@ def submit_slots(state: ClusterState, ours: Iterable[SlurmJob], bounds: Lookup) 
             companions = len(job.companions)
             used[scope.name, "submitted"] += max(len(job.tasks), 1) + companions
             used[scope.name, "jobs"] += (job.state in _USING) + companions
-            if job.state is JobState.PENDING and not job.kept_back(state.taken_at):
+            counted_out = job.spec is not None or "Jobs" in job.reason
+            if counted_out and job.state is JobState.PENDING and not job.kept_back(state.taken_at):
                 waits.add(scope.name)
     none_left: dict[int, str] = {}
     returns: dict[int, tuple[int, str]] = {}

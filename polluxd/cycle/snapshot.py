@@ -48,6 +48,8 @@ class ClusterFacts:
     """Expected cost of a move through the queue, until a job's own was measured [s]."""
     resize_cost: float = 2.0
     """The same of a resize in place [s]."""
+    start_timeout: float = 30.0
+    """How long Slurm may take to start a job [s]."""
 
     @classmethod
     def of(cls, config: Config) -> ClusterFacts:
@@ -58,6 +60,7 @@ class ClusterFacts:
             slurm.gpu_speeds,
             moves.default_cost_s,
             moves.default_resize_cost_s,
+            moves.start_timeout_s,
         )
 
 
@@ -175,7 +178,14 @@ def build_snapshot(
     for job in (*state.jobs, *seen.orphans):
         if job.spec is not None and job.job_id not in ours:
             others.update(job.gpus_per_node_held)
-    others.update(left_to_plain_jobs(state, jobs, others, shrink=settings.gpu_counts == "any"))
+    others.update(
+        left_to_plain_jobs(
+            *(state, jobs, others),
+            shrink=settings.gpu_counts == "any",
+            patience_s=facts.start_timeout,
+            admitted=rules.allowed.admitted,
+        )
+    )
     nodes = tuple(
         replace(
             node,

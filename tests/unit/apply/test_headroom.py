@@ -243,3 +243,62 @@ def test_a_companion_goes_where_it_keeps_another_job_from_running() -> None:
         4,
         "the limit of 2 running jobs of user alice in account vision (MaxJobs), whose last one a companion took,",
     )
+
+
+def kept_out(job_id: int, gpus: int, reason: str = "AssocGrpGRES", **other: object) -> SlurmJob:
+    return waiting(job_id, spec=None, reason=reason, tres={"gres/gpu": gpus, "node": 1}, **other)
+
+
+@pytest.mark.parametrize("reason", ["AssocGrpGRES", "QOSGrpGRES", "Resources"])
+def test_what_jobs_hold_above_their_request_gives_way_within_a_limit(reason: str) -> None:
+    lab = account(tres={"gres/gpu": 6})
+    found = allowed(limits(lab), running(1, 4), running(2, 2), kept_out(3, 4, reason))
+    assert found.groups == (GpuLimit("gres/gpu=6 of account vision", (1, 2), 2),)
+    assert set(found.admitted) == {3}
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours"),
+    [
+        (kept_out(3, 5), JobSpec()),
+        (kept_out(3, 4), JobSpec(min_gpus=2)),
+        (kept_out(3, 4), JobSpec(gpu_counts="powers-of-two")),
+        (kept_out(3, 4, "BeginTime"), JobSpec()),
+        (kept_out(3, 4, held_by_user=True), JobSpec()),
+        (kept_out(3, 4, account="speech"), JobSpec()),
+    ],
+)
+def test_what_could_not_start_all_the_same_gets_nothing(plain: SlurmJob, ours: JobSpec) -> None:
+    found = allowed(
+        limits(account(tres={"gres/gpu": 6})), running(1, 4, spec=ours), running(2, 2, spec=ours), plain
+    )
+    assert found.groups == (GpuLimit("gres/gpu=6 of account vision", (1, 2), 6),)
+    assert not found.admitted
+
+
+def test_the_user_s_own_plain_job_gets_way_within_the_limit_of_a_user() -> None:
+    qos = Qos("normal", GroupLimits(), JobLimits(), GroupLimits({"gres/gpu": 4}))
+    found = allowed(
+        limits(account(), qos=(qos,)),
+        running(1, 4),
+        kept_out(3, 2, "QOSMaxGRESPerUser"),
+        waiting(4, user="bea"),
+    )
+    assert [(group.jobs, group.gpus) for group in found.groups] == [((1,), 2), ((4,), 4)]
+
+
+def test_the_plan_gives_what_a_limit_needs() -> None:
+    found = allowed(limits(account(tres={"gres/gpu": 4})), running(1, 4), kept_out(3, 2))
+    snapshot = Snapshot(
+        "dev",
+        NOW,
+        NODES,
+        (
+            SnapshotJob(
+                1, "", "alice", "vision", "main", JobSpec(), NOW, HOUR, Placement(("n1",), 4), started=True
+            ),
+        ),
+        PolicySettings(),
+        found.groups,
+    )
+    assert decide(snapshot).allocations[0].placement.gpus <= 2

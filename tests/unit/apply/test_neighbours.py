@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -14,11 +15,14 @@ from tests.build import job as build_job
 from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
-def left(*jobs: SlurmJob, placements: tuple[Placement, ...] = (), **placed: object) -> dict[str, int]:
+def left(
+    *jobs: SlurmJob, placements: tuple[Placement, ...] = (), patience_s: float = inf, **placed: object
+) -> dict[str, int]:
     """GPUs left to plain jobs while jobs of at least 4 GPUs hold `placements`."""
     words = {"spec": JobSpec(min_gpus=4)} | placed
     ours = [placed_job(number, placement, **words) for number, placement in enumerate(placements, 1)]
-    return dict(left_to_plain_jobs(ClusterState(NOW, NODES, jobs, rules=RULES), ours, {}))
+    state = ClusterState(NOW, NODES, jobs, rules=RULES)
+    return dict(left_to_plain_jobs(state, ours, {}, patience_s=patience_s))
 
 
 def placed_job(job_id: int, placement: Placement, spec: JobSpec, **other: object) -> SnapshotJob:
@@ -96,6 +100,16 @@ def test_growth_is_left_to_a_plain_job_that_can_start_with_it() -> None:
 )
 def test_what_a_job_needs_is_not_left_to_plain_jobs(placed: dict[str, object]) -> None:
     assert left(PLANNED, ours(), placements=(WHOLE,), **placed) == {}
+
+
+def test_a_plain_job_that_cannot_start_keeps_nothing_idle_for_long() -> None:
+    """What it lacks, another job of its user may hold on purpose."""
+    held = (Placement(("n1", "n2", "n3"), 4), Placement(("n4",), 1))
+    late, early = (plain(eligible_time=NOW - ago) for ago in (31.0, 29.0))
+    assert left(late, ours(), placements=held, patience_s=30.0) == {}
+    assert left(early, ours(), placements=held, patience_s=30.0) == {"n4": 3}
+    free = (Placement(("n1", "n2"), 4),)
+    assert left(late, ours(), placements=free, patience_s=30.0) == {"n3": 4, "n4": 4}, "it can start"
 
 
 def test_growth_is_given_once() -> None:
