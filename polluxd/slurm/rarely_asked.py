@@ -22,6 +22,9 @@ TOPOLOGY_S = 300.0
 LIMITS_S = 30.0
 """Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this."""
 
+ARRAY_S = 10.0
+"""A throttle is changed by hand: it is asked for no more often than this."""
+
 _LIMITS = re.compile(r"^AccountingStorageEnforce\s*=.*\b(?:limits|safe)\b", re.MULTILINE)
 _PREEMPT_QOS = re.compile(r"^PreemptType\s*=\s*preempt/qos\s*$", re.MULTILINE)
 
@@ -63,6 +66,17 @@ class RarelyAsked:
             return none
         command = ("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
         return self._kept("limits", LIMITS_S, none, lambda: parse_limits(self._run(*command)))
+
+    def array(self, number: int) -> str:
+        """Return what Slurm shows of an array. What was not asked for lately is forgotten."""
+        now = self._clock()
+        self._known = {
+            what: known
+            for what, known in self._known.items()
+            if not what.startswith("array ") or 0 <= now - known[0] < ARRAY_S
+        }
+        command = ("scontrol", "--local", "-o", "show", "job", str(number))
+        return self._kept(f"array {number}", ARRAY_S, "", lambda: self._run(*command))
 
     def preemption(self) -> Mapping[str, frozenset[str]]:
         """Return, by QOS, the QOSes that it preempts.

@@ -19,6 +19,7 @@ from polluxd.model import JobState, Node
 from polluxd.slurm.commands import Commands
 from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
+from polluxd.slurm.present_words import FORMAT, PresentWords
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
 from polluxd.slurm.queue import Known, Query, jobs_query, parse_jobs
 from polluxd.slurm.rarely_asked import RarelyAsked
@@ -27,6 +28,8 @@ from polluxd.slurm.site_defaults import kept_off_s, shares_memory, with_site_def
 
 log = logging.getLogger(__name__)
 
+_ARRAYS_AT_ONCE = 20
+"""Arrays whose throttle is asked for at a time: each takes one request."""
 _TASKS_AT_ONCE = 100
 """Tasks of an array that get a record of their own at a time: each takes one request."""
 
@@ -54,6 +57,7 @@ class ScontrolClient(Commands):
         self._rarely = RarelyAsked(self.ask, clock)
         self._known = Known(jobs_query().separator)
         """Of the last answer."""
+        self._words = PresentWords()
 
     def observe(self) -> ClusterState:
         taken_at = self._clock()
@@ -79,16 +83,27 @@ class ScontrolClient(Commands):
         configuration = self._rarely.configuration()
         if not shares_memory(configuration):
             nodes = without_memory(nodes)
+        jobs, no_words = self._with_present_words(jobs)
         jobs = with_site_defaults(jobs, nodes, rules.partitions, limits, configuration)
         return ClusterState(
             taken_at,
             nodes,
             jobs,
-            {**unreadable, **senseless, **unreadable_limits},
+            {**unreadable, **senseless, **unreadable_limits, **no_words},
             rules,
             limits,
             kept_off_s(configuration),
         )
+
+    def _with_present_words(
+        self, jobs: tuple[SlurmJob, ...]
+    ) -> tuple[tuple[SlurmJob, ...], Mapping[str, str]]:
+        """Return jobs as administrators and users have changed them since their submission."""
+        command = ("squeue", "--local", "--all", "--noheader")
+        self._words.read(self.ask(*command, environment={"SQUEUE_FORMAT": FORMAT}))
+        for array in self._words.unknown_throttles(jobs)[:_ARRAYS_AT_ONCE]:
+            self._words.read_throttle(array, self._rarely.array(array))
+        return self._words.applied(jobs)
 
     def _rules(self) -> tuple[Rules, Mapping[str, str]]:
         """Slurm's rules, and the records of them that make no sense."""
@@ -143,6 +158,13 @@ class ScontrolClient(Commands):
         self._must_be_ours([job_id])
         gpus = ("gres:gpu", geometry.gpu_type, str(geometry.gpus_per_node))
         k, cpus = len(geometry.nodes), geometry.cpus_per_task
+        required: Sequence[str] = geometry.nodes
+        if (
+            geometry.anywhere
+        ):  # an administrator's nodes stay where Slurm, which needs all of them, can grant that
+            ordered = self._words.ordered(job_id)
+            required = sorted(ordered) if len(ordered) <= k else ()
+        self._words.wrote(job_id, required)
         arguments = [
             f"JobId={self._address(job_id)}",
             f"NumNodes={k}-{k}",  # "2" alone is refused on a one-node job: its maximum stays 1
@@ -156,7 +178,7 @@ class ScontrolClient(Commands):
             "TresPerJob=",
             "TresPerTask=",
             f"TresPerNode={':'.join(filter(None, gpus))}",
-            f"ReqNodeList={'' if geometry.anywhere else ','.join(geometry.nodes)}",
+            f"ReqNodeList={','.join(required)}",
         ]
         if geometry.mem_per_node_mb is not None:
             # Where jobs do not share out memory, Slurm checks a request against the node's all the same.

@@ -61,3 +61,43 @@ def test_growth_into_an_accounts_limit_gives_way_to_a_plain_job(shared: Loop) ->
     plain = shared.sbatch("plain", "sleep 600", directive="#SBATCH --account=lab", gpus=4)
     shared.until(lambda: shared.job(plain).state is JobState.RUNNING, 90, why="the plain job's start")
     assert gpus(shared, grown) <= 2
+
+
+@pytest.mark.parametrize(("words", "node"), [("ExcNodeList=n1", "n2"), ("ReqNodeList=n2", "n2")])
+def test_nodes_that_an_administrator_gives_a_waiting_job_count(shared: Loop, words: str, node: str) -> None:
+    waits = shared.sbatch("waits", "sleep 600", directive="#SBATCH --hold --account=open\n#POLLUX max-gpus=1")
+    shared.cluster.command("scontrol", "update", f"jobid={waits}", words)
+    shared.cluster.command("scontrol", "release", str(waits))
+    shared.until(lambda: shared.job(waits).state is JobState.RUNNING, 60, why="its start")
+    assert shared.job(waits).nodes == (node,)
+    assert len(shared.store.moves(waits)) == 1
+
+
+def test_a_throttle_that_is_raised_lets_more_tasks_run(shared: Loop) -> None:
+    array = shared.sbatch(
+        "tasks",
+        "sleep 600",
+        directive="#SBATCH --array=0-3%1 --open-mode=append --account=open\n#POLLUX max-gpus=1",
+    )
+
+    def running() -> int:
+        jobs = shared.slurm.observe().jobs
+        return sum(bool(j.array and j.array[0] == array and j.state is JobState.RUNNING) for j in jobs)
+
+    shared.until(lambda: running() == 1, 60, why="the first task")
+    shared.cluster.command("scontrol", "update", f"jobid={array}", "ArrayTaskThrottle=3")
+    shared.until(lambda: running() == 3, 60, why="three tasks at a time")
+    told = shared.daemon.command("polluxctl", "explain", f"{array}_1")
+    assert told.returncode == 0, told.stderr
+
+
+def test_several_nodes_need_no_number_of_gpus(shared: Loop) -> None:
+    script = shared.folder / "several.sbatch"
+    script.write_text("#!/bin/sh\n#POLLUX max-gpus=8\nsleep 600\n")
+    options = ("--parsable", "--account=open", "--open-mode=append", "--output=/dev/null")
+    for words in ("--nodes=2", "--nodelist=n1,n2"):
+        job = int(shared.cluster.command("sbatch", *options, words, str(script)))
+        shared.submitted.append(job)
+        shared.until(
+            lambda job=job: shared.job(job).state is JobState.RUNNING, 60, why=f"the start by {words}"
+        )

@@ -70,6 +70,12 @@ class Commands:
     def since(self, before: int = 0) -> list[str]:
         """What each later call was: the command, or what it asked for."""
         return [
-            "squeue" if "SQUEUE_FORMAT2" in environment else words[-1] if "show" in words else words[0]
+            "squeue"
+            if "SQUEUE_FORMAT2" in environment
+            else "words"
+            if "SQUEUE_FORMAT" in environment
+            else words[-1]
+            if "show" in words
+            else words[0]
             for words, environment in self.calls[before:]
         ]

@@ -35,13 +35,15 @@ def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands)
     state = slurm.observe()
     assert (len(state.jobs), len(state.nodes), state.taken_at) == (299, 1, 1000.0)
     assert {shown.name for shown in state.jobs} == {"train"}
-    assert commands.since() == ["squeue", "node", "topology", "partition", "reservation", "config"]
+    assert commands.since() == ["squeue", "node", "topology", "partition", "reservation", "config", "words"]
     slurm.observe()
-    assert commands.since(6) == ["squeue", "node", "partition", "reservation"], "racks hardly ever change"
+    assert commands.since(7) == ["squeue", "node", "partition", "reservation", "words"], (
+        "racks hardly ever change"
+    )
     now += TOPOLOGY_S
     commands.answer([job(i) for i in range(1, 301)])
     slurm.observe()
-    assert commands.since(10) == ["squeue", "node", "topology", "partition", "reservation", "config"]
+    assert commands.since(12) == ["squeue", "node", "topology", "partition", "reservation", "config", "words"]
 
 
 def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: Commands) -> None:
