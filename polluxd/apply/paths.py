@@ -42,7 +42,7 @@ class MoveRules:
     spent: Callable[[str], str] = lambda _user: ""
     """Why no running job of a user may be restarted now; empty where one may."""
     stepped: Mapping[int, int] = field(default_factory=dict)
-    """The newest attempt of each job of which polluxd has seen a training step."""
+    """The newest attempt of each job whose training steps polluxd has seen."""
     beyond_share: Mapping[int, int] = field(default_factory=dict)
     """GPUs of jobs that hold more than protection by their own users leaves them (`protected`)."""
 

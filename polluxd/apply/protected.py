@@ -58,7 +58,7 @@ class Protection:
 
     def __init__(self) -> None:
         self.stepped: dict[int, int] = {}
-        """The newest attempt of each job of which polluxd has seen a training step: no later report takes it back."""
+        """The newest attempt of each job whose training steps polluxd has seen: no later report takes it back."""
         self.beyond: dict[int, int] = {}
         """As `beyond_share` gives it, by the newest decision."""
 
