@@ -70,9 +70,13 @@ def main(
     """Entry point of the command `pollux`; tests shorten `graces`, and leave out `preload`."""
     # Ctrl-C before any worker runs ends the launcher without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    options = argument_parser().parse_args(argv)
-    if options.command == "selftest":  # imports what no launcher needs
-        os.execv(sys.executable, [sys.executable, "-m", "pollux.selftest", *options.args])
+    words = sys.argv[1:] if argv is None else list(argv)
+    if words[:1] in (
+        ["selftest"],
+        ["wrap"],
+    ):  # they import what no launcher needs, and every further word is theirs
+        os.execv(sys.executable, [sys.executable, "-m", f"pollux.{words[0]}", *words[1:]])
+    options = argument_parser().parse_args(words)
     try:
         status = (
             _print_environment() if options.command == "env" else run(options, graces=graces, preload=preload)
@@ -135,11 +139,10 @@ def argument_parser() -> argparse.ArgumentParser:
     run_parser.add_argument(
         "args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments"
     )
-    # Every word after it is the selftest's own.
-    selftest = commands.add_parser(
-        "selftest", add_help=False, prefix_chars="\0", help="test trainings on this machine"
+    commands.add_parser("selftest", add_help=False, help="test trainings on this machine")
+    commands.add_parser(
+        "wrap", add_help=False, help="let polluxd schedule a trainer of its own loop, which stays as it is"
     )
-    selftest.add_argument("args", nargs="*")
     commands.add_parser(
         "env",
         help="print the environment that srun needs in a batch script",

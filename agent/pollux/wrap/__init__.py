@@ -1,0 +1,1 @@
+"""Let polluxd schedule a trainer whose loop nobody will change: `pollux wrap`."""

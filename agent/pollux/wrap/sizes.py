@@ -1,0 +1,100 @@
+"""What a wrapped trainer has shown at each size, over all attempts of its job: a file beside its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pollux.fit import fit
+from pollux.goodput import ThroughputParams
+from pollux.private_folder import PrivateFolder, read_private, write_durably
+
+log = logging.getLogger("pollux")
+
+NAME = "wrap.json"
+MOST_ROWS = 64
+UNKNOWN_BATCH = 5040
+"""Examples of a step whose batch size nobody gave: it divides by most numbers of GPUs."""
+_GUESSED = 0.01
+"""Weight of a guessed row against a measured one."""
+_DIVIDES = 0.9
+"""Share of a step that is taken to divide over twice the GPUs until it was measured."""
+
+
+@dataclass(slots=True)
+class Sizes:
+    """Step times by (nodes, GPUs), and the sizes at which the trainer did not start."""
+
+    rows: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds of a step."""
+    bad: dict[int, str] = field(default_factory=dict)
+    """By GPUs: the trainer's last line there."""
+    fruitless: int = 0
+    """Starts in a row that made no step."""
+    every: float | None = None
+    """Seconds from one checkpoint to the next."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Sizes:
+        """Read what earlier attempts have left; nothing where that makes no sense."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                return cls._parsed(json.loads(read_private(folder / NAME)))
+            except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+                log.warning("%s says nothing (%s): sizes are measured again", folder / NAME, error)
+        return cls()
+
+    @classmethod
+    def _parsed(cls, found: Any) -> Sizes:
+        rows = {(int(n), int(k)): float(seconds) for n, k, seconds in found["rows"][:MOST_ROWS]}
+        if not all(1 <= n <= k and 0 < seconds < math.inf for (n, k), seconds in rows.items()):
+            raise ValueError("expected nodes, GPUs and positive seconds")
+        bad = {int(gpus): str(line)[:200] for gpus, line in list(found["bad"].items())[:MOST_ROWS]}
+        every = found["every"]
+        return cls(rows, bad, int(found["fruitless"]), None if every is None else float(every))
+
+    def write(self, folder: Path) -> None:
+        """Keep this for later attempts. Raises OSError."""
+        found = asdict(self) | {"rows": [[*size, seconds] for size, seconds in self.rows.items()]}
+        data = json.dumps(found).encode()
+        with PrivateFolder.make(folder):
+            write_durably(folder / NAME, lambda file: file.write(data))
+
+    def most_allowed(self) -> int | None:
+        """Return the most GPUs at which the trainer starts; None: it failed at no larger number than it has trained on.
+
+        Where it trained on no size yet, fewer GPUs than failed may do.
+        """
+        least = min((gpus for _, gpus in self.rows), default=0)
+        failed = [gpus for gpus in self.bad if gpus > least]
+        if not failed:
+            return None
+        return max((gpus for _, gpus in self.rows if gpus < max(failed)), default=max(1, min(failed) - 1))
+
+    def fitted(self, batch: int) -> ThroughputParams | None:
+        """Return the throughput model for a step of `batch` examples over all GPUs; None before a measurement."""
+        rows = list(self._weighted())
+        if not rows:
+            return None
+        nodes, gpus, seconds, weights = zip(*rows, strict=True)
+        return fit(nodes, gpus, [batch / k for k in gpus], [math.nan] * len(rows), seconds, weights=weights)
+
+    def _weighted(self) -> Iterator[tuple[int, int, float, float]]:
+        """Yield nodes, GPUs, seconds and weight of each row.
+
+        One size alone, or two on either side of a node's border, do not tell what part of a step divides over more
+        GPUs: without two guessed rows the fit would take all of it for a constant.
+        """
+        for (nodes, gpus), seconds in self.rows.items():
+            yield nodes, gpus, seconds, 1.0
+        many = {nodes > 1 for nodes, _ in self.rows}
+        if len(self.rows) == 1 or (len(self.rows) == 2 and len(many) == 2):
+            (nodes, gpus), seconds = min(self.rows.items(), key=lambda row: row[0][1])
+            for times in (2, 4):
+                yield nodes, gpus * times, seconds * (1.0 - _DIVIDES + _DIVIDES / times), _GUESSED

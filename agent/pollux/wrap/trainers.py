@@ -1,0 +1,78 @@
+"""What trainers print, save and need, as data: one row each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One trainer as its own sources have it."""
+
+    name: str
+    line: str
+    """Regular expression of the line that it prints for a step; its first group is the step."""
+    checkpoints: str
+    """What changes once a checkpoint is complete, below the trainer's folder."""
+    sizes: str
+    """GPU counts at which it can go on from a checkpoint."""
+    data: str
+    """Whether its data go on where they stopped."""
+    flags: str
+    """What its user has to set."""
+
+
+TRAINERS = (
+    Trainer(
+        "torchtitan",
+        r"\bstep:\s*([\d,]+)\s+loss:",
+        "checkpoint/step-*/.metadata",
+        "one; any if the loader's state is left out",
+        "at the same size only",
+        "--checkpoint.enable; a batch per rank: divide it by hand, or keep one size",
+    ),
+    Trainer(
+        "Megatron-LM, NeMo",
+        r"\biteration\s+([\d,]+)\s*/\s*[\d,]+\s*\|",
+        "latest_checkpointed_iteration.txt",
+        "multiples of TP x PP x CP",
+        "yes, with the loader `single`",
+        "--save, --load and --save-interval; --exit-signal-handler for `--signal TERM`",
+    ),
+    Trainer(
+        "nanoGPT",
+        r"^\s*iter\s+([\d,]+):\s+loss\b",
+        "out/ckpt.pt",
+        "any whose accumulation steps divide",
+        "no: each start draws the first batches again",
+        "--init_from=resume from the second start on",
+    ),
+    Trainer(
+        "Hugging Face Trainer",
+        r"'epoch':\s*'?([\d.]+)'?",
+        "out/checkpoint-*/trainer_state.json",
+        "any under DDP; not with DeepSpeed",
+        "yes, if accumulation keeps the global batch",
+        "resume_from_checkpoint; gradient_accumulation_steps divided by the number of ranks",
+    ),
+    Trainer(
+        "verl",
+        r"\bstep:\s*([\d,]+)\s+-\s",
+        "checkpoints/latest_checkpointed_iteration.txt",
+        "one",
+        "by the driver's loader",
+        "gpu-counts= with one number",
+    ),
+    Trainer(
+        "any other",
+        r"(?i)^\W*(?:step|iteration|iter)\W{0,3}([\d,]+)\b",
+        "",
+        "as it says",
+        "as it says",
+        "--step PATTERN",
+    ),
+)
+"""Patterns are tried in this order; the first that matches a line stays."""
+
+PATTERNS = tuple(re.compile(trainer.line) for trainer in TRAINERS)

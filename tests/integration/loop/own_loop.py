@@ -1,0 +1,62 @@
+"""A trainer with a loop of its own, which knows nothing of Pollux: a fixed batch, its own checkpoints, a line a step.
+
+A step of K GPUs takes as long as a K-th of the work. Its result depends on all samples in their order: a sample that is
+lost or trained on twice changes the digest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--steps", type=int, default=300)
+parser.add_argument("--save-every", type=int, default=20)
+parser.add_argument("--work", type=float, default=0.2, help="seconds of a step on one GPU")
+parser.add_argument("--saves-on-term", action="store_true")
+parser.add_argument("--rigid", action="store_true", help="refuse to go on at another size")
+options = parser.parse_args()
+
+gpus = int(os.environ.get("POLLUX_GPUS", "1"))
+options.out.mkdir(exist_ok=True)
+step, digest = 0, ""
+saved = sorted(options.out.glob("step-*.json"))
+if saved:
+    found = json.loads(saved[-1].read_text())
+    step, digest = found["step"], found["digest"]
+    if options.rigid and found["gpus"] != gpus:
+        sys.exit("cannot resume at another data-parallel degree")
+print(f"resumed at {step} on {gpus} GPUs", flush=True)
+told = []
+if options.saves_on_term:
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+
+
+def save() -> None:
+    temporary = options.out / "tmp"
+    temporary.write_text(json.dumps({"step": step, "digest": digest, "gpus": gpus}))
+    temporary.rename(options.out / f"step-{step:06d}.json")
+
+
+with (options.out / "made.txt").open("a") as made:
+    while step < options.steps:
+        time.sleep(0.01 + options.work / gpus)
+        digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
+        step += 1
+        made.write(f"{step} {gpus}\n")
+        made.flush()
+        print(f"step {step}: loss {1 / step:.5f}", flush=True)
+        if step % options.save_every == 0 or told:
+            save()
+        if told:
+            print(f"saved at step {step}, ends", flush=True)
+            sys.exit(0)
+save()
+print("finished", digest, flush=True)

@@ -1,0 +1,81 @@
+"""A trainer's checkpoints, by a clock of the test."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pollux.wrap.checkpoints import Checkpoints
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def look(checkpoints, clock, seconds):
+    clock.now += seconds
+    checkpoints.look()
+
+
+def test_a_checkpoint_counts_once_it_is_quiet(tmp_path, clock):
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    ordered_at = clock.now
+    file = tmp_path / "step-1"
+    for size in range(1, 5):
+        file.write_bytes(b"x" * size)
+        os.utime(file, (size, size))
+        look(checkpoints, clock, 1.0)
+        assert not checkpoints.saved_since(ordered_at), "it still grows"
+    look(checkpoints, clock, 1.0)
+    assert checkpoints.saved_since(ordered_at)
+    assert not checkpoints.saved_since(clock.now)
+
+
+def test_what_was_there_before_is_no_new_checkpoint(tmp_path, clock):
+    (tmp_path / "step-1").write_text("old")
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    for _ in range(5):
+        look(checkpoints, clock, 1.0)
+    assert checkpoints.present
+    assert not checkpoints.saved_since(0.0)
+
+
+def test_the_rhythm_is_that_of_the_last_two(tmp_path, clock):
+    checkpoints = Checkpoints(str(tmp_path / "*" / ".metadata"), clock)
+    assert checkpoints.next_in() is None
+    assert checkpoints.next_in(60.0) == 60.0
+    for number in range(3):
+        (tmp_path / f"step-{number}").mkdir()
+        (tmp_path / f"step-{number}" / ".metadata").write_text("x")
+        os.utime(tmp_path / f"step-{number}" / ".metadata", (number, number))
+        for _ in range(3):
+            look(checkpoints, clock, 10.0)
+    assert checkpoints.every == 30.0
+    assert checkpoints.next_in() == pytest.approx(10.0)
+
+
+def test_a_folder_that_matches_changes_with_what_is_in_it(tmp_path, clock):
+    folder = tmp_path / "checkpoint-40"
+    folder.mkdir()
+    os.utime(folder, (1, 1))
+    checkpoints = Checkpoints(str(tmp_path / "checkpoint-*"), clock)
+    (folder / "model").write_text("x")
+    look(checkpoints, clock, 1.0)
+    look(checkpoints, clock, 1.0)
+    assert checkpoints.saved_since(100.0)
+
+
+def test_files_that_vanish_while_they_are_looked_at_are_none(tmp_path, clock):
+    (tmp_path / "step-1").symlink_to(tmp_path / "gone")
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    look(checkpoints, clock, 1.0)
+    assert not checkpoints.present

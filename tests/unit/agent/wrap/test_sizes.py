@@ -1,0 +1,65 @@
+"""What attempts of a wrapped job leave to later ones, and the throughput that follows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pollux.goodput import step_time
+from pollux.wrap.sizes import NAME, Sizes
+
+
+def predicted(sizes, nodes, gpus, batch=48):
+    return float(step_time(sizes.fitted(batch), nodes, gpus, batch / gpus))
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    sizes = Sizes({(1, 1): 0.5, (2, 8): 0.1}, {4: "status 1: no"}, 2, 170.0)
+    sizes.write(tmp_path / "job")
+    assert Sizes.read(tmp_path / "job") == sizes
+    assert Sizes.read(tmp_path / "none") == Sizes()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{}", "[1]", '{"rows": [[2, 1, 0.5]], "bad": {}, "fruitless": 0, "every": null}',
+        '{"rows": [[1, 1, -1]], "bad": {}, "fruitless": 0, "every": null}', "[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_says_nothing(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    assert Sizes.read(tmp_path) == Sizes()
+
+
+def test_sizes_that_failed_bound_those_that_are_allowed():
+    rows = {(1, 1): 1.0, (1, 2): 0.6}
+    assert Sizes(rows).most_allowed() is None
+    assert Sizes(rows, {4: ""}).most_allowed() == 2
+    assert Sizes({}, {4: ""}).most_allowed() == 3
+    assert Sizes({(1, 4): 0.5}, {1: ""}).most_allowed() is None
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "error"),
+    [
+        (((1, 1), (1, 2)), (1, 4), 0.1),
+        # A node's border: without guessed rows all that does not divide is taken for a constant (40 % too slow).
+        (((1, 8), (2, 16)), (4, 32), 0.2),
+        (((1, 8), (2, 16), (4, 32)), (8, 64), 0.2),
+    ],
+)
+def test_the_next_size_is_predicted(known, wanted, error):
+    def truth(nodes, gpus):
+        return 0.02 + 1.6 / gpus + (0.0 if gpus == 1 else 0.01 + 0.001 * gpus + 0.01 * (nodes > 1))
+
+    sizes = Sizes({size: truth(*size) for size in known})
+    batch = 1536
+    assert predicted(sizes, *wanted, batch) == pytest.approx(truth(*wanted), rel=error)
+
+
+def test_the_file_is_small(tmp_path):
+    sizes = Sizes(bad={gpus: "x" * 200 for gpus in range(64)})
+    sizes.write(tmp_path)
+    assert len(json.dumps(json.loads((tmp_path / NAME).read_text()))) < 20_000

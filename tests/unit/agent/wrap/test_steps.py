@@ -1,0 +1,76 @@
+"""Steps and step times, read off the lines of trainers."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from pollux.wrap.steps import LONGEST, Steps
+from pollux.wrap.trainers import PATTERNS, TRAINERS
+
+# One line of each trainer as it prints it.
+LINES = {
+    "torchtitan": "\x1b[31mstep: 1,230  \x1b[32mloss:  4.0123  \x1b[33mmemory: 30.1GiB  \x1b[34mtps: 7,412\x1b[39m",
+    "Megatron-LM, NeMo": " [2026-01-02 10:00:00] iteration     1230/  500000 | consumed samples: 314880 | elapsed time "
+    "per iteration (ms): 512.3 | learning rate: 1.0E-04 | global batch size:   256 | lm loss: 4.0E+00 |",
+    "nanoGPT": "iter 1230: loss 3.4123, time 312.11ms, mfu 12.34%",
+    "Hugging Face Trainer": "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 4.5e-05, 'epoch': 0.53}",
+    "verl": "step:1230 - actor/entropy:0.512 - critic/score/mean:0.23",
+    "any other": "Step 1230: loss 0.4",
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
+def test_each_trainers_line_is_read_by_its_own_pattern(trainer):
+    steps = Steps(PATTERNS)
+    steps.feed(0, (LINES[trainer.name] + "\n").encode(), 1.0)
+    assert steps.number == pytest.approx(0.53 if "epoch" in trainer.line else 1230)
+    assert steps.first_at == 1.0
+
+
+def test_the_median_of_step_times_leaves_out_the_start_checkpoints_and_evaluations():
+    steps, now = Steps(PATTERNS), 0.0
+    for step in range(0, 200, 10):
+        now += 30.0 if step in (10, 20, 100) else 5.0
+        steps.feed(0, f"step {step}: loss 1\n".encode(), now)
+    assert steps.seconds == pytest.approx(0.5)
+
+
+def test_lines_may_come_in_pieces_on_both_streams_and_end_in_carriage_returns():
+    steps = Steps(PATTERNS)
+    for piece in (b"st", b"ep 7: lo", b"ss 1\rst"):
+        steps.feed(0, piece, 1.0)
+        steps.feed(1, b"Traceback\n", 1.0)
+    assert steps.number == 7
+    assert steps.last_line in ("Traceback", "step 7: loss 1")
+
+
+def test_numbers_that_leap_or_fall_back_are_no_progress():
+    steps = Steps(PATTERNS)
+    for step in range(1, 20):
+        steps.feed(0, f"step {step}: x\n".encode(), float(step))
+    steps.feed(0, b"step 1000000000: x\n", 20.0)
+    assert steps.number == 19
+    steps.feed(0, b"step 1000000001: x\n", 21.0)
+    assert steps.number == 20
+    for line in (b"step nan: x\n", b"step " + b"9" * 400 + b": x\n", b"step : x\n"):
+        steps.feed(0, line, 22.0)
+    assert steps.number < 1e6
+
+
+def test_the_work_for_a_line_without_end_is_bounded():
+    """By a count: what is kept of a line never grows."""
+    steps = Steps([re.compile(r"step (\d+)")])
+    for _ in range(160):
+        steps.feed(0, b"x" * 65536, time.time())
+        assert len(steps._tails[0]) <= LONGEST
+    steps.feed(0, b"\nstep 3\n", 1.0)
+    assert steps.number == 3
+
+
+def test_a_pattern_of_ones_own_is_taken_alone():
+    steps = Steps([re.compile(r"batch=(\d+)")])
+    steps.feed(0, b"step 5: x\nbatch=9\n", 1.0)
+    assert steps.number == 9
