@@ -62,10 +62,9 @@ def checkpoint_race(site: Site) -> Outcome:
     )
     assert his.stdout is not None
     his.stdout.readline()
-    what = "load"
-    tried = site.hands("alice", "checkpoints", what, str(link), timeout_s=90.0)
+    tried = site.hands("alice", "checkpoints", "load", str(link), timeout_s=90.0)
     unsafe = re.search(r"([1-9]\d*) refused as unsafe", tried)
-    return Outcome(mark.exists() or (not unsafe), " ".join(tried.split())[:300])
+    return Outcome(mark.exists() or not unsafe, " ".join(tried.split())[:300])
 
 
 @attack("mallory", "row 18: a temporary file that is a link to a file of alice's")

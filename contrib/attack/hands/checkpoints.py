@@ -5,7 +5,7 @@ python -m contrib.attack.hands.checkpoints WHAT FOLDER [MORE]
     load           load the newest checkpoint of FOLDER again and again, and print what became of it
     save           save a checkpoint to FOLDER
     sound, bomb    write a checkpoint to FOLDER; a bomb creates the file MORE where it is unpickled
-    flip           point the link FOLDER at the two folders in MORE (with a colon between), in turns, until it is ended
+    flip           rename the two folders in MORE (with a colon between) to FOLDER in turns, until it is ended
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ def archive(folder: Path, content: object) -> None:
     (folder / NAME).chmod(0o644)
 
 
-def flip(link: Path, first: str, second: str) -> None:
+def flip(name: Path, first: str, second: str) -> None:
     print("flips", flush=True)
     while True:
-        for target in (first, second):
-            spare = link.with_name(f".{link.name}-{os.getpid()}")
-            spare.symlink_to(target)
-            os.replace(spare, link)
+        for folder in (first, second):
+            os.rename(folder, name)
             time.sleep(0.0002)
+            os.rename(name, folder)
 
 
 def main() -> None:
