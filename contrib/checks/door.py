@@ -79,7 +79,7 @@ _PATH = frozenset(
         "rmdir",
         "iterdir",
     }
-    | {"symlink_to", "hardlink_to", "chmod", "lchmod", "glob", "rglob", "walk"}
+    | {"symlink_to", "hardlink_to", "chmod", "lchmod", "glob", "rglob", "walk", "tofile"}
 )
 _LIBRARIES = frozenset(
     {
@@ -104,9 +104,11 @@ _NOT_PATHS = frozenset(
     | {"writer", "line", "coordinator"}
 )
 """Objects of this project's with a method `open`, or `rename`."""
-_FOLDERS = ("folder", "own", "self")
-"""Names of open `Folder`s, whose methods are the door's own."""
+_FOLDER = "folder"
+"""Name of each open `Folder`, whose `rename` is the door's own."""
 _MODULES = ("shutil", "tempfile")
+_HIDDEN = ("os", "io", *_MODULES)
+"""Modules that keep their names, by which their functions are found."""
 
 
 def faults(source: str, name: str) -> list[str]:
@@ -118,6 +120,10 @@ def faults(source: str, name: str) -> list[str]:
         what = ""
         if isinstance(node, ast.Call) and id(node.func) not in spared:
             what = _method(node)
+        elif isinstance(node, ast.Import):
+            what = "".join(
+                f"import {n.name} as {n.asname}" for n in node.names if n.asname and n.name in _HIDDEN
+            )
         elif isinstance(node, ast.ImportFrom | ast.Name | ast.Attribute) and id(node) not in spared:
             what = _reaches(node)
         if what:
@@ -158,7 +164,7 @@ def _method(call: ast.Call) -> str:
             mine = ast.unparse(receiver).rpartition(".")[2]
             moved = attr == "replace" and len(args) == 1 and not keywords  # that of str takes two
             named = attr == "open" and mine not in _NOT_PATHS
-            method = attr in _PATH and not (attr == "rename" and mine in _FOLDERS) and mine != "os"
+            method = attr in _PATH and not (attr == "rename" and mine == _FOLDER) and mine != "os"
             return f".{attr}" if method or moved or named else ""
     return ""
 
