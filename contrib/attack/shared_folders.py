@@ -146,7 +146,7 @@ def link_for_a_journal(site: Site) -> Outcome:
 def _checkpoints(site: Site, shared: Path, *mallorys: str) -> Sequence[str]:
     """Have alice's job save after what mallory did; return what is said, and what of the other training stays."""
     other = site.home("alice") / "other"
-    subprocess.run(["rm", "-rf", str(other)], check=True)
+    subprocess.run(["rm", "-rf", str(other), str(site.home("alice") / "pollux-checkpoints")], check=True)
     as_user(site, "alice", f"os.mkdir({str(other)!r}, 0o700)")
     for number in (1, 2):
         as_user(site, "alice", f"os.mkdir({str(other / f'checkpoint-{number:08d}')!r})")
