@@ -58,12 +58,12 @@ class Folder:
         A folder that is made is for this user alone. Raises UnsafePath and other OSErrors.
         """
         self.path = path
-        self.descriptor = _walk(path, make=make)
+        found = _walk(path, make=make)
         try:
-            self._check(path, os.fstat(self.descriptor))
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+            self._check(path, os.fstat(found))
+            self.descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+        finally:
+            os.close(found)
 
     @classmethod
     def make(cls, path: Path) -> Self:
@@ -293,8 +293,11 @@ def is_own(path: Path) -> bool:
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with Folder(path.parent) as above:
-            descriptor = os.open(path.name, flags, dir_fd=above.descriptor)
+        above = _walk(path.parent)
+        try:
+            descriptor = os.open(path.name, flags, dir_fd=above)
+        finally:
+            os.close(above)
     except OSError:
         return False
     try:
@@ -306,8 +309,8 @@ def is_own(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _walk(path: Path, *, make: bool) -> int:
-    """Open a folder for reading, component by component.
+def _walk(path: Path, *, make: bool = False) -> int:
+    """Return a descriptor of a folder for use as dir_fd (O_PATH), found component by component.
 
     A link on the way is followed if it is this user's or root's. Whoever may write to a directory can put one there
     that leads to another folder of this user.
@@ -326,9 +329,7 @@ def _walk(path: Path, *, make: bool) -> int:
             except FileNotFoundError:
                 if not make:
                     raise
-                with contextlib.suppress(
-                    FileExistsError
-                ):  # another rank's, or another user's: that is looked at
+                with contextlib.suppress(FileExistsError):  # it is looked at, whoever made it
                     os.mkdir(name, 0o700, dir_fd=at)
                 found = os.open(name, flags, dir_fd=at)
             facts = os.fstat(found)
@@ -344,17 +345,17 @@ def _walk(path: Path, *, make: bool) -> int:
                         "the folder that it leads to"
                     )
                 if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 left += reversed(Path(os.readlink("", dir_fd=found)).parts)
             finally:
                 os.close(found)
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
-    except UnsafePath:
-        raise
+        if not stat.S_ISDIR(os.fstat(at).st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return at
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
         os.close(at)
+        error.filename = None if isinstance(error, UnsafePath) else str(path)
+        raise
 
 
 def _below(name: str) -> str:

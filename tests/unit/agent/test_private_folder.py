@@ -167,6 +167,10 @@ def test_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named_by_its_whole_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "b"):
+        with pytest.raises(NotADirectoryError, match=str(path)):
+            PrivateFolder(path)
     with pytest.raises(FileNotFoundError, match=str(tmp_path / "a" / "b")):
         PrivateFolder(tmp_path / "a" / "b")
 
