@@ -7,7 +7,7 @@
 # PACKAGE         further Debian packages, for one make target
 #
 # PYTHON          interpreter for the virtual environment                        (/usr/bin/python3)
-# TORCH_INDEX     package index to take torch from, for instance PyTorch's CPU-only one  (pip's own)
+# TORCH_INDEX     package index with torch's build for CPUs, where pip's own has none    (PyTorch's)
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/../.." && pwd)
@@ -79,6 +79,11 @@ make_venv() {
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$venv"; "$python" -m venv "$venv"; }
 }
 
+torch() { # from pip's own sources if they have the build that the constraints name
+  "$venv/bin/pip" install -q -c constraints.txt torch ||
+    "$venv/bin/pip" install -q -c constraints.txt --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" torch
+}
+
 if ! installed; then
   [ "$(id -u)" = 0 ] || { echo "install.sh: installing packages needs root" >&2; exit 1; }
   command -v apt-get >/dev/null || {
@@ -99,7 +104,7 @@ flock 9
 if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
   step "virtual environment" 5 make_venv
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
-  step "torch" 40 "$venv/bin/pip" install -q -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+  step "torch" 40 torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
     -e './agent[torch,huggingface,lightning,jax,keras,tune]' -e '.[sim,dev,docs,optimizers]'
