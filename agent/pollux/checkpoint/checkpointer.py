@@ -53,7 +53,8 @@ class Checkpointer:
         self._restarts: FruitlessRestarts | None = None
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
-        self.memory = MemoryTier(training, node_memory(), attempt.settings.memory_share)
+        share, files = attempt.settings.memory_share, attempt.directory is not None
+        self.memory = MemoryTier(training, node_memory(), share, attempt.key, files=files)
         self.from_memory = False
         """The state was restored from the nodes' memory, not from a file."""
         self._random: tuple[list[dict[str, Any]], int] | None = None
@@ -112,7 +113,12 @@ class Checkpointer:
         steps = self._take(state)
         self.interrupted_at = state["last_step_at"] or None
         memory = node_memory()
-        if memory is not None and not self.from_memory:
+        if training.progress.finished:
+            # Restarts are of another training of the job.
+            if self._restarts is not None:
+                self._restarts.checkpointed()
+        elif memory is not None and not self.from_memory:
+            self.memory.begin()
             memory.shared.saved = steps
         if self.writer is not None:
             self.writer.saved = (memory.shared.saved or None) if self.from_memory and memory else steps
@@ -154,6 +160,7 @@ class Checkpointer:
             return
         self._begun = True
         self._ranks.begin()
+        self.memory.begin()
         world, seed = self._training.world, self._attempt.seed
         # The ranks of a replica draw the same numbers.
         each = self._training.models[0].ranks_per_replica

@@ -46,15 +46,21 @@ _SETTLED = 3
 class MemoryTier:
     """One rank's copies of one training. Every rank calls each method alike, unless its docstring says otherwise."""
 
-    def __init__(self, training: Training, memory: NodeMemory | None, share: float) -> None:
-        """`share`: of the node's memory, for the copies of all its ranks; 0 makes none."""
-        self._training, self._memory, self._share = training, memory, share
-        self._number = 0
-        """Of the training in its script, which may train several models, one after another."""
-        if memory is not None:
-            self._number = memory.trainings = memory.trainings + 1
-            if self._number > 1:
-                memory.shared.restores, memory.shared.copied, memory.shared.saved = False, 0, 0
+    def __init__(
+        self,
+        training: Training,
+        memory: NodeMemory | None,
+        share: float,
+        key: str = "",
+        *,
+        files: bool = True,
+    ) -> None:
+        """`share`: of the node's memory, for the copies of all its ranks; 0 makes none.
+
+        `key`: the training's name among those of its process. `files`: it writes checkpoints, too.
+        """
+        self._training, self._memory, self._share, self._key = training, memory, share, key
+        self._files = files
         self.on = memory is not None and share > 0
         """This rank copies, or would if it were its node's first one."""
         self.copies = 0
@@ -107,6 +113,11 @@ class MemoryTier:
                 1e3 * self._cost,
             )
 
+    def begin(self) -> None:
+        """The training makes steps: what the launcher and the next ranks are told is of this one."""
+        if self._memory is not None:
+            self._memory.tell_of(self._key)
+
     def forget(self) -> None:
         """Drop this rank's copies: new ranks take a file."""
         self.wait()
@@ -156,7 +167,7 @@ class MemoryTier:
         shards = {name: local_part(value) for name, value in (shards_of(written) | self._own_tensors).items()}
         world = self._training.world
         return {
-            "number": self._number,
+            "key": self._key,
             "fingerprint": fingerprint_of([self._training.models[0].module]),
             "place": (world.rank, world.size) if self.sharded else None,
             "shards": shards,
@@ -230,11 +241,16 @@ class MemoryTier:
     def newest(self, exchange: ControlExchange) -> int | None:
         """The newest step that the ranks can restore from memory; None where there is none."""
         mine = [copy.step for copy, _ in self._own()]
-        answers = exchange.gather((mine, 0 if self._memory is None else self._memory.shared.saved))
-        found = [set(steps) for steps, _ in answers]
+        newest = self._memory is not None and self._memory.tells_of(self._key)
+        saved = self._memory.shared.saved if newest and self._memory is not None else 0
+        answers = exchange.gather((mine, saved, newest))
+        found = [set(steps) for steps, _, _ in answers]
         whole = set.intersection(*found) if self.sharded else set.union(*found)
         step = max(whole, default=None)
-        return None if step is None or step < max(saved for _, saved in answers) else step
+        if step is None or step < max(saved for _, saved, _ in answers):
+            return None
+        # The script has gone on to another training since this copy: the last file of this one is newer.
+        return step if any(newest for _, _, newest in answers) or not self._files else None
 
     def restore(self, exchange: ControlExchange, step: int) -> dict[str, Any]:
         """The state of a step that `newest` has found, on every rank. Raises CheckpointError on all ranks alike."""
@@ -295,16 +311,16 @@ class MemoryTier:
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             place = (world.rank, world.size) if self.sharded else None
-            if head == (self._number, fingerprint, place):
+            if head == (self._key, fingerprint, place):
                 found.append((copy, content))
         return found
 
 
 def _head(content: Any) -> tuple[Any, Any, Any]:
-    """The number, the fingerprint and the place of a copy, without its tensors."""
+    """The key, the fingerprint and the place of a copy, without its tensors."""
     (_, pairs, _), _ = content
-    named = {key: value for key, value in pairs if key in ("number", "fingerprint", "place")}
-    return named["number"], named["fingerprint"], decode(named["place"], _no_tensor)
+    named = {key: value for key, value in pairs if key in ("key", "fingerprint", "place")}
+    return named["key"], named["fingerprint"], decode(named["place"], _no_tensor)
 
 
 def _no_tensor(place: Any) -> Tensor:

@@ -20,7 +20,6 @@ DataParallel and Trainer's own FSDP are refused; pass a model under `fully_shard
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
 from pollux.loop.trial import Trial
 from pollux.ranks.sharding import under_fully_shard
-from pollux.slurm_job.environment import checkpoint_directory
+from pollux.slurm_job.attempt import next_directory
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -157,7 +156,7 @@ class ElasticMixin(_AnyTrainer):  # type: ignore[misc]
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As Trainer's. Resuming goes by the agent's checkpoints; raises PolluxAgentError where there is none."""
         if resume_from_checkpoint:
-            directory = checkpoint_directory(self._attach.get("checkpoint_dir"), os.environ)
+            directory = next_directory(self._attach.get("checkpoint_dir"), self._attach.get("name"))
             if directory is None or not CheckpointStore(directory).paths():
                 raise PolluxAgentError(
                     f"expected to resume from the agent's own checkpoints, and there is none; Trainer's "

@@ -23,9 +23,11 @@ from pathlib import Path  # noqa: E402
 from typing import NoReturn  # noqa: E402
 
 from pollux.errors import LaunchError, PolluxAgentError  # noqa: E402
+from pollux.launcher.batch_step import begin_run, step_status  # noqa: E402
 from pollux.launcher.companion_file import CompanionFile, read_companion_file  # noqa: E402
+from pollux.launcher.log import say  # noqa: E402
 from pollux.launcher.machine import Graces  # noqa: E402
-from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node, say  # noqa: E402
+from pollux.launcher.node import KEY_VARIABLE, PRELOAD, Task, run_node  # noqa: E402
 from pollux.launcher.workers import end_at_once  # noqa: E402
 from pollux.slurm_job.allocation import (  # noqa: E402
     STALE,
@@ -39,6 +41,7 @@ from pollux.slurm_job.allocation import (  # noqa: E402
     visible_gpus,
 )
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER  # noqa: E402
+from pollux.slurm_job.trainings import RUN, checked  # noqa: E402
 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
@@ -127,6 +130,13 @@ def argument_parser() -> argparse.ArgumentParser:
         "image.sif'; that Python has to have torch and the agent",
     )
     run_parser.add_argument(
+        "--name",
+        type=_name,
+        metavar="NAME",
+        help="the training's name among those of this job, where a batch script holds several: by it, a restart finds "
+        "the training's checkpoints whatever the command line is (default: by command line and count)",
+    )
+    run_parser.add_argument(
         "--companion",
         type=Path,
         metavar="FILE",
@@ -160,6 +170,13 @@ def _positive(text: str, least: int = 1) -> int:
     return value
 
 
+def _name(text: str) -> str:
+    try:
+        return checked(text)
+    except PolluxAgentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _count(text: str) -> int:
     return _positive(text, 0)
 
@@ -180,10 +197,13 @@ def run(
     if hosts and not Path(task.script).is_file():
         raise LaunchError(f"no such script: {task.script} (in {Path.cwd()})")
     if batch:
-        _start_on_all_nodes(task, container)
+        return _on_all_nodes(task, container, options.name)
     if "SLURM_STEP_ID" in os.environ:
         allocation = read_allocation(os.environ, workers=nproc)
+        if not allocation.node_rank and RUN not in os.environ and task.companion is None:
+            os.environ.update(begin_run([task.script, *task.args], options.name))
     else:
+        os.environ.update(begin_run([task.script, *task.args], options.name))
         gpus = visible_gpus(os.environ)
         if "CUDA_VISIBLE_DEVICES" not in os.environ:
             gpus = gpus or machine_gpus()
@@ -200,6 +220,7 @@ def _task(options: argparse.Namespace) -> tuple[Task, int | None]:
         raise LaunchError("expected a SCRIPT to run: pollux run [options] SCRIPT [ARGS...]")
     args = options.args[1:] if options.args[:1] == ["--"] else options.args
     command = ["--nproc", str(options.nproc)] if options.nproc else []
+    command += ["--name", options.name] if options.name else []
     command += ["--max-restarts", str(options.max_restarts)]
     command += ["--preload", ",".join(options.preload)] if options.preload else []
     command += ["-m"] if options.module else []
@@ -230,10 +251,10 @@ def _task_of_companion(file: CompanionFile) -> tuple[Task, int | None]:
     return dataclasses.replace(task, max_restarts=0, companion=file), nproc
 
 
-def _start_on_all_nodes(task: Task, container: str) -> None:
-    """Replace this process by srun.
+def _on_all_nodes(task: Task, container: str, name: str | None) -> int:
+    """Have srun start one launcher on each node that the job has now, inside `container`: a command, or nothing.
 
-    srun starts one launcher on each node that the job has now, inside `container`: a command, or nothing.
+    Returns the exit status of the training.
     """
     try:
         inside = shlex.split(container)
@@ -257,15 +278,12 @@ def _start_on_all_nodes(task: Task, container: str) -> None:
     ]
     command += ["--companion", str(task.companion.path)] if task.companion is not None else task.command
     sys.stdout.flush()
-    try:
-        added = {KEY_VARIABLE: secrets.token_hex(32)}
-        if task.companion is None:
-            added |= _token(in_container=bool(inside))
-        if inside:  # for the companion jobs that rank 0 submits from inside
-            added |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
-        os.execvpe("srun", command, environment_of_srun(os.environ) | added)
-    except OSError as error:
-        raise LaunchError(f"inside a Slurm job, but srun cannot be started: {error}") from error
+    added = {KEY_VARIABLE: secrets.token_hex(32)}
+    if task.companion is None:
+        added |= begin_run([task.script, *task.args], name) | _token(in_container=bool(inside))
+    if inside:  # for the companion jobs that rank 0 submits from inside
+        added |= {CONTAINER: container, BATCH_PYTHON: sys.executable}
+    return step_status(command, environment_of_srun(os.environ) | added)
 
 
 def _token(*, in_container: bool) -> dict[str, str]:

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pollux.errors import LaunchError
+from pollux.launcher.batch_step import end_run
 from pollux.launcher.companion_file import CompanionFile, reach_parent
+from pollux.launcher.log import say
 from pollux.launcher.machine import Graces, Resized, StartTerms
 from pollux.launcher.meeting import JobNode, Meeting, free_port
 from pollux.launcher.messages import Channel, Over, Start
@@ -35,6 +37,7 @@ from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address, node_name
 from pollux.slurm_job.environment import CHOSEN_INTERFACE
 from pollux.slurm_job.network import interface_of
+from pollux.slurm_job.trainings import RUN
 
 PRELOAD = (
     "torch",
@@ -115,7 +118,9 @@ def run_node(allocation: StepAllocation, task: Task) -> int:
         signal_arrivals(channel)
     forker = Forker(allocation, task, held, channels[0].link.here if channels else "127.0.0.1")
     if hub:
-        return _lead(forker, nodes, parent)
+        status = _lead(forker, nodes, parent)
+        end_run(status)
+        return status
     return Follower(channels[0], forker.start, task.graces, say).run()
 
 
@@ -193,6 +198,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
             "MASTER_PORT": str(free_port()),
             "POLLUX_LAUNCHED_AT": repr(launched),
             "POLLUX_RESTARTS": str(failures),
+            RUN: os.environ.get(RUN, ""),
         }
         if lost:
             env["POLLUX_LOST"] = "1"
@@ -305,8 +311,3 @@ def _gpu_is_open() -> bool:
     if not child:
         os._exit(int(sys.modules["torch"].cuda._is_in_bad_fork()))
     return os.waitpid(child, 0)[1] != 0
-
-
-def say(message: str) -> None:
-    """A line in the job's output."""
-    print(f"pollux run [{node_name()}]: {message}", file=sys.stderr, flush=True)

@@ -69,6 +69,7 @@ def attach(
     adaptive: bool | None = None,
     mode: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
+    name: str | None = None,
     seed: int = 0,
     state: Stateful | dict[str, Any] | None = None,
     measuring: Measuring | None = None,
@@ -91,6 +92,8 @@ def attach(
         mode: "observe" (measure and report), "advise" (also say what the agent would choose) or "enforce". None:
             POLLUX_MODE, else "enforce".
         checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
+        name: the training's name among those that this script attaches, such as f"fold-{k}". A restart finds the
+            training's checkpoints by it. None: by its number, as a script attaches the same ones in each attempt.
         seed: of the order of the data.
         state: the script's own state, saved and restored: a dict of plain values and of objects with `state_dict` and
             `load_state_dict`, or one such object. Plain values are restored in the dict.
@@ -114,8 +117,9 @@ def attach(
             f"expected measuring with {', '.join(Measuring.__annotations__)}, got {', '.join(sorted(unknown))}"
         )
     rule = rule_for(scaling)
-    attempt = Attempt.begin(checkpoint_dir, seed=seed)
-    joiner = Joiner.from_environment()
+    attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name)
+    # A joiner joins one training, and is a rank like any other in the next.
+    joiner = Joiner.from_environment() if attempt.training.first else None
     world = join(parameter.device) if joiner is None else joiner.world(parameter.device)
     attempt.times.rendezvous_at = time.time()
     if world.distributed:

@@ -25,9 +25,10 @@ from pollux.checkpoint.exploit import copy_newest
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost, SearchError
 from pollux.loop.notices import notice
 from pollux.ranks.node_memory import node_memory
-from pollux.search.tasks import NAME_VARIABLE, TASK_VARIABLE
+from pollux.search.tasks import NAME_VARIABLE, OF_RUN, TASK_VARIABLE
 from pollux.slurm_job.allocation import task_of
 from pollux.slurm_job.slurm_commands import tasks_in_queue
+from pollux.slurm_job.trainings import RUN
 from pollux.training.script_record import ScriptRecord
 
 if TYPE_CHECKING:
@@ -296,6 +297,8 @@ def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
     from pollux.search.study import Search, SearchSettings  # noqa: PLC0415
 
     path = journal_path(name, environ.get("SLURM_SUBMIT_DIR") or ".", make=True)
+    if run := environ.get(RUN):
+        task = f"{task}{OF_RUN}{run}"
     if companion:
         task, _, own = environ[TASK_VARIABLE].partition(":")
         path = Path(own)

@@ -116,13 +116,20 @@ class Slot:
 class Shared(ctypes.Structure):
     """What new ranks would find: the workers tell the launcher, and the next ranks."""
 
-    _fields_ = (("restores", ctypes.c_bool), ("copied", ctypes.c_uint64), ("saved", ctypes.c_uint64))
+    _fields_ = (
+        ("restores", ctypes.c_bool),
+        ("copied", ctypes.c_uint64),
+        ("saved", ctypes.c_uint64),
+        ("training", ctypes.c_uint32),
+    )
     restores: bool
     """Whether new ranks would restore the training's state."""
     copied: int
     """The optimizer step of this node's newest copy; 0 without one."""
     saved: int
     """The optimizer step of the newest checkpoint's file that these starts have written; 0 without one."""
+    training: int
+    """A checksum of the training's key, of which the others are told."""
 
 
 class NodeMemory:
@@ -131,9 +138,19 @@ class NodeMemory:
     def __init__(self, workers: int) -> None:
         self.slots = [(Slot(), Slot()) for _ in range(workers)]
         """By local rank."""
-        self.local_rank = self.trainings = 0
-        """Of the worker that this process is: its rank on this node, and the trainings that it has begun."""
+        self.local_rank = 0
+        """Of the worker that this process is: its rank on this node."""
         self.shared = Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(Shared)))
+
+    def tells_of(self, key: str) -> bool:
+        """Whether `shared` tells of the training with that key."""
+        return int(self.shared.training) == zlib.crc32(key.encode())
+
+    def tell_of(self, key: str) -> None:
+        """Begin to tell of a training: what was told of another one is no more."""
+        if not self.tells_of(key):
+            self.shared.restores, self.shared.copied, self.shared.saved = False, 0, 0
+            self.shared.training = zlib.crc32(key.encode())
 
     def copies(self, local_rank: int) -> list[Copy]:
         """The whole copies of a local rank, newest first."""

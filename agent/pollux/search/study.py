@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pollux.errors import SearchError
 from pollux.search import population
 from pollux.search.journal import open_journal
+from pollux.search.tasks import slurms_name
 
 RUNNING, PRUNED = TrialState.RUNNING, TrialState.PRUNED
 STOPPED = "the search was stopped"
@@ -128,7 +129,7 @@ class Search:
         running = self._running()
         # Slurm is asked after the journal was read: a task that begins in between is in neither.
         here = queue() if any(trial.user_attrs.get("task") != task for trial in running) else None
-        for trial in lost(running, here if here and task in here else None):
+        for trial in lost(running, here if here and slurms_name(task) in here else None):
             self.end(trial, TrialState.FAIL, why=LOST)
         found = self.trial_of(task)
         if found is None or found.state is TrialState.FAIL:
@@ -373,8 +374,13 @@ class Search:
 
 def lost(trials: Sequence[FrozenTrial], queue: frozenset[str] | None) -> list[FrozenTrial]:
     """Return the running trials whose task is not in Slurm's queue; none where Slurm does not answer (None)."""
-    gone = [t for t in trials if not t.state.is_finished() and t.user_attrs.get("task") not in (queue or ())]
-    return [] if queue is None else gone
+    if queue is None:
+        return []
+    return [
+        t
+        for t in trials
+        if not t.state.is_finished() and slurms_name(t.user_attrs.get("task") or "") not in queue
+    ]
 
 
 def _reached(trial: FrozenTrial, step: int) -> int:

@@ -9,3 +9,10 @@ TASK_VARIABLE = "POLLUX_SEARCH_TASK"
 FOLDER = "pollux-searches"
 """Of the journals, beside where a job was submitted."""
 TRIAL_VARIABLES = (NAME_VARIABLE, TASK_VARIABLE)
+OF_RUN = "+"
+"""Between a task and the name of a run, where a task's batch script calls `pollux run` several times: a trial each."""
+
+
+def slurms_name(task: str) -> str:
+    """Return the task's name as squeue shows it."""
+    return task.partition(OF_RUN)[0]

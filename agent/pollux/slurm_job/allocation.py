@@ -60,6 +60,9 @@ FOREIGN_RANKS = frozenset(
     ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 )
 
+INTERACTIVE_STEP = str(0xFFFFFFFA)
+"""SLURM_INTERACTIVE_STEP of slurm.h."""
+
 FIRST_PORT, PORTS = 20_000, 12_000
 """Below Linux's ephemeral ports (32768), so that no outgoing connection takes one by chance."""
 
@@ -87,8 +90,11 @@ class StepAllocation:
 
 
 def in_batch_script(env: Mapping[str, str]) -> bool:
-    """Tell whether this is a batch script or salloc shell, not an srun task."""
-    return "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env
+    """Tell whether this is a batch script or a shell of salloc, not a task of srun.
+
+    With use_interactive_step, salloc's shell is the task of a step that holds one node of the allocation.
+    """
+    return "SLURM_JOB_ID" in env and env.get("SLURM_STEP_ID", INTERACTIVE_STEP) == INTERACTIVE_STEP
 
 
 def environment_of_srun(env: Mapping[str, str]) -> dict[str, str]:

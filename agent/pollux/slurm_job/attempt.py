@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pollux.slurm_job.access import GatewayAccess, read_access
-from pollux.slurm_job.environment import Times, checkpoint_directory, number, yes
+from pollux.slurm_job.environment import Times, checkpoint_directory, number, training_directory, yes
+from pollux.slurm_job.trainings import Training, attached
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class AgentSettings:
         )
 
 
+def next_directory(
+    checkpoint_dir: str | os.PathLike[str] | None, name: str | None, environ: Mapping[str, str] = os.environ
+) -> Path | None:
+    """Return the folder of the checkpoints of the training that this process attaches next."""
+    folder = checkpoint_directory(checkpoint_dir, environ)
+    return training_directory(folder, attached.next(folder, name).name, environ)
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of this job's processes."""
@@ -56,7 +65,9 @@ class Attempt:
     access: GatewayAccess | None
     """The way to the scheduler; None outside a Pollux job."""
     directory: Path | None
-    """Folder of this job's checkpoints; None without any."""
+    """Folder of this training's checkpoints; None without any."""
+    training: Training
+    """This training among those of this process."""
     seed: int
     alone: bool
     """No scheduler: the GPUs here are all that the job can adapt to."""
@@ -67,19 +78,31 @@ class Attempt:
     times: Times
     settings: AgentSettings
 
+    @property
+    def key(self) -> str:
+        """This training's name among all of its process, the same in each start of the process."""
+        return f"{self.directory or ''}:{self.training.name}"
+
     @classmethod
     def begin(
         cls,
         checkpoint_dir: str | os.PathLike[str] | None,
         *,
         seed: int,
+        name: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Attempt:
-        """Read the environment. Raises PolluxAgentError where a variable makes no sense."""
+        """Begin a training of this process. `name`: from the user.
+
+        Raises PolluxAgentError where a variable makes no sense, or where the process has a training of that name.
+        """
         access, alone = read_access(environ), not environ.get("SLURM_JOB_ID")
+        folder = checkpoint_directory(checkpoint_dir, environ)
+        training = attached.add(folder, name)
         return cls(
             access,
-            checkpoint_directory(checkpoint_dir, environ),
+            training_directory(folder, training.name, environ),
+            training,
             seed,
             alone,
             yes(environ, "POLLUX_ADAPTIVE", access is not None or alone),

@@ -14,6 +14,7 @@ from pollux.errors import PolluxAgentError
 from pollux.private_folder import folder_of_this_user
 from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.allocation import show_job
+from pollux.slurm_job.trainings import RUN
 
 CONTAINER = "POLLUX_CONTAINER"
 """Command inside which `pollux run` starts the launcher of every node."""
@@ -48,19 +49,35 @@ class Times:
 
 
 def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> Path | None:
-    """Where checkpoints go: the argument as it is.
+    """Where the checkpoints of a run's first training go.
 
-    Else, in a Pollux job, a folder of the job's own in POLLUX_CHECKPOINT_DIR or beside where it was submitted; else
-    POLLUX_CHECKPOINT_DIR, if that is set.
+    The argument, or the job's own folder; in it a folder of the run, unless it is the job's first one (see
+    `trainings`). A companion's is its parent's.
+    """
+    if given is None and environ.get("POLLUX_COMPANION"):
+        return Path(environ["POLLUX_COMPANION"]).parent
+    folder = Path(given) if given is not None else job_folder(environ)
+    run = environ.get(RUN, "")
+    return folder / f"run-{run}" if folder is not None and run else folder
+
+
+def training_directory(folder: Path | None, training: str, environ: Mapping[str, str]) -> Path | None:
+    """The folder of a training in its run's `folder`; a companion is given that of its parent's first training."""
+    if folder is None or not training:
+        return folder
+    if environ.get("POLLUX_COMPANION"):
+        return folder if folder.name == training else folder / training
+    return folder / training
+
+
+def job_folder(environ: Mapping[str, str]) -> Path | None:
+    """The job's folder: in a Pollux job one of its own, in POLLUX_CHECKPOINT_DIR or beside where it was submitted.
+
+    Outside a Pollux job, POLLUX_CHECKPOINT_DIR, if that is set.
 
     Of the job's own, because a variable exported once is shared by many jobs, and a new cluster counts its jobs
-    from 1 again. It needs no answer of the gateway, so that a job always goes on where it was. A companion's is its
-    parent's.
+    from 1 again. It needs no answer of the gateway, so that a job always goes on where it was.
     """
-    if given is not None:
-        return Path(given)
-    if environ.get("POLLUX_COMPANION"):
-        return Path(environ["POLLUX_COMPANION"]).parent
     named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")
     if not in_pollux_job(environ):

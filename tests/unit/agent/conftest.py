@@ -19,6 +19,7 @@ import pytest
 
 from contrib.devcluster.processes import free_ports
 from pollux.launcher.node import PRELOAD
+from pollux.slurm_job.trainings import Attached
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -133,6 +134,19 @@ def no_advice_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     the setting.
     """
     monkeypatch.setattr("pollux.tuning.batch_choice.FIRST_REFIT", 1e6)
+
+
+@pytest.fixture(autouse=True)
+def each_attach_is_of_a_new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a test's next `attach` go on from the checkpoint of the one before, as after a restart.
+
+    Tests marked `one_process` attach several trainings, as a script does.
+    """
+    if request.node.get_closest_marker("one_process") is None:
+        first = Attached.next
+        monkeypatch.setattr(Attached, "add", lambda self, folder, name: first(Attached(), folder, name))
+    else:
+        monkeypatch.setattr("pollux.slurm_job.attempt.attached", Attached())
 
 
 @pytest.fixture

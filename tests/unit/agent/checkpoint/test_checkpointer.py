@@ -110,7 +110,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock.now = 1000.0
     monkeypatch.setattr(module, "time", clock)
     settings = SimpleNamespace(checkpoint_interval=INTERVAL, memory_share=0.25)
-    attempt: Any = SimpleNamespace(settings=settings, resized_for=0, times=Times(), seed=3)
+    attempt: Any = SimpleNamespace(
+        settings=settings, resized_for=0, times=Times(), seed=3, directory=None, key=""
+    )
     training: Any = Training()
     found = Checkpointer(training, attempt)
     found.writer = Writer()
