@@ -38,7 +38,6 @@ from .answering import Answering
 log = logging.getLogger(__name__)
 
 app = typer.Typer(
-    help="The Pollux scheduling daemon for Slurm.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -48,6 +47,22 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="POLLUXD_CONFIG", help="Configuration file (TOML).")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"polluxd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def polluxd(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="print the version and exit"),
+    ] = False,
+) -> None:
+    """The Pollux scheduling daemon for Slurm."""
 
 
 @app.command()

@@ -112,9 +112,14 @@ class Checkpointer:
         self._load(training.parts(), state)
         steps = self._take(state)
         self.interrupted_at = state["last_step_at"] or None
+        self._note_restored(steps)
+        self._state = state
+        attempt.times.restored_at = time.time()
+
+    def _note_restored(self, steps: int) -> None:
+        """Tell the next start what stands, unless restarts are of a later training of the script."""
         memory = node_memory()
-        if training.progress.finished:
-            # Restarts are of another training of the job.
+        if self._training.progress.finished:
             if self._restarts is not None:
                 self._restarts.checkpointed()
         elif memory is not None and not self.from_memory:
@@ -122,8 +127,6 @@ class Checkpointer:
             memory.shared.saved = steps
         if self.writer is not None:
             self.writer.saved = (memory.shared.saved or None) if self.from_memory and memory else steps
-        self._state = state
-        attempt.times.restored_at = time.time()
 
     def _newest(self, exchange: ControlExchange) -> dict[str, Any] | None:
         """The newest state in the nodes' memory, else in a file; None where there is none."""
@@ -161,6 +164,8 @@ class Checkpointer:
         self._begun = True
         self._ranks.begin()
         self.memory.begin()
+        if self.from_memory and not self.memory.on:
+            self.hasten()  # what was restored is nowhere else
         world, seed = self._training.world, self._attempt.seed
         # The ranks of a replica draw the same numbers.
         each = self._training.models[0].ranks_per_replica

@@ -18,8 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,9 +28,10 @@ from pollux.checkpoint.parts import as_written, fingerprint_of, shards_of
 from pollux.errors import CheckpointError, StateError
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.handover import hand_over
-from pollux.ranks.node_memory import HEADER, Copy, NodeMemory, Slot
+from pollux.ranks.node_memory import HEADER, NO_COPIES, Copy, NodeMemory, Slot
 from pollux.ranks.plain_values import decode, encode
 from pollux.ranks.sharding import is_sharded, local_part
+from pollux.slurm_job.job_memory import RESERVE, memory_left, memory_limit
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
@@ -117,6 +117,10 @@ class MemoryTier:
         """The training makes steps: what the launcher and the next ranks are told is of this one."""
         if self._memory is not None:
             self._memory.tell_of(self._key)
+            if os.environ.get(NO_COPIES) and self.on:
+                reached = self._memory.shared.copied
+                self.forget()
+                self._memory.shared.copied = reached  # by which the launcher counts starts without progress
 
     def forget(self) -> None:
         """Drop this rank's copies: new ranks take a file."""
@@ -152,14 +156,15 @@ class MemoryTier:
             return False
         needed = 2 * sum(tensor.nbytes for tensor in tensors)
         writers = len(self._memory.slots) if self.sharded else 1
-        allowed = self._share * memory_limit() / writers
-        if needed > allowed:
+        allowed, left = self._share * memory_limit() / writers, (memory_left() - RESERVE) / writers
+        if needed > min(allowed, left):
             logger.warning(
-                "no copies of the state in memory: two take %.1f GB of host memory, allowed are %.1f GB (%.0f %% of "
-                "the node's, POLLUX_MEMORY_SHARE). After a loss the job goes on from its newest checkpoint",
-                *(needed / 1e9, allowed / 1e9, 100 * self._share),
+                "no copies of the state in memory: two take %.2f GB of host memory, allowed are %.2f GB (%.0f %% of "
+                "the job's on this node, POLLUX_MEMORY_SHARE), and of the job's memory %.2f GB are left for it. After "
+                "a loss the job goes on from its newest checkpoint. Ask for more memory (--mem) to have copies",
+                *(needed / 1e9, allowed / 1e9, 100 * self._share, max(left, 0.0) / 1e9),
             )
-        return needed <= allowed
+        return needed <= min(allowed, left)
 
     def _state(self, parts: Mapping[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
         """What one copy holds."""
@@ -343,31 +348,3 @@ def _decoded(content: Any, copy: Copy) -> dict[str, Any]:
 
     found: dict[str, Any] = decode(structure, get)
     return found
-
-
-def memory_limit(root: Path = Path("/")) -> int:
-    """Bytes of memory that the job may use on this node: the machine's, or the least limit of its cgroups."""
-    return min(_limits(root))
-
-
-def _limits(root: Path) -> Iterator[int]:
-    yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers not in ("", "memory"):
-            continue
-        top = root / "sys/fs/cgroup" / controllers
-        folder = top / path.lstrip("/")
-        for at in (folder, *folder.parents):
-            if not at.is_relative_to(top):
-                break
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                try:
-                    yield int((at / name).read_text())
-                except (OSError, ValueError):  # "max", or no such file
-                    continue

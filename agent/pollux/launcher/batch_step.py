@@ -16,12 +16,7 @@ from pollux.errors import LaunchError
 from pollux.launcher.log import say
 from pollux.launcher.workers import die_with_parent
 from pollux.slurm_job import runs
-from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.environment import job_folder
-from pollux.slurm_job.trainings import RUN
-
-PROCESS = "POLLUX_RUN_PROCESS"
-"""The process that stands for a run in its job's record; set for its launchers."""
 
 _PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 _NOT_FOUND = 127
@@ -30,26 +25,16 @@ _NOT_FOUND = 127
 def begin_run(
     words: Sequence[str], name: str | None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return variables that name this run for its ranks. Raises LaunchError where it cannot be told apart.
-
-    Outside a Pollux job there are no attempts: there the name is what the user gives.
-    """
-    folder = job_folder(environ)
-    if folder is None or not in_pollux_job(environ):
-        return {RUN: name} if name else {}
-    run = runs.present_run(words, environ.get("SLURM_RESTART_COUNT") or "0", name, environ)
-    found, sentence = runs.begin(folder, run)
-    if found:
-        where = folder / f"run-{found}"
-        say(f"training {found!r} of this job, with checkpoints in {where}{sentence and f': {sentence}'}")
-    elif sentence:
+    """Return variables that name this run for its ranks. Raises LaunchError where it cannot be told apart."""
+    begun, sentence = runs.begin_here(words, name, environ)
+    if sentence:
         say(sentence)
-    return {RUN: found, PROCESS: run.process}
+    return begun
 
 
 def end_run(status: int, environ: Mapping[str, str] = os.environ) -> None:
     """In node 0's launcher, and where srun has ended: record how the run has ended."""
-    folder, process = job_folder(environ), environ.get(PROCESS, "")
+    folder, process = job_folder(environ), environ.get(runs.PROCESS, "")
     if folder is not None and process:
         runs.end(folder, process, status)
 
@@ -59,7 +44,7 @@ def step_status(command: Sequence[str], environ: Mapping[str, str]) -> int:
     status = _run(command, environ)
     if status == _NOT_FOUND:
         raise LaunchError(f"inside a Slurm job, but {command[0]} cannot be started")
-    folder, process = job_folder(environ), environ.get(PROCESS, "")
+    folder, process = job_folder(environ), environ.get(runs.PROCESS, "")
     if folder is None or not process:
         return status
     own = runs.status_of(folder, process)

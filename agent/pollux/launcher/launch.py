@@ -42,6 +42,7 @@ from pollux.slurm_job.allocation import (  # noqa: E402
 )
 from pollux.slurm_job.environment import BATCH_PYTHON, CONTAINER  # noqa: E402
 from pollux.slurm_job.trainings import RUN, checked  # noqa: E402
+from pollux.version import __version__  # noqa: E402
 
 DESCRIPTION = """\
 Run a PyTorch training script on every GPU that this job holds.
@@ -93,6 +94,12 @@ def main(
 
 def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pollux", description="The job side of Pollux on Slurm.")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"pollux {__version__}",
+        help="print the version and exit",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run_parser = commands.add_parser(
         "run",

@@ -32,7 +32,7 @@ from pollux.launcher.rank_channel import VARIABLE
 from pollux.launcher.supervisor import Follower, Supervisor
 from pollux.launcher.workers import WATCHED, NodeWorkers, adopt_orphans
 from pollux.ranks.links import Link
-from pollux.ranks.node_memory import NodeMemory, hand_on
+from pollux.ranks.node_memory import NO_COPIES, NodeMemory, hand_on
 from pollux.slurm_job.access import read_access
 from pollux.slurm_job.allocation import StepAllocation, node_address, node_name
 from pollux.slurm_job.environment import CHOSEN_INTERFACE
@@ -58,7 +58,7 @@ MAX_RETRIES = 3
 """Starts beside --max-restarts after a rank was lost, or has asked for one (out of memory: once per type of GPU). The
 count begins at 0 with each move that rank 0 announces, and where the ranks have made steps since the start before."""
 
-OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_LOST", "POLLUX_COMPANION", VARIABLE)
+OWN_VARIABLES = ("POLLUX_RESIZED", "POLLUX_LEFT", "POLLUX_LOST", NO_COPIES, "POLLUX_COMPANION", VARIABLE)
 """Variables that only this launcher sets for its workers. An outer launcher may have set them for this one."""
 
 
@@ -189,7 +189,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
     """On node 0: start the workers of all nodes until no start follows; return the exit status."""
     task, memory = forker.task, forker.memory
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
-    resized, lost, reached = Resized(), False, 0
+    resized, lost, reached, killed = Resized(), False, 0, False
     while True:
         channels = {number: node.channel for number, node in enumerate(nodes) if node.channel is not None}
         env = resized.environment | {
@@ -202,6 +202,8 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
         }
         if lost:
             env["POLLUX_LOST"] = "1"
+        if killed:
+            env[NO_COPIES] = "1"
         for number, channel in channels.items():
             channel.send(Start(number, sum(node.workers for node in nodes[:number]), env))
         terms = StartTerms(
@@ -239,6 +241,12 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
             restarts += 1
             how = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
         say(f"starting all ranks again, {how}")
+        if outcome.failure is not None and outcome.failure.status == 128 + signal.SIGKILL and not killed:
+            killed = True
+            say(
+                "a rank was killed, perhaps for want of memory: from here on, no copies of the training's state are "
+                "kept in memory. If Slurm counts an out-of-memory kill, ask for more by --mem"
+            )
         for number, channel in channels.items():
             if number not in outcome.next_nodes:
                 channel.close()

@@ -27,10 +27,13 @@ from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.trial import Trial
+from pollux.loop.unlaunched import name_run
 from pollux.noise.noise_scale import DECAY
 from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
+from pollux.slurm_job.environment import Times
+from pollux.slurm_job.trainings import attached
 from pollux.training.memory import MemoryBounds
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
@@ -117,11 +120,14 @@ def attach(
             f"expected measuring with {', '.join(Measuring.__annotations__)}, got {', '.join(sorted(unknown))}"
         )
     rule = rule_for(scaling)
-    attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name)
+    times = Times.from_environment()
     # A joiner joins one training, and is a rank like any other in the next.
-    joiner = Joiner.from_environment() if attempt.training.first else None
+    joiner = Joiner.from_environment() if attached.first else None
     world = join(parameter.device) if joiner is None else joiner.world(parameter.device)
-    attempt.times.rendezvous_at = time.time()
+    times.rendezvous_at = time.time()
+    if joiner is None:
+        name_run(world)
+    attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name, times=times)
     if world.distributed:
         print_lost_ranks_in_one_line(world.rank)
     first = TrainedModel(

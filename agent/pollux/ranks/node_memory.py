@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 logger = logging.getLogger("pollux")
 
+NO_COPIES = "POLLUX_NO_COPIES"
+"""Set by the launcher after a rank was killed: what was copied may be restored, and is then freed."""
 MAGIC = b"POLLUXM1"
 HEADER = 4096
 """Bytes before the content, so that tensors begin at a page."""

@@ -90,6 +90,7 @@ class Attempt:
         *,
         seed: int,
         name: str | None = None,
+        times: Times | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Attempt:
         """Begin a training of this process. `name`: from the user.
@@ -107,6 +108,6 @@ class Attempt:
             alone,
             yes(environ, "POLLUX_ADAPTIVE", access is not None or alone),
             int(number(environ, "POLLUX_RESIZED", 0)),
-            Times.from_environment(environ),
+            times or Times.from_environment(environ),
             AgentSettings.from_environment(environ),
         )

@@ -2,12 +2,14 @@
 
 A run is one call of `pollux run`, or one start of ranks by another launcher. The job's folder records the runs of all
 attempts, and each has a name. A run of a later attempt is recognised by its command line and working directory, and by
-how often that command line has run in this attempt. Where one command line runs several times under variables that
-differ (`SEED=3 pollux run train.py`), these variables count, too: a script may skip what it has done.
+how often that command line has ended well in this attempt. Where one command line runs several times under variables
+that differ (`SEED=3 pollux run train.py`), these variables count, too: a script may skip what it has done.
 
-A command line with a time of day in it differs in each attempt. It is taken for the one that was interrupted if there
-is one alone, and if the words that differ tell no two runs of the job apart. Where that is not certain, the run is
-refused: it would go on from another training's checkpoint, or train again what has been trained.
+In a Pollux job, a command line with a time of day in it differs in each attempt. It is taken for the one that was
+interrupted if there is one alone, and if the words that differ tell no two runs of the job apart. Where that is not
+certain, the run is refused: it would go on from another training's checkpoint, or train again what has been trained.
+
+Outside of Pollux jobs, where a person starts the runs, a new command line begins a training of its own.
 """
 
 from __future__ import annotations
@@ -28,10 +30,17 @@ from typing import Any
 
 from pollux.errors import LaunchError
 from pollux.private_folder import PrivateFolder
+from pollux.slurm_job.access import in_pollux_job
+from pollux.slurm_job.environment import job_folder
+from pollux.slurm_job.trainings import RUN
 
 logger = logging.getLogger("pollux")
 
 FILE = "runs.json"
+PROCESS = "POLLUX_RUN_PROCESS"
+"""The process that stands for a run in its job's record; set for its launchers."""
+FIRST = "first"
+"""What a user calls the first training of a folder, whose name is empty."""
 _NOT_THE_USERS = re.compile(
     r"(SLURM|SLURMD|SRUN|SBATCH|POLLUX|TORCHELASTIC|PMI|PMIX|GROUP|ROLE|LOCAL|CUDA|NVIDIA|HIP|ROCR|ROCM|GPU|ZE|XDG|SSH"
     r"|LS|BASH|OMP|KRB5\w*|DBUS|MASTER)_.*|RANK|WORLD_SIZE|_|PWD|OLDPWD|SHLVL|HOST|HOSTNAME|TMPDIR|TMP|TEMP|LINES|COLUMNS"
@@ -82,19 +91,22 @@ def present_run(
     return Run(attempt, tuple(words), os.getcwd(), mine, name or "", _process(os.getpid()))
 
 
-def choose(runs: Sequence[Run], run: Run) -> tuple[str, str]:
+def choose(runs: Sequence[Run], run: Run, *, by_hand: bool = False) -> tuple[str, str]:
     """Return the name of a run that begins, given those before it, and a sentence to say (often empty).
 
-    Raises LaunchError where two runs cannot be told apart.
+    `by_hand`: outside of a Pollux job. Raises LaunchError where two runs cannot be told apart.
     """
     mine = [each for each in runs if each.attempt == run.attempt]
-    for each in mine:
+    for each in runs:
         if each.same(run) and alive(each) and not _differing(each, run):
             raise LaunchError(
                 f"`{run.command}` runs already in this job, and a restart could not tell the two apart: give each of "
                 "them a name, as in `pollux run --name a ...`"
             )
-    taken = {each.name for each in mine}
+    # One that failed, and that the script calls again, is tried again.
+    taken = {
+        name for name, each in _newest(mine).items() if (each.status == 0 and not by_hand) or alive(each)
+    }
     known = list(dict.fromkeys(each.name for each in runs if each.same(run)))
     open_ = {name: each for name, each in _newest(runs).items() if each.interrupted and name not in taken}
     if known:
@@ -114,11 +126,15 @@ def choose(runs: Sequence[Run], run: Run) -> tuple[str, str]:
                 f"training: {_listed(_differing(doubtful[0], run))} differ. {_ADVICE}"
             )
         return _next(runs), ""
+    if by_hand:
+        begun = _next(runs)
+        told = f"`{run.command}` is another training than `{runs[-1].command}`" if runs else ""
+        return begun, told and f"{told}: it begins. To go on with the folder's first one, give --name {FIRST}"
     alike = [each for each in _newest(runs).values() if _alike(each, run) and each.name not in taken]
     doubtful = [each for each in alike if each.name in open_]
     if doubtful:
         # A script that repeats its commands in order begins with the first, and one that skips with the interrupted.
-        other = _at_place(runs, len(mine), run.attempt)
+        other = _at_place(runs, len(taken), run.attempt)
         if other in alike and not _told_apart(runs, other, run):
             return other.name, f"goes on with the training of `{other.command}`, now called `{run.command}`"
     elif not mine:
@@ -202,20 +218,52 @@ def _listed(names: set[str]) -> str:
 # -- the record -----------------------------------------------------------------------------------------------
 
 
-def begin(folder: Path, run: Run) -> tuple[str, str]:
+def begin_here(
+    words: Sequence[str], name: str | None, environ: Mapping[str, str] = os.environ
+) -> tuple[dict[str, str], str]:
+    """Begin this process's run; return variables that name it for its ranks, and a sentence to say.
+
+    Raises LaunchError where it cannot be told apart.
+    """
+    folder, by_hand = job_folder(environ), not in_pollux_job(environ)
+    if folder is None:
+        return ({RUN: name} if name else {}), ""
+    attempt = environ.get("SLURM_RESTART_COUNT") or "0"
+    if by_hand:
+        # An interactive shell makes each command the leader of a process group; in a script, the script leads it.
+        attempt = (
+            f"{environ['SLURM_JOB_ID']}.{attempt}" if "SLURM_JOB_ID" in environ else _process(os.getpgrp())
+        )
+    run = present_run(words, attempt, name, environ)
+    if by_hand and (task := environ.get("SLURM_ARRAY_TASK_ID")):
+        run = _replaced(run, cwd=f"{run.cwd} (task {task})")
+    found, sentence = begin(folder, run, by_hand=by_hand)
+    if found:
+        where = f"training {found!r} of this job, with checkpoints in {folder / f'run-{found}'}"
+        sentence = f"{where}: {sentence}" if sentence else where
+    return {RUN: found, PROCESS: run.process}, sentence
+
+
+def begin(folder: Path, run: Run, *, by_hand: bool = False) -> tuple[str, str]:
     """Record a run in the job's folder; return its name and a sentence to say.
 
     Raises LaunchError as `choose`, and where the record is damaged. Where the folder cannot be written, no checkpoint
     can be, either: the run is named by what could be read.
     """
-    name, sentence = run.name, ""
+    name, sentence = "" if run.name == FIRST else run.name, ""
     try:
         with _locked(folder) as private:
             runs = _read(private)
             if run.name:
-                _check_name(runs, run)
+                _check_name(runs, _replaced(run, name=name))
             else:
-                name, sentence = choose(runs, run)
+                name, sentence = choose(runs, run, by_hand=by_hand)
+            if not by_hand and run.attempt != "0" and not runs:
+                sentence = (
+                    f"attempt {run.attempt} of this job finds nothing of the attempts before in {folder}. If they have "
+                    "trained, this node does not see their folder, or it was removed: THIS TRAINING BEGINS FROM ITS "
+                    "START. Let POLLUX_CHECKPOINT_DIR name a folder that all nodes share"
+                )
             _write(private, [*runs, _replaced(run, name=name)])
     except OSError as error:
         logger.warning("the runs of this job cannot be recorded in %s: %s", folder, error)

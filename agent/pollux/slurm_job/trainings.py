@@ -54,11 +54,16 @@ class Attached:
     """By the run's folder."""
     names: set[tuple[Path | None, str | None]] = field(default_factory=set)
 
+    @property
+    def first(self) -> bool:
+        """None was attached yet."""
+        return not self.counts
+
     def next(self, folder: Path | None, name: str | None) -> Training:
         """Return the training that is attached next in a run's folder."""
         number = self.counts[folder] + 1
         own = f"attach-{name or number}" if name or number > 1 else ""
-        return Training(own, not self.counts.total())
+        return Training(own, self.first)
 
     def add(self, folder: Path | None, name: str | None) -> Training:
         """Begin the next training in a run's folder. Raises PolluxAgentError if the user gives a name twice."""

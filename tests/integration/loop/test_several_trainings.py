@@ -36,7 +36,8 @@ def train(model, number):
             steps += 1
             time.sleep(pace)
     job.close()
-    found.append([steps, job.progress.optimizer_steps, sum(float(p.detach().double().sum()) for p in model.parameters())])
+    weights = sum(float(each.detach().double().sum()) for each in model.parameters())
+    found.append([steps, job.progress.optimizer_steps, weights])
 
 
 found = []
@@ -103,7 +104,7 @@ def test_open_ondemands_export_none_cuts_nothing_off(loop: Loop) -> None:
     spied = loop.folder / "spied"
     script = loop.folder / "spy.py"
     script.write_text(f"import os\nopen({str(spied)!r}, 'a').write(os.environ['MINE'] + chr(10))\n" + SCRIPT)
-    hostile = "SLURM_DISTRIBUTION=plane=2 SLURM_OPEN_MODE=x SLURM_CPU_BIND=map_cpu:99 SLURM_TIMELIMIT=0:01 SLURM_GRES=gpu:9"
+    hostile = "SLURM_DISTRIBUTION=plane=2 SLURM_OPEN_MODE=x SLURM_CPU_BIND=map_cpu:99 SLURM_GRES=gpu:9"
     lines = (
         f"export POLLUX_CHECKPOINT_INTERVAL=1 MINE=mine {hostile} SQUEUE_FORMAT=%a SLURM_TIME_FORMAT=relative"
     )

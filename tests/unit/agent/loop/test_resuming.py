@@ -152,6 +152,7 @@ def test_ranks_that_see_different_checkpoints_say_so(ranks: Any, tmp_path: Path)
         assert "file system that all nodes share" in message
 
 
+@pytest.mark.one_process
 def test_a_second_training_of_a_script_begins_anew(request: pytest.FixtureRequest) -> None:
     """A script may train several seeds, one after another: the node's memory holds copies of the first training."""
     request.addfinalizer(lambda: hand_on(None))

@@ -6,12 +6,10 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from pollux.checkpoint.memory_tier import memory_limit
 from pollux.ranks.node_memory import HEADER, NodeMemory
 
 
@@ -88,22 +86,6 @@ def test_no_other_process_finds_the_memory() -> None:
     assert not os.get_inheritable(memory.slots[0][0].descriptor), (
         "a program that a rank starts must not have it"
     )
-
-
-def test_the_limit_is_the_least_of_the_job_s_cgroups(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job_4/step_0\n9:memory:/job_4\n8:cpu:/x\n")
-    machine = memory_limit(tmp_path)
-    job = tmp_path / "sys/fs/cgroup/job_4"
-    (job / "step_0").mkdir(parents=True)
-    (job / "step_0/memory.max").write_text("max\n")
-    assert memory_limit(tmp_path) == machine
-    (job / "memory.max").write_text("7000000\n")
-    assert memory_limit(tmp_path) == 7000000
-    former = tmp_path / "sys/fs/cgroup/memory/job_4"
-    former.mkdir(parents=True)
-    (former / "memory.limit_in_bytes").write_text("5000000\n")
-    assert memory_limit(tmp_path) == 5000000
 
 
 class Registered:

@@ -126,6 +126,44 @@ def test_what_cannot_be_told_apart_is_refused_and_says_what_to_write(job: Job) -
         volatile.runs("train.py", STAMP="c")
 
 
+def test_a_script_that_tries_again_goes_on_with_the_same_training(job: Job) -> None:
+    def begin(number: int) -> str:
+        run = present_run(["train.py"], "0", None, {})
+        run = replace(run, process=f"gone:{number}")
+        name = record.begin(job.folder, run)[0]
+        record.end(job.folder, run.process, [1, 143, 0, 1][number])
+        return name
+
+    assert [begin(number) for number in range(4)] == ["", "", "", "2"]
+
+
+def test_by_hand_each_command_line_is_a_training_and_is_called_again_to_go_on(job: Job) -> None:
+    """Outside of Pollux jobs: a person calls; a folder is exported once."""
+
+    def begin(words: str, attempt: str, status: int | None = 0, name: str | None = None) -> tuple[str, str]:
+        run = present_run(words.split(), attempt, name, {})
+        run = replace(run, process=f"gone:{words}:{attempt}")
+        found = record.begin(job.folder, run, by_hand=True)
+        if status is not None:
+            record.end(job.folder, run.process, status)
+        return found
+
+    assert begin("train.py --seed 1", "a") == ("", "")
+    name, sentence = begin("train.py --seed 2", "a", status=None)
+    assert name == "2"
+    assert "another training than `train.py --seed 1`" in sentence
+    assert [begin(each, "b")[0] for each in seeds(2, 3, 1, 3)] == ["2", "3", "", "3"]
+    assert begin("train.py --seed 1 --epochs 9", "c", name="first") == ("", "")
+
+
+def test_an_attempt_that_finds_nothing_of_those_before_says_so(job: Job) -> None:
+    run = replace(present_run(["train.py"], "3", None, {}), process="gone")
+    name, sentence = record.begin(job.folder, run)
+    assert name == ""
+    assert "BEGINS FROM ITS START" in sentence
+    assert record.begin(job.folder, replace(run, attempt="4", process="gone too"))[1] == ""
+
+
 def test_the_directory_is_part_of_a_command(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
