@@ -384,6 +384,9 @@ class Checkpointer:
 
     def receipt(self, seconds: float | None) -> Receipt | None:
         """The newest durable checkpoint, which took so many seconds. None without one, or where it failed (None)."""
+        if self._attempt.unshared:
+            self.trouble = f"the next attempt would not see the checkpoints: {self._attempt.unshared}"
+            return None
         if seconds is None or self.saved is None:
             return None
         return Receipt(self.saved, seconds, self._training.last_step_at)
@@ -414,7 +417,7 @@ class Checkpointer:
         # A restart in the allocation is no requeue, which costs more.
         cost = None if self._attempt.resized_for else self._cost
         return {
-            "checkpointed": self.saved is not None,
+            "checkpointed": self.saved is not None and not self._attempt.unshared,
             "times": asdict(self._attempt.times),
             "restart_cost": cost,
         }

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from pollux.errors import LaunchError
 from pollux.launcher.batch_step import end_run
 from pollux.launcher.companion_file import CompanionFile, reach_parent
 from pollux.launcher.log import say
-from pollux.launcher.machine import Graces, Resized, StartTerms
+from pollux.launcher.machine import Graces, Outcome, Resized, StartTerms
 from pollux.launcher.meeting import JobNode, Meeting, free_port
 from pollux.launcher.messages import Channel, Over, Start
 from pollux.launcher.rank_channel import VARIABLE
@@ -189,21 +189,22 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
     """On node 0: start the workers of all nodes until no start follows; return the exit status."""
     task, memory = forker.task, forker.memory
     launched, restarts, retries, failures = task.launched_at, 0, 0, 0
-    resized, lost, reached, killed = Resized(), False, 0, False
+    resized, reached = Resized(), 0
+    lessons: dict[str, str] = {}
     while True:
         channels = {number: node.channel for number, node in enumerate(nodes) if node.channel is not None}
-        env = resized.environment | {
-            "WORLD_SIZE": str(sum(node.workers for node in nodes)),
-            "GROUP_WORLD_SIZE": str(len(nodes)),
-            "MASTER_PORT": str(free_port()),
-            "POLLUX_LAUNCHED_AT": repr(launched),
-            "POLLUX_RESTARTS": str(failures),
-            RUN: os.environ.get(RUN, ""),
-        }
-        if lost:
-            env["POLLUX_LOST"] = "1"
-        if killed:
-            env[NO_COPIES] = "1"
+        env = (
+            resized.environment
+            | lessons
+            | {
+                "WORLD_SIZE": str(sum(node.workers for node in nodes)),
+                "GROUP_WORLD_SIZE": str(len(nodes)),
+                "MASTER_PORT": str(free_port()),
+                "POLLUX_LAUNCHED_AT": repr(launched),
+                "POLLUX_RESTARTS": str(failures),
+                RUN: os.environ.get(RUN, ""),
+            }
+        )
         for number, channel in channels.items():
             channel.send(Start(number, sum(node.workers for node in nodes[:number]), env))
         terms = StartTerms(
@@ -231,7 +232,7 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
             return outcome.status
         progress = max(memory.shared.copied, memory.shared.saved)
         retries = 0 if machine.move_id or progress != reached else retries
-        reached, lost = progress, lost or outcome.lost
+        reached = progress
         launched, resized = time.time(), machine.resized
         failures += 1
         if outcome.asked:
@@ -241,16 +242,24 @@ def _lead(forker: Forker, nodes: list[JobNode], parent: Channel | None) -> int:
             restarts += 1
             how = f"from the newest checkpoint: {restarts} of {task.max_restarts}"
         say(f"starting all ranks again, {how}")
-        if outcome.failure is not None and outcome.failure.status == 128 + signal.SIGKILL and not killed:
-            killed = True
-            say(
-                "a rank was killed, perhaps for want of memory: from here on, no copies of the training's state are "
-                "kept in memory. If Slurm counts an out-of-memory kill, ask for more by --mem"
-            )
+        lessons |= _lessons(outcome, lessons)
         for number, channel in channels.items():
             if number not in outcome.next_nodes:
                 channel.close()
         nodes = [nodes[number] for number in outcome.next_nodes]
+
+
+def _lessons(outcome: Outcome, before: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which the next starts of the workers know what has happened in this one."""
+    found = {"POLLUX_LOST": "1"} if outcome.lost else {}
+    if outcome.failure is not None and outcome.failure.status == 128 + signal.SIGKILL:
+        found[NO_COPIES] = "1"
+        if NO_COPIES not in before:
+            say(
+                "a rank was killed, perhaps for want of memory: from here on no copies of the training's state are "
+                "kept in memory. If Slurm counts an out-of-memory kill, ask for more by --mem"
+            )
+    return found
 
 
 def signal_arrivals(channel: Channel) -> None:

@@ -21,13 +21,15 @@ import torch
 import torch.distributed as dist
 
 from pollux.errors import LoopMistake, RankLost
-from pollux.loop.slips import WAITS
+from pollux.loop.slips import BEHIND, SILENT, WAITS
 from pollux.ranks.control import OTHER_PLACE, ControlExchange
 from pollux.ranks.torch_internals import process_groups
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
 
+_LOOKS = 2
+"""Without progress, after which the ranks that are behind are named: a minute, at the default patience."""
 _TAG = 0x706F6C79
 """Of a message that nobody sends."""
 
@@ -89,18 +91,42 @@ class Places:
 
     def _watch(self, store: Any) -> None:
         before = left = None
+        rests = 0
+        """Looks in a row without progress."""
         while not self._closed.wait(self._patience or None):
             here = self._here()
-            if here == before:
+            rests = rests + 1 if here == before else 0
+            if rests:
                 with suppress(RuntimeError, RankLost):  # the store is gone with its rank
                     if here != left:
                         left = here
                         store.set(f"place-{self._training.world.rank}", json.dumps(here))
                         if self._waits:
                             logger.warning(WAITS, self._training.world.rank, self._patience)
+                    if rests == _LOOKS:
+                        self._name_who_is_behind(here, store)
                     if self._waits:
                         self._look(here, store)
             before = here
+
+    def _name_who_is_behind(self, here: list[int], store: Any) -> None:
+        """Say for which ranks the others wait; the first of those that wait says it.
+
+        A rank that is behind has made fewer passes, or has left no place: a stopped process leaves none.
+        """
+        world, behind = self._training.world, []
+        for other in range(world.size):
+            key = f"place-{other}"
+            there = json.loads(store.get(key)) if store.check([key]) else None
+            if there is not None and there[1:3] > here[1:3]:
+                return  # this rank is behind itself
+            if other != world.rank and (there is None or there[1:3] < here[1:3]):
+                behind.append((other, there))
+        if behind and all(other in [each for each, _ in behind] for other in range(world.rank)):
+            names = ", ".join(f"rank {other} on {world.places[other]}" for other, _ in behind[:4])
+            more = f" and {len(behind) - 4} more" if len(behind) > 4 else ""
+            silent = any(there is None for _, there in behind)
+            logger.warning(BEHIND, self._patience * _LOOKS, f"{names}{more}", SILENT if silent else "")
 
     def _look(self, here: list[int], store: Any) -> None:
         """Compare this rank's place, where it waits, with rank 0's; on rank 0 with all others'."""

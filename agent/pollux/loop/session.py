@@ -25,6 +25,7 @@ from pollux.errors import PolluxAgentError
 from pollux.learning_rate.scaling import Rule, rule_for
 from pollux.loop import slips
 from pollux.loop.job import Job
+from pollux.loop.notices import notice
 from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.trial import Trial
 from pollux.loop.unlaunched import name_run
@@ -128,6 +129,12 @@ def attach(
     if joiner is None:
         name_run(world)
     attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name, times=times)
+    if attempt.unshared and world.rank == 0:
+        notice(
+            f"the checkpoints in {attempt.directory} end with this attempt: {attempt.unshared}. So this job refuses to "
+            "be moved, and a requeue would begin from the start. Set POLLUX_CHECKPOINT_DIR to a folder that all nodes "
+            "share"
+        )
     if world.distributed:
         print_lost_ranks_in_one_line(world.rank)
     first = TrainedModel(

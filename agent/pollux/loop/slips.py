@@ -39,6 +39,12 @@ WAITS = (
     "this rank has left it alone: every rank has to leave it after the same step"
 )
 
+BEHIND = "no step for %.0f s: the other ranks wait for %s%s"
+SILENT = (
+    ". A rank that says nothing is stopped (SIGSTOP, a debugger), or its node is lost: `ps -o pid,stat,wchan` there "
+    "shows its state"
+)
+
 GATHERS = (
     "the loss gathers features of all ranks, and the ranks have different numbers of samples at the end of a pass: the "
     "gathering fails there, or is wrong. Give job.loader(..., equal_parts=True), or drop_last=True"

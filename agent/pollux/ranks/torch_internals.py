@@ -65,6 +65,14 @@ call_after_backward: Callable[[Callable[[], None]], None] = internal(
 """Ask the autograd engine, in a backward pass, for a call at its end. DDP asks for its reduction in the same way."""
 
 
+for _owner, _path in (
+    (dist.distributed_c10d, "_world.pg_map"),
+    (DistributedDataParallel, "_remove_autograd_hooks"),
+    (DistributedDataParallel, "register_comm_hook"),
+):
+    internal(_owner, _path)  # at import, and not in the middle of a training
+
+
 def pin_memory(batch: Any) -> Any:
     """Return a nested batch with its tensors in pinned memory."""
     from torch.utils.data import _utils  # noqa: PLC0415 - loaded with the user's first loader

@@ -28,8 +28,9 @@ def may_resize(attempt: Attempt, environ: Mapping[str, str] = os.environ) -> boo
     """
     if attempt.access is None or attempt.directory is None or not environ.get("POLLUX_LAUNCHED_AT"):
         return False
-    if not attempt.training.first:
-        # A joiner runs the script from its beginning, and would join at its first training.
+    if not attempt.training.first or attempt.unshared:
+        # A joiner runs the script from its beginning, and would join at its first training. It reads the way there in
+        # the folder of checkpoints.
         return False
     if environ.get("POLLUX_LOST"):
         # The allocation has more GPUs than ranks: a placement no longer says which ranks stay.

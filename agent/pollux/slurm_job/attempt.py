@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pollux.slurm_job.access import GatewayAccess, read_access
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, training_directory, yes
+from pollux.slurm_job.runs import UNSEEN
+from pollux.slurm_job.shared_folder import of_one_node, why_of_this_attempt
 from pollux.slurm_job.trainings import Training, attached
 
 
@@ -77,6 +79,8 @@ class Attempt:
     """Number of the newest resize at the start of these processes; 0: none."""
     times: Times
     settings: AgentSettings
+    unshared: str = ""
+    """In a Pollux job: why the next attempt would not see the folder; empty where nothing shows that."""
 
     @property
     def key(self) -> str:
@@ -100,9 +104,10 @@ class Attempt:
         access, alone = read_access(environ), not environ.get("SLURM_JOB_ID")
         folder = checkpoint_directory(checkpoint_dir, environ)
         training = attached.add(folder, name)
+        directory = training_directory(folder, training.name, environ)
         return cls(
             access,
-            training_directory(folder, training.name, environ),
+            directory,
             training,
             seed,
             alone,
@@ -110,4 +115,12 @@ class Attempt:
             int(number(environ, "POLLUX_RESIZED", 0)),
             times or Times.from_environment(environ),
             AgentSettings.from_environment(environ),
+            "" if access is None or directory is None else _unshared(directory, environ),
         )
+
+
+def _unshared(directory: Path, environ: Mapping[str, str]) -> str:
+    why = why_of_this_attempt(directory, environ)
+    if not why and environ.get(UNSEEN) and of_one_node(directory):
+        why = "it lies on a disk of this node, and holds nothing of the attempts before"
+    return why

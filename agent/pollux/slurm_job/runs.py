@@ -26,7 +26,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pollux.errors import LaunchError
 from pollux.private_folder import PrivateFolder
@@ -39,6 +39,8 @@ logger = logging.getLogger("pollux")
 FILE = "runs.json"
 PROCESS = "POLLUX_RUN_PROCESS"
 """The process that stands for a run in its job's record; set for its launchers."""
+UNSEEN = "POLLUX_UNSEEN"
+"""Set where this attempt sees nothing of the attempts before."""
 FIRST = "first"
 """What a user calls the first training of a folder, whose name is empty."""
 _NOT_THE_USERS = re.compile(
@@ -237,20 +239,31 @@ def begin_here(
     run = present_run(words, attempt, name, environ)
     if by_hand and (task := environ.get("SLURM_ARRAY_TASK_ID")):
         run = _replaced(run, cwd=f"{run.cwd} (task {task})")
-    found, sentence = begin(folder, run, by_hand=by_hand)
-    if found:
-        where = f"training {found!r} of this job, with checkpoints in {folder / f'run-{found}'}"
+    found = begin(folder, run, by_hand=by_hand)
+    sentence = found.sentence
+    if found.name:
+        where = f"training {found.name!r} of this job, with checkpoints in {folder / f'run-{found.name}'}"
         sentence = f"{where}: {sentence}" if sentence else where
-    return {RUN: found, PROCESS: run.process}, sentence
+    return {RUN: found.name, PROCESS: run.process, UNSEEN: "1" if found.alone else ""}, sentence
 
 
-def begin(folder: Path, run: Run, *, by_hand: bool = False) -> tuple[str, str]:
-    """Record a run in the job's folder; return its name and a sentence to say.
+class Begun(NamedTuple):
+    """A run that was recorded."""
+
+    name: str
+    sentence: str
+    """To say; often empty."""
+    alone: bool = False
+    """Earlier attempts have left nothing in the folder."""
+
+
+def begin(folder: Path, run: Run, *, by_hand: bool = False) -> Begun:
+    """Record a run in the job's folder.
 
     Raises LaunchError as `choose`, and where the record is damaged. Where the folder cannot be written, no checkpoint
     can be, either: the run is named by what could be read.
     """
-    name, sentence = "" if run.name == FIRST else run.name, ""
+    name, sentence, alone = "" if run.name == FIRST else run.name, "", False
     try:
         with _locked(folder) as private:
             runs = _read(private)
@@ -258,7 +271,8 @@ def begin(folder: Path, run: Run, *, by_hand: bool = False) -> tuple[str, str]:
                 _check_name(runs, _replaced(run, name=name))
             else:
                 name, sentence = choose(runs, run, by_hand=by_hand)
-            if not by_hand and run.attempt != "0" and not runs:
+            alone = not by_hand and run.attempt != "0" and not runs
+            if alone:
                 sentence = (
                     f"attempt {run.attempt} of this job finds nothing of the attempts before in {folder}. If they have "
                     "trained, this node does not see their folder, or it was removed: THIS TRAINING BEGINS FROM ITS "
@@ -267,7 +281,7 @@ def begin(folder: Path, run: Run, *, by_hand: bool = False) -> tuple[str, str]:
             _write(private, [*runs, _replaced(run, name=name)])
     except OSError as error:
         logger.warning("the runs of this job cannot be recorded in %s: %s", folder, error)
-    return name, sentence
+    return Begun(name, sentence, alone)
 
 
 def end(folder: Path, process: str, status: int) -> None:

@@ -111,7 +111,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "time", clock)
     settings = SimpleNamespace(checkpoint_interval=INTERVAL, memory_share=0.25)
     attempt: Any = SimpleNamespace(
-        settings=settings, resized_for=0, times=Times(), seed=3, directory=None, key=""
+        settings=settings, resized_for=0, times=Times(), seed=3, directory=None, key="", unshared=""
     )
     training: Any = Training()
     found = Checkpointer(training, attempt)
@@ -293,3 +293,13 @@ def test_a_gpu_s_random_numbers_are_for_a_rank_with_a_gpu(
     state = rng_state(CPU) | ({"cuda": torch.tensor([7])} if saved == "cuda" else {})
     set_rng_state(state, torch.device(device))
     assert put == wanted
+
+
+def test_what_the_next_attempt_would_not_see_is_promised_to_nobody(made: Any) -> None:
+    made.writer.saved = 12
+    assert made.it.receipt(0.5) is not None
+    assert made.it.report()["checkpointed"]
+    made.attempt.unshared = "/tmp is this job's own"
+    assert made.it.receipt(0.5) is None
+    assert made.it.trouble == "the next attempt would not see the checkpoints: /tmp is this job's own"
+    assert not made.it.report()["checkpointed"]

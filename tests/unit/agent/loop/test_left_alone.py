@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
 import time
 from typing import Any
 
@@ -116,3 +119,37 @@ def test_a_step_that_one_rank_leaves_out_ends_with_the_reason(ranks: Any) -> Non
         found = ranks(2, leaves_a_pass_out, where, env={"POLLUX_EXCHANGE_INTERVAL": "0"})
         assert any("has left out a pass" in each for each in found)
         assert "silence" not in found
+
+
+def stands(how: str, culprit: int) -> list[str]:
+    """A rank stands still for a while, in its script or stopped; return what this rank said of it."""
+    said: list[str] = []
+    logging.getLogger("pollux").addFilter(
+        lambda record: record.msg != slips.BEHIND or said.append(record.getMessage()) is None
+    )
+    job = attached()
+    loader = job.loader(data(), 16, per_gpu=(1, 8))
+    for epoch in job.epochs(1):
+        for k, (x, y, _) in enumerate(loader):
+            if k == 5 and job.rank == culprit and not epoch:
+                if how == "stopped":
+                    wake = f"sleep 4; kill -CONT {os.getpid()}"
+                    with subprocess.Popen(["sh", "-c", wake]):
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                else:
+                    time.sleep(4.0)
+            job.step(lambda x=x, y=y: mse_loss(job.model(x), y))
+    job.close()
+    return said
+
+
+@pytest.mark.parametrize(("how", "culprit"), [("stopped", 1), ("stopped", 0), ("asleep", 2)])
+def test_the_rank_for_which_the_others_wait_is_named_with_its_node(
+    ranks: Any, how: str, culprit: int
+) -> None:
+    found = ranks(4, stands, how, culprit, nodes=2, env=IMPATIENT | {"SLURMD_NODENAME": "n7"})
+    assert all(f"rank {culprit} on n7" in line for said in found for line in said)
+    assert sum(map(len, found)) == 1, "one rank says it, once"
+    assert bool(found[1 if culprit == 0 else 0])
+    assert ("SIGSTOP" in "".join(line for said in found for line in said)) == (how == "stopped")
+    assert not found[culprit]

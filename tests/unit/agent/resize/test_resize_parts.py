@@ -55,7 +55,7 @@ def training(models: int = 1, *, managed: bool = True, own: bool = True, **chang
 
 
 def started(**changes: Any) -> Any:
-    own = {"access": "one", "directory": Path("/somewhere"), "training": Training()}
+    own = {"access": "one", "directory": Path("/somewhere"), "training": Training(), "unshared": ""}
     return SimpleNamespace(**own | changes)
 
 
@@ -112,6 +112,7 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> 
     for where in ({}, LAUNCHED | {"POLLUX_RESIZE": "requeue"}):
         assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
+    assert not may_grow(alone, started(unshared="/tmp is this job's own"), LAUNCHED)  # type: ignore[arg-type]
     later = started(training=Training("attach-2", first=False))
     assert not may_grow(alone, later, LAUNCHED), "joiners would join at the script's first training"  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))

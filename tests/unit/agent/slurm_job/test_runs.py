@@ -143,7 +143,7 @@ def test_by_hand_each_command_line_is_a_training_and_is_called_again_to_go_on(jo
     def begin(words: str, attempt: str, status: int | None = 0, name: str | None = None) -> tuple[str, str]:
         run = present_run(words.split(), attempt, name, {})
         run = replace(run, process=f"gone:{words}:{attempt}")
-        found = record.begin(job.folder, run, by_hand=True)
+        found = record.begin(job.folder, run, by_hand=True)[:2]
         if status is not None:
             record.end(job.folder, run.process, status)
         return found
@@ -158,10 +158,10 @@ def test_by_hand_each_command_line_is_a_training_and_is_called_again_to_go_on(jo
 
 def test_an_attempt_that_finds_nothing_of_those_before_says_so(job: Job) -> None:
     run = replace(present_run(["train.py"], "3", None, {}), process="gone")
-    name, sentence = record.begin(job.folder, run)
-    assert name == ""
+    name, sentence, alone = record.begin(job.folder, run)
+    assert (name, alone) == ("", True)
     assert "BEGINS FROM ITS START" in sentence
-    assert record.begin(job.folder, replace(run, attempt="4", process="gone too"))[1] == ""
+    assert record.begin(job.folder, replace(run, attempt="4", process="gone too"))[1:] == ("", False)
 
 
 def test_the_directory_is_part_of_a_command(
