@@ -131,7 +131,7 @@ class Shared(ctypes.Structure):
     saved: int
     """The optimizer step of the newest checkpoint's file that these starts have written; 0 without one."""
     training: int
-    """A checksum of the training's key, of which the others are told."""
+    """A checksum of the key of the training that the others are about."""
 
 
 class NodeMemory:

@@ -1,4 +1,4 @@
-"""What memory the job has, and what is left of it."""
+"""What memory the job has, and how much it may still take."""
 
 from __future__ import annotations
 
