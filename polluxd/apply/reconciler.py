@@ -227,7 +227,7 @@ class Reconciler:
                 forbidden="" if goes_back else forbids(may_start.get(move.job_id), move),
                 kept_off=kept_off,
                 insist=move.job_id in insisted_on,
-                paused=records.settings.paused,
+                paused=records.settings.paused and not goes_back,
             )
             action = next_action(at)
             if action is not Do.WAIT:
