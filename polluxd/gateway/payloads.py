@@ -25,9 +25,13 @@ def _not_ahead(value: float) -> float:
     return value
 
 
-def _one_line(value: str) -> str:
+def _one_line(value: str, most: int = 300) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in value)
-    return line.encode()[:300].decode(errors="ignore")
+    return line.encode()[:most].decode(errors="ignore")
+
+
+def _sentence(value: str) -> str:
+    return _one_line(value, 160)
 
 
 Stamp = Annotated[float, Field(ge=0), AfterValidator(_not_ahead)]
@@ -217,6 +221,8 @@ class ReportMessage(Message):
     resized: Annotated[int, Field(ge=0, le=9 * 10**15)] | None = None
     """Newest resize in effect; 0: none in this attempt."""
     resize_refused: ResizeRefused | None = None
+    immovable: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_sentence)] | None = None
+    """Why the job can follow no order to move now; null: it can."""
     resize_cost: Seconds | None = None
     search_rank: Annotated[float, Field(ge=0, le=1)] | None = None
     """Of a trial among the trials of its search that made the same progress; 1: the best. It only divides the search's

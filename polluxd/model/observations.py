@@ -140,6 +140,8 @@ class Report:
     refused: int = 0
     """A resize that the agent could not carry out, by its id; 0: none."""
     refused_why: str = ""
+    immovable: str = ""
+    """Why the job can follow no order to move now, as its agent says; empty: it can."""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
     search_rank: float | None = None

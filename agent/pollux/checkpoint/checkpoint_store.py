@@ -39,6 +39,7 @@ ALONE = ControlExchange(None, 0)
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _TEMPORARY = re.compile(r"\.checkpoint-\d+\.tmp")
 _STATE = "state.pt"
+_PROBE = ".probe"
 
 KEPT = 2
 """The newest checkpoints that stay."""
@@ -79,9 +80,14 @@ class CheckpointStore:
             return ""
 
     def trouble(self) -> str:
-        """Return why no checkpoint can be written to the directory; empty where one can. The directory is made."""
+        """Return why no checkpoint can be written to the directory; empty where one can. The directory is made.
+
+        A write tries it: rights alone do not show a full disk, or one that may only be read.
+        """
         try:
-            with PrivateFolder.make(self.directory):
+            with PrivateFolder.make(self.directory) as folder:
+                folder.write(_PROBE, lambda file: file.write(bytes(4096)))
+                folder.remove(_PROBE)
                 return ""
         except OSError as error:
             return f"no checkpoint can be written to {self.directory}{self.standing()}: {error}"

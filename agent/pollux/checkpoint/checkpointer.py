@@ -99,7 +99,7 @@ class Checkpointer:
             self.writer.store.difference = lambda state: record.difference(state, "script")
             if world.rank == 0 and (trouble := self.writer.store.trouble()):
                 logger.error("%s", trouble)  # now, and not at the first save, minutes later
-                self.trouble = trouble
+                self.trouble = self.writer.trouble = trouble
         if not world.waiting:
             state = self._newest(exchange)
         attempt.times.restored_at = time.time()
@@ -305,7 +305,7 @@ class Checkpointer:
             if world.rank == 0:
                 stands = "there is none" if self.saved is None else f"the one of step {self.saved} stands"
                 logger.error("the model's parameters are not finite: no checkpoint is written, %s", stands)
-            self.trouble = "the model's parameters are not finite"
+            self.trouble = writer.trouble = "the model's parameters are not finite"
             return None
         progress = self._training.progress
         meta = {
@@ -420,4 +420,10 @@ class Checkpointer:
             "checkpointed": self.saved is not None and not self._attempt.unshared,
             "times": asdict(self._attempt.times),
             "restart_cost": cost,
+            "immovable": self.immovable,
         }
+
+    @property
+    def immovable(self) -> str | None:
+        """Why no order to move can be followed: each ends in a checkpoint, also one within the allocation."""
+        return self.trouble or (None if self.writer is not None else "it has no folder for checkpoints")
