@@ -85,6 +85,8 @@ class Reconciler:
         self.refusals = Refusals(clock, monotonic)
         self.protection = Protection()
         self.former = FormerNodes(monotonic)
+        self._probed: frozenset[int] = frozenset()
+        """Running jobs that polluxd was let update."""
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
@@ -186,6 +188,7 @@ class Reconciler:
         self._acted_on = {move.job_id: move for move in moves}
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.open.keep(moves, seen.state.nodes)
+        self._probed = frozenset(n for n in self._probed if n in jobs and jobs[n].state is JobState.RUNNING)
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
         self.past.keep(holding, jobs.keys() - holding)
         self.refusals.observe(seen.state)
@@ -248,9 +251,11 @@ class Reconciler:
         The job of the move with the smallest growth gives up its GPUs first.
         """
         for move in room.ring(waiting)[:1]:
+            job = jobs.get(move.job_id)
             with self.open.about(move):
                 log.info("job %d moves first: others wait for its GPUs, it for theirs", move.job_id)
-                self._drain(move, jobs.get(move.job_id), room)
+                if job is not None and (failed := self._drain(move, job, room)) is not None:
+                    self._end(move, job, failed, room)
 
     def _carry_out(self, at: Situation, action: Action) -> bool:
         """Do `action`; True while the move stays open."""
@@ -266,8 +271,8 @@ class Reconciler:
                 return not step.terminal
             case Fail() | Withdraw():
                 failed = action
-            case Do.DRAIN:
-                self._drain(move, job, room)
+            case Do.DRAIN if job is not None:
+                failed = self._drain(move, job, room)
             case Do.REQUEUE:
                 failed = self._requeue(move, job)
             case Do.CONFIGURE if job is not None:
@@ -286,13 +291,28 @@ class Reconciler:
             self._resizer.dismiss([at.companion])
         return False
 
-    def _drain(self, move: Move, job: SlurmJob | None, room: Capacity) -> None:
+    def _drain(self, move: Move, job: SlurmJob, room: Capacity) -> Fail | None:
+        """Order the job to drain: the point of no return.
+
+        Before it, the site's hooks and rights are asked, once in an attempt, whether they let polluxd update the job.
+        """
+        if job.job_id not in self._probed:
+            self.authorize()
+            try:
+                self._slurm.probe(job.job_id)
+            except SlurmRefused as error:
+                self.refusals.cannot_be_changed(job, str(error))
+                return Fail(
+                    f"Slurm, or a hook of the site, lets polluxd not update the job: {error}", rest=False
+                )
+            self._probed = self._probed | {job.job_id}
         room.promise(move.target, move.source, move.job_id)
         # At the requeue, Slurm discards the start time of the attempt.
         end = ends_at(job)
-        if job is not None and end is not None and job.restart_count:
+        if end is not None and job.restart_count:
             end = limit_reached_at(job, self._store.moves(job.job_id))
         self._reach(move, Step.DRAINING, ends_at=end)
+        return None
 
     def _requeue(self, move: Move, job: SlurmJob | None) -> Fail | None:
         """End the job's companions, then send the job back to the queue.
@@ -307,7 +327,7 @@ class Reconciler:
         except SlurmRefused as error:
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is not None and now.state is JobState.RUNNING:
-                self.refusals.cannot_be_requeued(now, str(error))
+                self.refusals.cannot_be_changed(now, str(error))
                 return Fail(f"Slurm refused the requeue: {error}")
             log.info("job %d: requeue refused (%s); it has left its nodes by itself", move.job_id, error)
         return None

@@ -150,8 +150,8 @@ class Refusals:
         """Take in that the job's script failed on nodes beyond those that it trains on."""
         self._spans[move.job_id] = len(move.source.nodes), reason
 
-    def cannot_be_requeued(self, job: SlurmJob, reason: str) -> None:
-        """Take in that Slurm, or a hook of the site, does not let polluxd requeue the job."""
+    def cannot_be_changed(self, job: SlurmJob, reason: str) -> None:
+        """Take in that Slurm, or a hook of the site, does not let polluxd change the job."""
         assert self._state is not None
         key = Counted((("job", str(job.job_id)),), "orders", minutes=False, alone=True)
         now = self._monotonic()
@@ -227,7 +227,7 @@ class Refusals:
             met = list(self._met(job, state))
             if (span := self._spans.get(job.job_id)) is not None:
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
-                rule = f"its script does not run on more than {span[0]} nodes ({span[1]})"
+                rule = f"its script's failure on a further node ({span[1]})"
                 met.append(((span[0] * largest, rule), None))
             for cap, eligible in met:
                 if cap is not None and cap[0] < most.get(job.job_id, (inf, ""))[0]:
@@ -275,7 +275,7 @@ class Refusals:
         assert job.spec is not None
         rule = f"Slurm refused it ({limit.reason})"
         if key.unit == "orders":
-            return None, Eligibility(frozenset(), f"Slurm refused its requeue ({limit.reason})")
+            return None, Eligibility(frozenset(), f"Slurm refused to change it ({limit.reason})")
         others = self._used(key, job.job_id, state)
         if key.unit == "jobs":
             barred = others + weight(job, 1, key, state.taken_at) >= limit.refused
@@ -291,7 +291,7 @@ class Refusals:
             gpus = min(gpus, asked)
         if gpus < max(job.spec.min_gpus, 1):
             return None, Eligibility(frozenset(), rule)
-        return (gpus, f"Slurm refused more ({limit.reason})"), None
+        return (gpus, f"Slurm's refusal ({limit.reason})"), None
 
     # -- what it tells ---------------------------------------------------------------------------------------
 
@@ -339,16 +339,16 @@ def _by_nodes(
     """What nodes that refused a job mean for a job with the same demands."""
     assert job.spec is not None
     where, own = frozenset(one.target.nodes), job.job_id == one.job_id
-    rule = f"Slurm did not start it on {one.target} ({one.reason})"
+    rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
     if holds and own and one.target.gpus > holds:
-        return (holds, rule), None
+        return (holds, bound), None
     if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
         return None, None  # it holds GPUs there: what it may have is for its own tries to show
     left = state.reach(job.partition) - where
     if left and sum(node.capacity for node in state.nodes if node.name in left) >= job.spec.min_gpus:
         return None, Eligibility(left, rule)
     if not holds and one.target.gpus > max(job.spec.min_gpus, 1):
-        return (one.target.gpus - 1, rule), None
+        return (one.target.gpus - 1, bound), None
     return None, Eligibility(frozenset(), rule)
 
 

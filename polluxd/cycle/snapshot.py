@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
@@ -130,6 +131,11 @@ def build_snapshot(
             spec = replace(spec, mem_per_gpu_mb=memory or None)
         costs = total.mean_cost if total else {}
         most, rule = rules.allowed.most.get(job.job_id, (None, ""))
+        left = _time_left(report)
+        if placement and left < max(costs.get("requeue", facts.requeue_cost), 2 * facts.resize_cost):
+            # No process that would join it could start in this time.
+            most = placement.gpus if most is None else min(most, placement.gpus)
+            rule = f"its end in about {left:.0f} s, before a further process could start,"
         pin_reason, owes = staying.reason if staying else "", False
         if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
             # It gives the rest back where it is: a place elsewhere would cost it more.
@@ -215,6 +221,13 @@ def build_snapshot(
         limits,
         records.rent,
     )
+
+
+def _time_left(report: Report | None) -> float:
+    """The rest of the training by its own report [s]; infinite where it says nothing."""
+    if report is None or report.target is None or report.goodput <= 0.0:
+        return inf
+    return max(0.0, report.target - report.progress) * report.limits.initial / report.goodput
 
 
 class _Offers:

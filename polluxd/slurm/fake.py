@@ -285,6 +285,10 @@ class FakeSlurm:
         job.time_limit_s = 60.0 * math.ceil(seconds / 60.0)
         self._fault("limit_time", applied=True)
 
+    def probe(self, job_id: int) -> None:
+        self._ours("probe", job_id)
+        self._fault("probe", applied=True)
+
     def can_shrink(self) -> bool:
         return self._slurmdbd
 

@@ -209,6 +209,9 @@ class SlurmClient(Protocol):
     def limit_time(self, job_id: int, seconds: float) -> None:
         """Give a job another time limit, rounded up to whole minutes."""
 
+    def probe(self, job_id: int) -> None:
+        """Update the job without a change: the site's hooks and rights may refuse that, as they would its moves."""
+
     def can_shrink(self) -> bool:
         """Tell whether Slurm lets a running job give nodes back.
 

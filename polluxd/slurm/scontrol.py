@@ -200,6 +200,12 @@ class ScontrolClient(Commands):
         self._must_be_ours([job_id])
         self.ask("scontrol", "update", f"JobId={self._address(job_id)}", _time_limit(seconds))
 
+    def probe(self, job_id: int) -> None:
+        self._must_be_ours([job_id])
+        limit = self._mine[job_id].time_limit_s
+        same = "TimeLimit=UNLIMITED" if limit is None else _time_limit(limit)
+        self.ask("scontrol", "update", f"JobId={self._address(job_id)}", same)
+
     def can_shrink(self) -> bool:
         return _SLURMDBD.search(self._rarely.configuration()) is not None
 

@@ -24,7 +24,7 @@ from .world import LEADER_LEASE_S, Killed, Process, World
 pytestmark = pytest.mark.timeout(900)
 
 WRITES = {
-    *("requeue", "configure", "renew", "limit_time", "shrink", "cancel"),
+    *("requeue", "configure", "renew", "limit_time", "shrink", "cancel", "probe"),
     *("plan_move", "advance"),
 }
 

@@ -385,6 +385,25 @@ def test_no_training_goes_back_to_gpus_that_another_move_was_promised() -> None:
     assert sum(each.get("n1", 0) for each in held) <= 4
 
 
+def test_a_site_whose_hook_refuses_updates_is_asked_before_the_order_to_drain() -> None:
+    site = Site(TWO_NODES)
+    job_id = site.running(SMALL)
+    site.slurm.fail("probe", SlurmRefused("Unspecified error"), times=9)
+    for _ in range(2):
+        site.begin((job_id, "requeue", SMALL, LARGE))
+        site.turn(1.0)
+        site.turn(1.0)
+    assert site.steps[0] is Step.FAILED
+    assert not any(Step.DRAINING in move.times for move in site.rows.moves)
+    assert "Unspecified error" in site.acting.eligibility(site.slurm.observe(), Headroom())[job_id].rule
+    site.slurm.mend()
+    other = site.running(on("n2", 1))
+    site.begin((other, "requeue", on("n2", 1), on("n2", 2)))
+    for _ in range(3):
+        site.turn(1.0)
+    assert site.slurm.calls.count(("probe", other)) == 1, "once"
+
+
 def test_a_job_whose_requeue_slurm_refuses_is_not_asked_for_another_move() -> None:
     site = Site(TWO_NODES)
     job_id = refused_growth(site, requeue=SlurmRefused("Requested operation is presently disabled"))

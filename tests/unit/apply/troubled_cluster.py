@@ -266,7 +266,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(
         call=st.sampled_from(
-            ["observe", "jobs", "requeue", "configure", "renew", "limit_time", "shrink", "cancel"]
+            ["observe", "jobs", "requeue", "configure", "renew", "limit_time", "shrink", "cancel", "probe"]
         ),
         applied=st.booleans(),
         refused=st.booleans(),

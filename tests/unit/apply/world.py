@@ -176,6 +176,10 @@ class Watched:
         self._about_to("limit_time", job_id)
         self._slurm.limit_time(job_id, seconds)
 
+    def probe(self, job_id: int) -> None:
+        self._about_to("probe", job_id)
+        self._slurm.probe(job_id)
+
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         for job_id in job_ids:
             self._about_to("renew", job_id)

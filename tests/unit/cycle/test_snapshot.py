@@ -45,6 +45,15 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
     return build.slurm_job(job_id, state, **{"submit_time": 10.0, **more})
 
 
+@pytest.mark.parametrize(("done", "most"), [(9_990.0, 2), (100.0, None)])
+def test_a_training_about_to_end_grows_no_more(done: float, most: int | None) -> None:
+    here = {"gpus_per_node_held": {"n1": 2}}
+    report = replace(REPORT, progress=done, target=10_000.0, goodput=64.0)
+    (job,) = snapshot(slurm_job(1, **here), reports={1: report}).jobs
+    assert job.spec.max_gpus == most
+    assert ("its end in about 5 s" in job.max_gpus_rule) is (most == 2)
+
+
 def test_features_stay_where_a_node_has_or_may_get_a_price() -> None:
     kinds = {"off": "off", "on": "on", "priced": "on"}
     found = tuple(Node(n, 4, features=frozenset({n}), power=p) for n, p in kinds.items())

@@ -144,6 +144,15 @@ def test_the_other_calls(commands: Commands) -> None:
     assert len(commands.calls) == before
 
 
+def test_a_probe_changes_nothing(commands: Commands) -> None:
+    slurm = client()
+    commands.answer([job(8, "RUNNING", TimeLimit="2:30:00"), job(9, "RUNNING", TimeLimit="UNLIMITED")])
+    slurm.probe(8)
+    assert commands.last == ["update", "JobId=8", "TimeLimit=150"]
+    slurm.probe(9)
+    assert commands.last == ["update", "JobId=9", "TimeLimit=UNLIMITED"]
+
+
 def test_a_completing_job_is_never_requeued(commands: Commands) -> None:
     slurm = client()
     commands.answer(other={"out": "JobId=8 JobName=x JobState=COMPLETING Reason=None\n"})
