@@ -50,6 +50,8 @@ def stay(job: SlurmJob, report: Report | None, spent: str, *, stepped: bool) -> 
         return Stay(
             "has not reported a training step since it started: moving it could lose its work", of_user=True
         )
+    if report is not None and report.attempt == job.restart_count and report.immovable:
+        return Stay(f"cannot be moved: {report.immovable}", of_user=True)
     return None
 
 

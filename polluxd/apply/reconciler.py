@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from polluxd.apply.actions import Action, Do, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
@@ -38,15 +37,6 @@ log = logging.getLogger(__name__)
 
 BACK = "goes back to its former size"
 """What the reason of a move begins with that brings a job back where a refused move took it from."""
-
-
-def lowered(allowed: Headroom, most: Mapping[int, tuple[int, str]]) -> Headroom:
-    """Return the headroom with further bounds on the GPUs of jobs."""
-    both = {
-        job_id: min(bound, allowed.most.get(job_id, bound), key=lambda one: one[0])
-        for job_id, bound in most.items()
-    }
-    return replace(allowed, most={**allowed.most, **both}) if most else allowed
 
 
 class Reconciler:
@@ -101,7 +91,7 @@ class Reconciler:
         """Return what may be done with each job now."""
         self.refusals.observe(seen.state)
         bars = self.refusals.bars(seen.state)
-        allowed = lowered(headroom(seen.state, records.moves), bars.most)
+        allowed = bars.lowered(headroom(seen.state, records.moves))
         may_start = self.eligibility(seen.state, allowed)
         spent = RestartBudget(self._limits, records.restarts).spent
         self.protection.observe(seen.state, records.reports, may_start, spent)

@@ -22,10 +22,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
 from polluxd.apply.causes import Counted, condition, counted, demands_of, rules_of, shares, use, weight
+from polluxd.apply.headroom import Headroom
 from polluxd.apply.startable import Eligibility, combined
 from polluxd.model import JobState, Move, Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -89,6 +90,13 @@ class Bars:
     nodes: Mapping[int, int] = field(default_factory=dict)
     """Most nodes of a job."""
     eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
+
+    def lowered(self, allowed: Headroom) -> Headroom:
+        """Return the headroom within these bars, too."""
+        most = dict(allowed.most)
+        for job_id, bound in self.most.items():
+            most[job_id] = min(bound, most.get(job_id, bound), key=lambda one: one[0])
+        return replace(allowed, most=most) if self.most else allowed
 
 
 class Refusals:

@@ -130,12 +130,12 @@ def build_snapshot(
         if (spec.mem_per_gpu_mb or 0) != memory:
             spec = replace(spec, mem_per_gpu_mb=memory or None)
         costs = total.mean_cost if total else {}
-        most, rule = rules.allowed.most.get(job.job_id, (None, ""))
-        left = _time_left(report)
-        if placement and left < max(costs.get("requeue", facts.requeue_cost), 2 * facts.resize_cost):
-            # No process that would join it could start in this time.
-            most = placement.gpus if most is None else min(most, placement.gpus)
-            rule = f"its end in about {left:.0f} s, before a further process could start,"
+        most, rule = _within(
+            rules.allowed.most.get(job.job_id, (None, "")),
+            placement,
+            _time_left(report),
+            costs.get("requeue", facts.requeue_cost),
+        )
         pin_reason, owes = staying.reason if staying else "", False
         if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
             # It gives the rest back where it is: a place elsewhere would cost it more.
@@ -221,6 +221,18 @@ def build_snapshot(
         limits,
         records.rent,
     )
+
+
+def _within(
+    allowed: tuple[int | None, str], placement: Placement, left: float, cost: float
+) -> tuple[int | None, str]:
+    """Return the most GPUs and the rule.
+
+    No process that would join a training could start in its last seconds (`left`), which are fewer than a move costs.
+    """
+    if not placement or left >= cost or (allowed[0] is not None and allowed[0] <= placement.gpus):
+        return allowed
+    return placement.gpus, f"its end in about {left:.0f} s, before a further process could start,"
 
 
 def _time_left(report: Report | None) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def stood(loop: Loop, job_id: int) -> float:
     times = [[datetime.fromisoformat(t) if t[:1].isdigit() else None for t in row] for row in rows]
     pauses = [
         (later[0] - earlier[1]).total_seconds()
-        for earlier, later in zip(times, times[1:], strict=False)
+        for earlier, later in pairwise(times)
         if later[0] is not None and earlier[1] is not None
     ]
     print(f"job {job_id} stood {pauses} s between its attempts")

@@ -59,6 +59,7 @@ SILENT = replace(STEPPED, attempt=1)
         (ALL, {"report": None}),
         (ALL, {"report": SILENT}),
         (ALL, {"report": says()}),
+        (ALL, {"report": replace(STEPPED, immovable="the disk is full")}),
         (ALL, {"spent": lambda user: f"the restarts of {user} are used up"}),
         (ALL, {"eligibility": NOWHERE}),
     ],

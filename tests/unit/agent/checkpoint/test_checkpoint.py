@@ -210,6 +210,18 @@ def test_a_directory_that_takes_no_checkpoint_is_named_before_the_first_save(tmp
     assert "Not a directory" in trouble
 
 
+def test_a_write_shows_that_a_directory_of_ones_own_takes_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert CheckpointStore(tmp_path).trouble() == ""
+    assert list(tmp_path.iterdir()) == [], "nothing of it stays"
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left" in CheckpointStore(tmp_path).trouble()
+
+
 def test_only_earlier_checkpoints_that_are_there_are_said_to_stand(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "new")
     with pytest.raises(

@@ -202,6 +202,20 @@ def test_a_receipt_needs_a_durable_checkpoint_and_no_failure(made: Any) -> None:
     assert made.it.report()["checkpointed"] is True
 
 
+def test_a_report_says_why_no_order_to_move_can_be_followed(made: Any) -> None:
+    assert made.it.report()["immovable"] is None
+    made.writer.fails = CheckpointError("no checkpoint can be written: the disk is full")
+    assert made.it.save(ALONE, durable=True) is None
+    assert "disk is full" in made.it.report()["immovable"]
+    made.it.due()
+    assert "disk is full" in made.it.report()["immovable"], "until a save has gone well"
+    made.writer.fails = None
+    assert made.it.save(ALONE, durable=True) is not None
+    assert made.it.report()["immovable"] is None
+    made.it.writer = None
+    assert made.it.report()["immovable"]
+
+
 def test_whether_a_step_is_held_is_known_after_what_is_being_written(made: Any) -> None:
     made.writer.saved = 12
     assert made.it.holds(12)
