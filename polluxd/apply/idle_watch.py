@@ -162,7 +162,8 @@ def startable_gpus(job: SlurmJob, state: ClusterState, free: Counter[str]) -> in
         asked = spec.mem_per_gpu_mb or min(job.mem_per_gpu_mb, node.memory_mb // max(node.gpus, 1))
         room = [free[node.name]]
         if node.cpus:
-            room.append((node.cpus - cpus[node.name]) // spec.cpus_per_gpu)
+            cores = (node.cpus - cpus[node.name]) // node.cpus_per_core
+            room.append(cores * (1 if spec.one_thread else node.cpus_per_core) // spec.cpus_per_gpu)
         if node.memory_mb and asked:
             room.append((node.memory_mb - memory[node.name]) // asked)
         usable[node.name] = max(min(room), 0)

@@ -45,6 +45,8 @@ class Node:
     """Of a node that is off: seconds that boots of such nodes took; None: none was seen."""
     booted_at: float | None = None
     """Of a node that was seen to boot: POSIX time at which it began to; it has been on since then."""
+    cpus_per_core: int = 1
+    """Slurm gives whole cores: a job that asks for one CPU of a core gets all of them."""
 
     @property
     def capacity(self) -> int:
@@ -226,6 +228,8 @@ class JobSpec:
     """At its time limit the job goes back into the queue, until its training is finished."""
     search: str = ""
     """The search of the same user that the job is a trial of; empty: none."""
+    one_thread: bool = False
+    """Each of its CPUs is a core, whose other threads stay idle (--threads-per-core=1, --hint=nomultithread)."""
 
 
 @dataclass(frozen=True, slots=True)

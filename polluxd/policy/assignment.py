@@ -155,7 +155,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
     for n, guests in enumerate(packing.guests):
         for j, gpus in guests.items():
             if not seating.pinned[j]:
-                cpus[n] += gpus * table.jobs[j].spec.cpus_per_gpu
+                cpus[n] += packing.cpus_on(j, n, gpus)
                 memory[n] += gpus * packing.memory_per_gpu[j]
             elif len(packing.seats[j][0]) > 1:
                 spans[n] = 0
@@ -174,7 +174,7 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
                 held[g, i] = seating.gpus[part.option] if part.job in own else 0
         for n in part.nodes:
             gpus_on[n, i] = per_node
-            cpus_on[n, i] = per_node * table.jobs[part.job].spec.cpus_per_gpu
+            cpus_on[n, i] = packing.cpus_on(part.job, n, per_node)
             memory_on[n, i] = per_node * packing.memory_per_gpu[part.job]
             spans_on[n, i] = table.nodes[part.option] > 1
         if i in several:

@@ -214,6 +214,9 @@ class Layout:
         self.cpus: Ints = np.array(
             [max(n.cpus - n.foreign_cpus, 0) if n.cpus > 0 else _UNLIMITED for n in nodes], dtype=np.int64
         )
+        self.cpus_per_core: Ints = np.array([max(n.cpus_per_core, 1) for n in nodes], dtype=np.int64)
+        self.whole_cores = bool((self.cpus_per_core > 1).any())
+        """Whether CPUs and cores differ anywhere."""
         self.memory: Ints = np.array(
             [max(n.memory_mb - n.foreign_memory_mb, 0) if n.memory_mb > 0 else _UNLIMITED for n in nodes],
             dtype=np.int64,

@@ -182,13 +182,15 @@ class Explainer:
 
 def _free_for(packing: Packing) -> Ints:
     """[J]: unused GPUs on the nodes that each job may use, with the CPUs and the memory that go with them."""
-    known: dict[tuple[int, int, bytes], int] = {}
+    known: dict[tuple[int, bool, int, bytes], int] = {}
     found = []
     for j, job in enumerate(packing.jobs):
         allowed, memory = packing.allowed(j), packing.memory_per_gpu[j]
-        key = job.spec.cpus_per_gpu, memory, allowed.tobytes()
+        key = job.spec.cpus_per_gpu, job.spec.one_thread, memory, allowed.tobytes()
         if key not in known:
-            room = np.minimum(packing.free, packing.cpus // max(job.spec.cpus_per_gpu, 1))
+            threads = packing.layout.cpus_per_core
+            cpus = packing.cpus // threads * (1 if job.spec.one_thread else threads)
+            room = np.minimum(packing.free, cpus // max(job.spec.cpus_per_gpu, 1))
             room = np.minimum(room, packing.memory // memory) if memory else room
             known[key] = int(np.maximum(room, 0)[allowed].sum())
         found.append(known[key])

@@ -193,20 +193,20 @@ class FeasibleShapes:
 
     def _stock(self, job: SnapshotJob, kind: str | None, rack: str | None = None) -> Stock:
         spec = job.spec
-        key = (partitions_of(job), spec.cpus_per_gpu, spec.mem_per_gpu_mb, kind, rack)
+        key = (partitions_of(job), spec.cpus_per_gpu, spec.one_thread, spec.mem_per_gpu_mb, kind, rack)
         if key not in self._stocks:
             nodes = [
                 n
                 for n in self.nodes(job)
                 if (kind is None or n.gpu_type == kind) and (rack is None or n.rack == rack)
             ]
-            self._stocks[key] = stock(nodes, spec.cpus_per_gpu, spec.mem_per_gpu_mb)
+            self._stocks[key] = stock(nodes, spec)
         return self._stocks[key]
 
     def _between(self, job: SnapshotJob, lowest: int, highest: int | None) -> list[Shape]:
         by_rack = self.by_rack(job)
         spec = job.spec
-        own = spec.cpus_per_gpu, spec.mem_per_gpu_mb, spec.gpu_counts
+        own = spec.cpus_per_gpu, spec.one_thread, spec.mem_per_gpu_mb, spec.gpu_counts
         key = (partitions_of(job), *own, lowest, highest, by_rack)
         if key not in self._known:
 
@@ -248,7 +248,7 @@ class FeasibleShapes:
         if spec.max_gpus is not None and spec.max_gpus < spec.min_gpus:
             bound = job.max_gpus_rule or f"max-gpus={spec.max_gpus}"
             return f"infeasible: {bound} is below min-gpus={spec.min_gpus}"
-        whole = stock([bare(n) for n in nodes], spec.cpus_per_gpu, spec.mem_per_gpu_mb)
+        whole = stock([bare(n) for n in nodes], spec)
         ever = available(whole, partial=self._partial)
         top = max((s.gpus for s in ever), default=0)
         if top < spec.min_gpus:

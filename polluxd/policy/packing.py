@@ -62,6 +62,7 @@ class Packing:
         self._groups = of_job(groups, len(jobs))
         self._pinned = [is_pinned(j) for j in jobs]
         self._cpus_per_gpu = [j.spec.cpus_per_gpu for j in jobs]
+        self._cpus_per_core = layout.cpus_per_core
         self.memory_per_gpu = [j.spec.mem_per_gpu_mb or 0 for j in jobs]
         self.rack = layout.rack
         self._partitions = partitions_of_each(jobs)
@@ -78,6 +79,20 @@ class Packing:
         self.home: list[Seat] = [layout.seat(j.placement) for j in jobs]
         """Where each job sits at present, as far as its nodes are known here."""
 
+    def cpus_taken(self, j: int, per_node: int, cpus_per_core: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what Slurm takes for so many GPUs of a job on nodes with these cores: whole cores."""
+        asked = per_node * self._cpus_per_gpu[j]
+        if self.jobs[j].spec.one_thread:
+            return asked * cpus_per_core
+        return -(-asked // cpus_per_core) * cpus_per_core
+
+    def cpus_on(self, j: int, n: int, per_node: int) -> int:
+        """Return the same for one node."""
+        asked = per_node * self._cpus_per_gpu[j]
+        if not self.layout.whole_cores:
+            return asked
+        return int(self.cpus_taken(j, per_node, self._cpus_per_core[n]))
+
     def allowed(self, j: int) -> Bools:
         """Nodes that the job's partitions allow."""
         return self.layout.allowed(self._partitions[j])
@@ -91,7 +106,7 @@ class Packing:
     def roomy(self, j: int, shape: Shape) -> Bools:
         """Nodes that could take the job's part of this shape now."""
         fits = self.suited(j, shape) & (self.free >= shape.per_node)
-        fits &= self.cpus >= shape.per_node * self.jobs[j].spec.cpus_per_gpu
+        fits &= self.cpus >= self.cpus_taken(j, shape.per_node, self._cpus_per_core)
         if memory := self.memory_per_gpu[j]:
             fits &= self.memory >= shape.per_node * memory
         if shape.nodes > 1:
@@ -213,12 +228,12 @@ class Packing:
     def fits(self, j: int, seat: Seat) -> bool:
         """Whether every node of the seat has room for the job's part."""
         numbers, per_node = seat
-        allowed, cpus = self.allowed(j), per_node * self.jobs[j].spec.cpus_per_gpu
+        allowed = self.allowed(j)
         alone, memory = len(numbers) == 1, per_node * self.memory_per_gpu[j]
         if self.jobs[j].contiguous and seat != self.home[j] and not self.consecutive(numbers):
             return False
         for n in numbers:
-            if self.free[n] < per_node or not allowed[n] or self.cpus[n] < cpus:
+            if self.free[n] < per_node or not allowed[n] or self.cpus[n] < self.cpus_on(j, n, per_node):
                 return False
             if memory and self.memory[n] < memory:
                 return False
@@ -240,11 +255,11 @@ class Packing:
         if not taken:
             return True
         number, gpus, _, several = np.array(taken, dtype=np.int64).T
-        each = np.array([self.jobs[j].spec.cpus_per_gpu for _, _, j, _ in taken], dtype=np.int64)
+        cpus_of = np.array([self.cpus_on(j, n, per_node) for n, per_node, j, _ in taken], dtype=np.int64)
         memory_each = np.array([self.memory_per_gpu[j] for _, _, j, _ in taken], dtype=np.int64)
         used, cpus, memory, spans = (np.zeros(len(self.nodes), dtype=np.int64) for _ in range(4))
         np.add.at(used, number, gpus)
-        np.add.at(cpus, number, gpus * each)
+        np.add.at(cpus, number, cpus_of)
         np.add.at(memory, number, gpus * memory_each)
         np.add.at(spans, number, several)
         held = list(self.held)
@@ -274,15 +289,14 @@ class Packing:
 
     def put(self, j: int, seat: Seat) -> None:
         """Move the job to the seat (NOWHERE: off), which the caller found free."""
-        cpus, memory, pinned = self._cpus_per_gpu[j], self.memory_per_gpu[j], self._pinned[j]
+        memory, pinned = self.memory_per_gpu[j], self._pinned[j]
         for (numbers, per_node), sign in ((self.seats[j], 1), (seat, -1)):
             change, several = sign * per_node, len(numbers) > 1
             for n in numbers:
                 free = int(self.free[n])
                 self.spare += max(free + change, 0) - max(free, 0)
                 self.free[n] = free + change
-                if cpus:
-                    self.cpus[n] += change * cpus
+                self.cpus[n] += sign * self.cpus_on(j, n, per_node)
                 if memory:
                     self.memory[n] += change * memory
                 if several:

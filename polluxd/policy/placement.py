@@ -348,6 +348,6 @@ def _alike(a: Node, b: Node) -> bool:
 def _kind(node: Node) -> tuple[object, ...]:
     return (
         *(node.gpus, node.gpu_type, node.foreign_gpus, node.schedulable),
-        *(node.partitions, node.cpus, node.foreign_cpus, node.rack),
+        *(node.partitions, node.cpus, node.cpus_per_core, node.foreign_cpus, node.rack),
         *(node.memory_mb, node.foreign_memory_mb),
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from polluxd.model import Node
+from polluxd.model import JobSpec, Node
 from polluxd.policy.domains import classes
 
 DENSE = 16
@@ -54,13 +54,13 @@ Stock = list[tuple[int, tuple[int, ...]]]
 """Per class of nodes: its size, and how many of its nodes have room for at least 0, 1, 2 ... GPUs of a job."""
 
 
-def stock(nodes: Sequence[Node], cpus_per_gpu: int, memory_per_gpu: int | None = None) -> Stock:
+def stock(nodes: Sequence[Node], spec: JobSpec) -> Stock:
     """The room on the nodes for a job if no other Pollux job ran."""
     found: Stock = []
     for (_, size), numbers in classes(nodes).items():
         exactly = [0] * (size + 1)
         for i in numbers:
-            room = min(_cpu_room(nodes[i], cpus_per_gpu), _memory_room(nodes[i], memory_per_gpu or 0))
+            room = min(_cpu_room(nodes[i], spec), _memory_room(nodes[i], spec.mem_per_gpu_mb or 0))
             exactly[min(nodes[i].capacity, room)] += 1
         found.append((size, tuple(sum(exactly[k:]) for k in range(size + 1))))
     return found
@@ -118,14 +118,15 @@ def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
     return not listed or shape.gpus in listed
 
 
-def _cpu_room(node: Node, cpus_per_gpu: int) -> int:
-    """Return the GPUs that the node's CPUs free of foreign jobs can serve.
+def _cpu_room(node: Node, spec: JobSpec) -> int:
+    """Return the GPUs that the node's cores free of foreign jobs can serve.
 
     Where CPUs are unknown they set no limit.
     """
-    if node.cpus <= 0 or cpus_per_gpu <= 0:
+    if node.cpus <= 0 or spec.cpus_per_gpu <= 0:
         return node.gpus
-    return max(node.cpus - node.foreign_cpus, 0) // cpus_per_gpu
+    cores = max(node.cpus - node.foreign_cpus, 0) // node.cpus_per_core
+    return cores * (1 if spec.one_thread else node.cpus_per_core) // spec.cpus_per_gpu
 
 
 def _memory_room(node: Node, memory_per_gpu: int) -> int:

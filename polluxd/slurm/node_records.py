@@ -21,7 +21,8 @@ from polluxd.slurm.states import power, schedulable
 _NAME = re.compile(r"NodeName=([^\s,\[\]]+)\s")
 _ADMINISTRATORS = re.compile(r"\s(?:Comment|Extra|Reason)=")
 _FIELD = re.compile(
-    r"\s(ActiveFeatures|AllocMem|CPUAlloc|CPUEfctv|CPUTot|Gres|GresUsed|MemSpecLimit|Partitions|RealMemory|State|TmpDisk)=(\S*)"
+    r"\s(ActiveFeatures|AllocMem|CoresPerSocket|CPUAlloc|CPUEfctv|CPUTot|Gres|GresUsed|MemSpecLimit|Partitions|RealMemory|Sockets|State"
+    r"|ThreadsPerCore|TmpDisk)=(\S*)"
 )
 
 
@@ -83,9 +84,17 @@ def _node(name: str, line: str) -> tuple[Node, int, int, int]:
         tmp_mb=_number(fields, "TmpDisk") if "TmpDisk" in fields else None,
         memory_mb=max(_number(fields, "RealMemory", 0) - _number(fields, "MemSpecLimit", 0), 0),
         power=power(fields["State"]),
+        cpus_per_core=_cpus_per_core(fields, total),
     )
     gpus_used = gpus_in_use(fields.get("GresUsed", ""), gpus.count)
     return node, gpus_used, _number(fields, "CPUAlloc", 0), _number(fields, "AllocMem", 0)
+
+
+def _cpus_per_core(fields: Mapping[str, str], total: int) -> int:
+    """CPUs that Slurm gives together; 1 where its CPUs are cores."""
+    cores = _number(fields, "Sockets", 1) * _number(fields, "CoresPerSocket", total)
+    threads = _number(fields, "ThreadsPerCore", 1)
+    return threads if threads > 1 and cores * threads == total else 1
 
 
 def _number(fields: Mapping[str, str], key: str, default: int | None = None) -> int:

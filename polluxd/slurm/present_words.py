@@ -21,7 +21,7 @@ from polluxd.slurm.demands import matches, shortened
 from polluxd.slurm.notation import node_names
 from polluxd.slurm.protocol import SlurmJob
 
-FORMAT = "%A|%F|%K|%n|%x|%v|%f"
+FORMAT = "%A|%F|%K|%n|%x|%v|%z|%f"
 """The value of SQUEUE_FORMAT. Features come last: they may have a bar."""
 _THROTTLE = re.compile(r"%(\d{1,9})$")
 _SHOWN_THROTTLE = re.compile(
@@ -37,6 +37,8 @@ class _Words(NamedTuple):
     excluded: frozenset[str]
     reservation: str
     features: str
+    one_thread: bool
+    """--threads-per-core=1 or --hint=nomultithread: Slurm gives a core for each CPU that the job asks for."""
 
 
 @dataclass(slots=True)
@@ -55,10 +57,10 @@ class PresentWords:
         """Take in the answer to `FORMAT`. A line that makes no sense leaves its job as it was submitted."""
         self._jobs, self._throttles = {}, {}
         for line in text.split("\n"):
-            parts = line.split("|", 6)
-            if len(parts) != 7 or not (parts[0].isdigit() and parts[1].isdigit()):
+            parts = line.split("|", 7)
+            if len(parts) != 8 or not (parts[0].isdigit() and parts[1].isdigit()):
                 continue
-            number, array, tasks, required, excluded, reservation, features = parts
+            number, array, tasks, required, excluded, reservation, each, features = parts
             if not tasks.isdigit() and tasks not in _NOTHING:
                 found = _THROTTLE.search(tasks)
                 self._throttles[int(array)] = int(found[1]) or None if found else None
@@ -66,8 +68,8 @@ class PresentWords:
                 nodes = frozenset(node_names(required)), frozenset(node_names(excluded))
             except SlurmGarbled:
                 continue
-            text_of = [word if word not in _NOTHING else "" for word in (reservation, features)]
-            self._jobs[int(number)] = _Words(*nodes, *text_of)
+            bound_to, wanted = (word if word not in _NOTHING else "" for word in (reservation, features))
+            self._jobs[int(number)] = _Words(*nodes, bound_to, wanted, each.endswith(":1"))
 
     def unknown_throttles(self, jobs: Iterable[SlurmJob]) -> list[int]:
         """Return the arrays with a limit whose present one squeue does not show: each task has a record of its own."""
@@ -132,7 +134,11 @@ class PresentWords:
                 reservation=words.reservation,
                 constraint=words.features,
             )
-        return job if demands == job.demands else replace(job, demands=demands)
+        spec = job.spec
+        if spec is not None and words is not None and words.one_thread != spec.one_thread:
+            spec = replace(spec, one_thread=words.one_thread)
+        same = demands == job.demands and spec is job.spec
+        return job if same else replace(job, demands=demands, spec=spec)
 
     def _nodes(self, job: SlurmJob, shown: frozenset[str]) -> frozenset[str]:
         """Return the nodes to which the job is bound."""

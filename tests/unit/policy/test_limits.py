@@ -5,6 +5,8 @@ Where no placement is possible, the reason says why.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pollux.goodput import BatchLimits
@@ -110,10 +112,40 @@ def test_a_job_that_nodes_keep_below_its_limit_is_told_of_that_limit():
 @pytest.mark.parametrize(("cpus", "foreign", "most"), [(1, 0, 1), (3, 0, 3), (9, 7, 2), (8, 8, 0), (0, 0, 4)])
 def test_a_node_offers_as_many_gpus_as_its_free_cpus_serve(cpus, foreign, most):
     """The job wants one CPU per GPU; without known CPUs, GPUs alone count."""
-    offered = available(stock([node("n000", cpus=cpus, foreign_cpus=foreign)], 1), partial=False)
+    offered = available(stock([node("n000", cpus=cpus, foreign_cpus=foreign)], JobSpec()), partial=False)
     assert [shape.gpus for shape in offered] == list(range(1, most + 1))
 
 
 def test_parts_of_nodes_that_have_one_gpu_are_whole_nodes():
     alone = [job(1, report=report())]
     assert decide(snapshot(nodes(3, gpus=1), alone, partial_nodes=True)).of(1).placement.gpus == 3
+
+
+@pytest.mark.parametrize("one_thread", [False, True])
+@pytest.mark.parametrize("each", [1, 2, 3, 5])
+@pytest.mark.parametrize("others", [0, 1, 4])
+def test_jobs_share_the_whole_cores_of_a_node(one_thread, each, others):
+    """As Slurm's select plugin counts: six cores of two threads, and no two jobs share a core."""
+    members = [node("n000", cpus=12, foreign_cpus=others, cpus_per_core=2)]
+    spec = JobSpec(cpus_per_gpu=each, one_thread=one_thread)
+    jobs = [job(number, spec, report=report()) for number in (1, 2, 3)]
+    plan = decide(snapshot(members, jobs))
+    free = (12 - others) // 2
+
+    def cores(gpus):
+        return each * gpus if one_thread else math.ceil(each * gpus / 2)
+
+    held = [plan.of(number).placement.gpus for number in (1, 2, 3)]
+    assert sum(map(cores, held)) <= free
+    for number in range(3):
+        more = [gpus + (one == number) for one, gpus in enumerate(held)]
+        assert sum(more) > 4 or sum(map(cores, more)) > free, "a GPU is left idle beside its cores"
+
+
+def test_a_shrink_beside_another_job_counts_whole_cores():
+    """Three GPUs of three CPUs need ten CPUs in whole cores, and the other job needs four: two remain."""
+    members = [node("n000", cpus=12, cpus_per_core=2)]
+    spec = JobSpec(cpus_per_gpu=3)
+    grown = job(1, spec, report=report(), placement=Placement(("n000",), 4), started=True)
+    plan = decide(snapshot(members, [grown, job(2, JobSpec(max_gpus=1, cpus_per_gpu=3))]))
+    assert [plan.of(number).placement.gpus for number in (1, 2)] in ([2, 1], [4, 0])

@@ -180,3 +180,17 @@ def test_a_senseless_record_that_holds_nothing_leaves_scattered_jobs_managed() -
     assert placed[0].spec is not None
     assert placed[0].gpus_per_node_held == {"n1": 3, "n2": 2}
     assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("words", "together"),
+    [
+        ({"CPUTot": "12", "Sockets": "1", "CoresPerSocket": "6", "ThreadsPerCore": "2"}, 2),
+        ({"CPUTot": "16", "Sockets": "2", "CoresPerSocket": "2", "ThreadsPerCore": "4"}, 4),
+        ({"CPUTot": "6", "Sockets": "1", "CoresPerSocket": "6", "ThreadsPerCore": "2"}, 1),
+        ({"CPUTot": "8", "Sockets": "8", "CoresPerSocket": "1", "ThreadsPerCore": "1"}, 1),
+    ],
+)
+def test_cpus_are_given_by_whole_cores(words: dict[str, str], together: int) -> None:
+    (found,) = parse_nodes(node("n1", **words)).nodes
+    assert found.cpus_per_core == together

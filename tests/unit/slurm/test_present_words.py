@@ -24,8 +24,14 @@ def seen(job: SlurmJob, text: str, words: PresentWords | None = None) -> Demands
     return found.demands
 
 
-def line(required: str = "n9", excluded: str = "", reservation: str = "(null)", features: str = "ib") -> str:
-    return f"7|7|N/A|{required}|{excluded}|{reservation}|{features}\n"
+def line(
+    required: str = "n9",
+    excluded: str = "",
+    reservation: str = "(null)",
+    features: str = "ib",
+    each: str = "*:*:*",
+) -> str:
+    return f"7|7|N/A|{required}|{excluded}|{reservation}|{each}|{features}\n"
 
 
 def test_what_nobody_changed_stays() -> None:
@@ -71,14 +77,14 @@ def test_features_that_make_no_sense_leave_the_job_alone() -> None:
 
 @pytest.mark.parametrize(("tasks", "most"), [("0-5%4", 4), ("0-5", None), ("1,3,5-9%0", None)])
 def test_the_throttle_of_an_array_is_the_present_one(tasks: str, most: int | None) -> None:
-    assert seen(TASK, f"5|5|{tasks}||||(null)\n").array_limit == most
+    assert seen(TASK, f"5|5|{tasks}||||*:*:*|(null)\n").array_limit == most
 
 
 def test_the_throttle_of_tasks_with_records_of_their_own_is_asked_for() -> None:
     words = PresentWords()
-    words.read("8|5|2||||(null)\n")
+    words.read("8|5|2||||*:*:*|(null)\n")
     assert words.unknown_throttles([TASK]) == [5]
-    assert seen(TASK, "8|5|2||||(null)\n", words).array_limit == 1
+    assert seen(TASK, "8|5|2||||*:*:*|(null)\n", words).array_limit == 1
     words.read_throttle(5, "JobId=5 ArrayJobId=6 ArrayTaskId=3 ArrayTaskThrottle=9 JobName=a")
     words.read_throttle(
         5, "JobId=5 ArrayJobId=5 ArrayTaskId=3 ArrayTaskThrottle=4 JobName=a ArrayTaskThrottle=7"
@@ -88,3 +94,12 @@ def test_the_throttle_of_tasks_with_records_of_their_own_is_asked_for() -> None:
     words.read_throttle(5, "JobId=5 ArrayJobId=5 ArrayTaskId=3 JobName=ArrayTaskThrottle=7")
     ((found,), _) = words.applied([TASK])
     assert found.demands.array_limit is None
+
+
+def test_a_job_of_one_thread_per_core_is_known() -> None:
+    for each, one in (("*:*:1", True), ("*:*:*", False), ("*:*:2", False), ("2:1:1", True)):
+        words = PresentWords()
+        words.read(line(each=each))
+        ((found,), _) = words.applied([WAITS])
+        assert found.spec is not None
+        assert found.spec.one_thread is one
