@@ -15,6 +15,7 @@ _LAUNCHED_AT = time.time()
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import os  # noqa: E402
+import pkgutil  # noqa: E402
 import secrets  # noqa: E402
 import shlex  # noqa: E402
 import sys  # noqa: E402
@@ -81,6 +82,9 @@ def main(
     ):  # they import what no launcher needs, and every further word is theirs
         os.execv(sys.executable, [sys.executable, "-m", f"pollux.{words[0]}", *words[1:]])
     options = argument_parser().parse_args(words)
+    if options.command == "skill":
+        sys.stdout.buffer.write(pkgutil.get_data("pollux", "SKILL.md") or b"")
+        sys.exit(0)
     try:
         status = (
             _print_environment() if options.command == "env" else run(options, graces=graces, preload=preload)
@@ -159,6 +163,9 @@ def argument_parser() -> argparse.ArgumentParser:
     commands.add_parser("selftest", add_help=False, help="test trainings on this machine")
     commands.add_parser(
         "wrap", add_help=False, help="let polluxd schedule a trainer of its own loop, which stays as it is"
+    )
+    commands.add_parser(
+        "skill", help="print how to port a training script, for a coding agent (or a person in a hurry)"
     )
     commands.add_parser(
         "env",

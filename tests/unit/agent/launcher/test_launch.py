@@ -299,3 +299,12 @@ def test_from_a_batch_script_srun_gets_the_sizes_of_now(batch_script: BatchScrip
     assert TOKEN not in env, "a plain job has none"
     assert "SLURM_NTASKS" not in env
     assert "SLURM_GPUS_PER_NODE" not in env
+
+
+def test_the_skill_is_printed_whole_and_is_short(capfdbinary):
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["skill"])
+    text = capfdbinary.readouterr().out.decode()
+    assert ended.value.code == 0
+    assert text == (Path(launch.__file__).parents[1] / "SKILL.md").read_text()
+    assert len(text.splitlines()) <= 200
