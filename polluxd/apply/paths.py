@@ -43,6 +43,8 @@ class MoveRules:
     """Why no running job of a user may be restarted now; empty where one may."""
     stepped: Mapping[int, int] = field(default_factory=dict)
     """The newest attempt of each job whose training steps polluxd has seen."""
+    undrained: Callable[[int], int] = lambda _job_id: 0
+    """How many orders to drain a job's agent has left undone."""
     beyond_share: Mapping[int, int] = field(default_factory=dict)
     """GPUs of jobs that hold more than protection by their own users leaves them (`protected`)."""
 

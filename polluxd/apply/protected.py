@@ -27,13 +27,16 @@ class Stay(NamedTuple):
     """The job's user can cause it."""
 
 
-def stay(job: SlurmJob, report: Report | None, spent: str, *, stepped: bool) -> Stay | None:
+def stay(
+    job: SlurmJob, report: Report | None, spent: str, *, stepped: bool, undrained: int = 0
+) -> Stay | None:
     """Return why a running job is to stay where it is, by what Slurm, its user or its agent say; None: it may move.
 
     Args:
         report: its newest.
         spent: why no job of its user may be restarted now.
         stepped: polluxd has seen a training step of this attempt.
+        undrained: orders to drain that its agent refused, or left unanswered.
     """
     assert job.spec is not None
     if spent:
@@ -52,6 +55,9 @@ def stay(job: SlurmJob, report: Report | None, spent: str, *, stepped: bool) -> 
         )
     if report is not None and report.attempt == job.restart_count and report.immovable:
         return Stay(f"cannot be moved: {report.immovable}", of_user=True)
+    if undrained and not (report is not None and report.checkpointed):
+        why = "its agent left an order to drain undone, and it has no checkpoint: it is not asked again before it has"
+        return Stay(why, of_user=True)
     return None
 
 
@@ -70,6 +76,7 @@ class Protection:
         reports: Mapping[int, Report],
         eligibility: Mapping[int, Eligibility],
         spent: Callable[[str], str],
+        undrained: Callable[[int], int] = lambda _job_id: 0,
     ) -> None:
         """Take in what a decision is made on; the arguments are as in `stay` and `beyond_share`."""
         ours = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
@@ -82,7 +89,7 @@ class Protection:
             job_id
             for job_id, job in ours.items()
             if job.state is JobState.RUNNING
-            and self._is_protected(job, reports.get(job_id), eligibility, spent)
+            and self._is_protected(job, reports.get(job_id), eligibility, spent, undrained(job_id))
         ]
         self.beyond = beyond_share(state, frozenset(protected), eligibility) if protected else {}
 
@@ -92,9 +99,10 @@ class Protection:
         report: Report | None,
         eligibility: Mapping[int, Eligibility],
         spent: Callable[[str], str],
+        undrained: int,
     ) -> bool:
         stepped = self.stepped.get(job.job_id) == job.restart_count
-        staying = stay(job, report, spent(job.user), stepped=stepped)
+        staying = stay(job, report, spent(job.user), stepped=stepped, undrained=undrained)
         if staying is not None:
             return staying.of_user
         eligible = eligibility.get(job.job_id)

@@ -94,7 +94,8 @@ class Reconciler:
         allowed = bars.lowered(headroom(seen.state, records.moves))
         may_start = self.eligibility(seen.state, allowed)
         spent = RestartBudget(self._limits, records.restarts).spent
-        self.protection.observe(seen.state, records.reports, may_start, spent)
+        undrained = self.past.undrained
+        self.protection.observe(seen.state, records.reports, may_start, spent, undrained)
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
@@ -105,6 +106,7 @@ class Reconciler:
             self.past.cooldown,
             spent,
             self.protection.stepped,
+            self.past.undrained,
             self.protection.beyond,
         )
 
@@ -197,6 +199,7 @@ class Reconciler:
         may_start = self.eligibility(seen.state, allowed)
         for job_id in self.protection.beyond:
             may_start.pop(job_id, None)  # it gives GPUs back even if it cannot start again
+        bars = self.refusals.bars(seen.state)
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
@@ -217,7 +220,9 @@ class Reconciler:
                 waited=self.open.waited(move, kept_off=kept_off),
                 since_try=self.open.since_try(move),
                 companion=seen.pending_companions.get(move.id),
-                forbidden="" if goes_back else forbids(may_start.get(move.job_id), move),
+                forbidden=""
+                if goes_back
+                else forbids(may_start.get(move.job_id), move) or bars.forbids(move),
                 kept_off=kept_off,
                 insist=move.job_id in insisted_on,
                 paused=records.settings.paused and not goes_back,

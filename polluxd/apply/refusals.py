@@ -98,6 +98,14 @@ class Bars:
             most[job_id] = min(bound, most.get(job_id, bound), key=lambda one: one[0])
         return replace(allowed, most=most) if self.most else allowed
 
+    def forbids(self, move: Move) -> str:
+        """Return why the move's size is barred, which may be known only since it was planned; else an empty text."""
+        gpus, rule = self.most.get(move.job_id, (inf, ""))
+        if move.target.gpus > max(gpus, move.source.gpus):
+            return f"{rule} allows no more than {gpus} GPUs"
+        nodes = self.nodes.get(move.job_id, inf)
+        return "its script runs on no further node" if len(move.target.nodes) > nodes else ""
+
 
 class Refusals:
     """What Slurm has refused, and has not been seen to allow since."""

@@ -295,7 +295,8 @@ def _stays(
 ) -> Stay | None:
     """Why the job stays where it is, as far as that protects it; None when it may move."""
     if job.state is JobState.RUNNING:
-        staying = stay(job, report, spent, stepped=rules.stepped.get(job.job_id) == job.restart_count)
+        stepped = rules.stepped.get(job.job_id) == job.restart_count
+        staying = stay(job, report, spent, stepped=stepped, undrained=rules.undrained(job.job_id))
         if staying is not None:
             return staying
     placement = held(job) or NO_PLACEMENT

@@ -40,10 +40,12 @@ def beyond(
     report: Report | None = STEPPED,
     eligibility: dict[int, Eligibility] | None = None,
     spent: Callable[[str], str] = free,
+    undrained: Callable[[int], int] = lambda _job_id: 0,
 ) -> dict[int, int]:
     found = Protection()
     reports = {} if report is None else {one.job_id: report for one in jobs}
-    found.observe(ClusterState(NOW, NODES, jobs, {}, Rules(MAIN)), reports, eligibility or {}, spent)
+    state = ClusterState(NOW, NODES, jobs, {}, Rules(MAIN))
+    found.observe(state, reports, eligibility or {}, spent, undrained)
     return found.beyond
 
 
@@ -60,6 +62,7 @@ SILENT = replace(STEPPED, attempt=1)
         (ALL, {"report": SILENT}),
         (ALL, {"report": says()}),
         (ALL, {"report": replace(STEPPED, immovable="the disk is full")}),
+        (ALL, {"undrained": lambda _job_id: 1}),
         (ALL, {"spent": lambda user: f"the restarts of {user} are used up"}),
         (ALL, {"eligibility": NOWHERE}),
     ],

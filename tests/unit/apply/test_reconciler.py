@@ -404,6 +404,19 @@ def test_a_site_whose_hook_refuses_updates_is_asked_before_the_order_to_drain() 
     assert site.slurm.calls.count(("probe", other)) == 1, "once"
 
 
+def test_a_move_whose_size_was_barred_since_its_plan_is_taken_back() -> None:
+    site = Site()
+    first, second = site.running(SMALL), site.running(SMALL)
+    site.begin((first, "requeue", SMALL, LARGE), (second, "requeue", SMALL, LARGE))
+    site.turn(1.0)
+    assert site.steps == [Step.DRAINING, Step.DRAINING]
+    site.acting.refusals.learn(site.rows.moves[0], site.slurm.truth(first), "QOSMaxGRESPerJob")
+    site.turn(1.0)
+    assert site.steps[1] is Step.FAILED
+    assert "QOSMaxGRESPerJob" in site.rows.moves[1].detail
+    assert site.slurm.truth(second).restart_count == 0
+
+
 def test_a_job_whose_requeue_slurm_refuses_is_not_asked_for_another_move() -> None:
     site = Site(TWO_NODES)
     job_id = refused_growth(site, requeue=SlurmRefused("Requested operation is presently disabled"))

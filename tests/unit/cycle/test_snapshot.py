@@ -45,6 +45,18 @@ def slurm_job(job_id: int, state: JobState = JobState.RUNNING, **more: object) -
     return build.slurm_job(job_id, state, **{"submit_time": 10.0, **more})
 
 
+def test_a_job_that_cannot_move_is_no_taker_and_no_giver() -> None:
+    here = {"gpus_per_node_held": {"n1": 2}}
+    full = replace(REPORT, immovable="no checkpoint can be written: the disk is full")
+    (job,) = snapshot(slurm_job(1, **here), reports={1: full}).jobs
+    assert (job.pinned, "disk is full" in job.pin_reason) == (True, True)
+    (job,) = snapshot(slurm_job(1, **here), reports={1: REPORT}, undrained=lambda _job_id: 1).jobs
+    assert (job.pinned, "left an order to drain undone" in job.pin_reason) == (True, True)
+    saved = replace(REPORT, checkpointed=True)
+    (job,) = snapshot(slurm_job(1, **here), reports={1: saved}, undrained=lambda _job_id: 1).jobs
+    assert not job.pinned, "it has shown that it can save"
+
+
 @pytest.mark.parametrize(("done", "most"), [(9_990.0, 2), (100.0, None)])
 def test_a_training_about_to_end_grows_no_more(done: float, most: int | None) -> None:
     here = {"gpus_per_node_held": {"n1": 2}}
