@@ -137,6 +137,8 @@ class LimitsMessage(Message):
     maximum: Examples
     local_min: Examples
     local_max: Examples
+    halves: bool = False
+    """One GPU can make a measured step in two passes of half its examples."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

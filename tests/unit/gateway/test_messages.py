@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 from pydantic import ValidationError
 
+from pollux.parameters import BatchLimits
 from polluxd.gateway.payloads import Acknowledgement, ReportMessage, TokenRequest, TrainingMessage
 from polluxd.model import Report
 from tests.integration.store.reports import payload
@@ -126,3 +127,8 @@ def test_other_messages_are_bounded():
     for credential in ("", "x", "MUNGE:a:\n", "MUNGE:" + "a" * 2100 + ":", None):
         with pytest.raises(ValidationError):
             TokenRequest.model_validate_json(json.dumps({"credential": credential}))
+
+
+def test_every_limit_that_an_agent_sends_is_taken() -> None:
+    limits = asdict(BatchLimits(32, 64, 1, 32, halves=True))
+    assert sent(limits=limits).document()["limits"] == limits
