@@ -136,3 +136,16 @@ def _like(value: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:
     except TypeError:
         return pairs
     return made
+
+
+def size_of(state: Any) -> int:
+    """Bytes of the tensors in a nested state, of a DTensor this rank's part."""
+    match state:
+        case torch.Tensor():
+            return (local_part(state) if is_shard(state) else state).nbytes
+        case Mapping():
+            return sum(map(size_of, state.values()))
+        case list() | tuple():
+            return sum(map(size_of, state))
+        case _:
+            return 0

@@ -118,18 +118,23 @@ class MemoryTier:
         if self._memory is not None:
             self._memory.tell_of(self._key)
             if os.environ.get(NO_COPIES) and self.on:
-                reached = self._memory.shared.copied
-                self.forget()
-                self._memory.shared.copied = reached  # by which the launcher counts starts without progress
+                self.on = False
+                self._free()
+                if self._training.progress.optimizer_steps and not self._files:
+                    self._memory.shared.restores = False  # a further start would begin from step 0
 
     def forget(self) -> None:
         """Drop this rank's copies: new ranks take a file."""
         self.wait()
         self.on = False
         if self._memory is not None:
-            for slot in self._memory.slots[self._memory.local_rank]:
-                slot.free()
+            self._free()
             self._memory.shared.restores, self._memory.shared.copied = False, 0
+
+    def _free(self) -> None:
+        assert self._memory is not None
+        for slot in self._memory.slots[self._memory.local_rank]:
+            slot.free()
 
     @property
     def sharded(self) -> bool:

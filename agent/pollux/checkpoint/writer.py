@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from pollux.checkpoint.checkpoint_store import ALONE, CheckpointStore
-from pollux.checkpoint.host_copy import HostCopy
+from pollux.checkpoint.host_copy import HostCopy, size_of
 from pollux.checkpoint.parts import as_written, shards_of
 from pollux.errors import CheckpointError
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.sharding import is_sharded
 from pollux.ranks.world import new_group
+from pollux.slurm_job.job_memory import RESERVE, memory_left
 
 logger = logging.getLogger("pollux")
 
@@ -43,6 +44,8 @@ class CheckpointWriter:
         self.seconds = 0.0
         """What the newest one that a thread wrote took."""
         self._copies = HostCopy()
+        self._beside = True
+        """There is memory for a copy, from which a thread writes."""
         self._opened: Path | None = None
         self._thread: threading.Thread | None = None
         self._step: int | None = None
@@ -118,7 +121,7 @@ class CheckpointWriter:
         if rank == 0:
             state |= rest()
         step = meta["optimizer_steps"]
-        if durable:
+        if durable or not self._beside:
             self.store.save(state, shards, meta=meta, exchange=self._writers)
             self.saved, self.written = step, True
             return
@@ -138,6 +141,15 @@ class CheckpointWriter:
         if self.busy or (rank and not self.sharded):
             return
         state, shards = self._divided(parts, rank)
+        needed, left = size_of((state, shards)), memory_left() - RESERVE
+        self._beside = needed <= left
+        if not self._beside:
+            logger.warning(
+                "the training waits while a checkpoint is written: a copy of %.2f GB does not fit into the job's "
+                "memory on this node, where %.2f GB are left for it. Ask for more memory (--mem)",
+                *(needed / 1e9, max(left, 0) / 1e9),
+            )
+            return
         self._copies.prepare({"shards": shards})
         self._start(lambda: self._copies.prepare({"state": state}))
 

@@ -13,6 +13,7 @@ import torch
 from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.checkpoint.host_copy import HostCopy
 from pollux.checkpoint.writer import CheckpointWriter
+from pollux.slurm_job.job_memory import RESERVE
 
 
 class Values:
@@ -150,3 +151,20 @@ def test_copies_from_a_gpu_are_of_the_moment(tmp_path: Path) -> None:
         newest = CheckpointStore(tmp_path).newest()
         assert newest is not None
         assert CheckpointStore(tmp_path).read(newest)[0]["part"]["v"].eq(step).all()
+
+
+def test_without_memory_for_a_copy_the_training_waits_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory of the job that the kernel would have to take from a rank."""
+    writer, values = writer_of(tmp_path), Values(size=1000)
+    monkeypatch.setattr("pollux.checkpoint.writer.memory_left", lambda: RESERVE + 3999)
+    writer.prepare({"values": values}, rank=0)
+    assert "Ask for more memory (--mem)" in caplog.text
+    save(writer, {"values": values}, 1)
+    assert (writer.busy, writer.saved, writer.written) == (False, 1, True)
+    assert not writer._copies._buffers
+    monkeypatch.setattr("pollux.checkpoint.writer.memory_left", lambda: RESERVE + 4000)
+    writer.prepare({"values": values}, rank=0)
+    writer.wait()
+    assert writer._copies._buffers

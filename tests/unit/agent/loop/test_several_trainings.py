@@ -15,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 from pollux import attach
 from pollux.errors import PolluxAgentError
-from pollux.ranks.node_memory import NodeMemory, hand_on
+from pollux.ranks.node_memory import NO_COPIES, NodeMemory, hand_on
 from pollux.slurm_job import attempt as attempts
+from pollux.slurm_job.job_memory import RESERVE
 from pollux.slurm_job.trainings import Attached
 from tests.unit.agent.regression import network
 
@@ -165,6 +166,45 @@ def test_a_copy_in_memory_of_one_training_is_never_restored_into_another(
                 steps, weights = fold(k, checkpoint_dir=tmp_path, name=f"fold-{k}")
                 assert weights == pytest.approx(alone[k][1])
                 assert steps == {2: 6, 0: 0}.get(k, steps)
+    finally:
+        hand_on(None)
+
+
+def test_after_a_kill_a_copy_is_restored_and_no_more_are_made(
+    monkeypatch: pytest.MonkeyPatch, alone: list[tuple[int, float]]
+) -> None:
+    """The launcher says so to the next ranks: two copies may be what the job had no memory for."""
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    memory = NodeMemory(1)
+    hand_on(memory)
+    try:
+        with a_process(monkeypatch):
+            fold(0, dies_at=4)
+        assert memory.copies(0)
+        monkeypatch.setenv(NO_COPIES, "1")
+        with a_process(monkeypatch):
+            steps, weights = fold(0)
+            assert steps < 6
+            assert weights == pytest.approx(alone[0][1])
+        assert not memory.copies(0)
+        assert [os.fstat(slot.descriptor).st_size for slot in memory.slots[0]] == [0, 0]
+    finally:
+        hand_on(None)
+
+
+def test_copies_leave_the_job_the_memory_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    monkeypatch.setattr("pollux.checkpoint.memory_tier.memory_left", lambda: RESERVE + 50)
+    memory = NodeMemory(1)
+    hand_on(memory)
+    try:
+        with a_process(monkeypatch):
+            fold(0)
+        assert not memory.copies(0)
+        assert "no copies of the state in memory" in caplog.text
+        assert "--mem" in caplog.text
     finally:
         hand_on(None)
 
