@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def shared_site(scratch: Path) -> Iterator[DevCluster]:
-    """Start a cluster of two nodes with slurmdbd, for two users."""
+    """Start a cluster of two nodes with slurmdbd, for three users."""
     site = SiteLines(lines=("AccountingStorageEnforce=associations,limits,qos",))
     with DevCluster(
         scratch / "rights", nodes=2, lease_s=60, publish_interval_s=1.0, accounting=True, site=site
@@ -27,6 +27,7 @@ def shared_site(scratch: Path) -> Iterator[DevCluster]:
             ("add", "account", "open"),
             ("add", "user", "root", "account=lab,open"),
             ("add", "user", "nobody", "account=lab,open"),
+            ("add", "user", "games", "account=open"),
         ):
             cluster.command("sacctmgr", "-i", *words)
         yield cluster
@@ -45,13 +46,22 @@ def gpus(loop: Loop, job_id: int) -> int:
 
 
 def test_a_hold_keeps_no_more_than_the_equal_share(shared: Loop) -> None:
-    grown = shared.train("grown", 10000, directive="#SBATCH --account=open\n#POLLUX")
-    shared.until(lambda: gpus(shared, grown) == 8, why="the growth over both nodes")
+    opened = "#SBATCH --account=open"
+    plain = shared.sbatch("plain", "sleep 600", directive=opened, gpus=4)
+    shared.until(lambda: shared.job(plain).state is JobState.RUNNING, 60, why="the plain job's start")
+    grown = shared.train("grown", 10000, directive=f"{opened}\n#POLLUX")
+    shared.until(lambda: gpus(shared, grown) == 4, why="the growth over the other node")
     shared.cluster.command("scontrol", "hold", str(grown))
-    shared.user = "nobody"
-    other = shared.sbatch("other", "sleep 600", directive="#SBATCH --account=open\n#POLLUX max-gpus=2")
-    shared.until(lambda: shared.job(other).state is JobState.RUNNING, 90, why="the other user's start")
-    assert gpus(shared, grown) <= 4
+    others = []
+    for shared.user in ("nobody", "games"):
+        directive = f"{opened} --open-mode=append\n#POLLUX max-gpus=1"
+        others.append(shared.sbatch(f"of-{shared.user}", "sleep 600", directive=directive))
+    shared.until(
+        lambda: all(shared.job(other).state is JobState.RUNNING for other in others),
+        150,
+        why="the other users' starts",
+    )
+    assert gpus(shared, grown) <= 2, "8 GPUs for three users"
 
 
 def test_growth_into_an_accounts_limit_gives_way_to_a_plain_job(shared: Loop) -> None:
