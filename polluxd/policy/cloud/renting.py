@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from polluxd.model import KEPT_BACK, Allocation, Node, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.policy import market
-from polluxd.policy.cloud.barred import without_barred
+from polluxd.policy.cloud.barred import without_barred, without_gain
 from polluxd.policy.cloud.prices import budget_left, is_rented, paid, paid_ahead, price_of, returning
 from polluxd.policy.feasible import GROWTH, measured_on
 from polluxd.policy.shapes import ANY
@@ -61,7 +61,11 @@ def choose(snapshot: Snapshot, solve: Solve) -> Rental:
 
     `solve` has to explain its plans. Deterministic.
     """
-    return _Search(without_barred(snapshot), solve).run()
+    barred = without_barred(snapshot)
+    if barred is not snapshot:
+        # Whoever is barred gains no own nodes by that.
+        barred = without_gain(barred, snapshot, _Search(snapshot, solve).run().plan)
+    return _Search(barred, solve).run()
 
 
 class _Valued(NamedTuple):

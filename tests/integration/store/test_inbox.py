@@ -63,10 +63,14 @@ def test_an_attempt_that_is_over_is_refused_by_slurms_own_word(store, agent, see
 
 def test_the_next_attempt_may_report_before_polluxd_has_seen_it_and_no_later_one(store, agent, seen):
     store.sync_jobs([seen(7)])
+    agent(7).publish()
     agent(7, attempt=1).publish()
+    assert store.reports()[7].attempt == 0, "no user can have a report of another attempt stand for this one"
+    store.sync_jobs([seen(7, restart_count=1)])
     assert store.reports()[7].attempt == 1
+    store.sync_jobs([seen(8)])
     for attempt in (2, 3, 2**31 - 2):
-        assert refused(agent(7, attempt=attempt).publish) == "unknown"
+        assert refused(agent(8, attempt=attempt).publish) == "unknown"
 
 
 def test_a_job_that_ended_stores_nothing_in_any_attempt(store, agent, seen):

@@ -359,3 +359,21 @@ def test_the_budget_of_an_account_keeps_its_jobs_off_rented_nodes_and_no_others(
 def test_without_prices_nothing_changes() -> None:
     snap = seen([OWN, *OFF], [trains(1), waits(2)], cloud_prices={})
     assert decide(snap) == decide(replace(snap, settings=replace(snap.settings, cloud_hour_value=99.0)))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_whoever_is_barred_from_rented_nodes_gains_no_own_ones(fixed: bool) -> None:
+    """Others would be moved to rented nodes, and pay for both."""
+    own = [node("o1"), node("o2")]
+    on = [cloud(name, power="on") for name in ("c1", "c2")]
+    spec = JobSpec(min_gpus=8, max_gpus=8) if fixed else JobSpec()
+    bob = trains(1, ("o1", "o2"), 4, account="rich", user="bob", spec=JobSpec(max_gpus=8))
+    alice = replace(waits(2, spec, work=5e5), account="poor", user="alice")
+    settings = {"cloud_account_day_budgets": {"poor": 1.0, "rich": 50.0}}
+    if fixed:
+        settings = {"cloud_interruptions": {"big": 1.0}}
+    snap = seen([*own, *on], [bob, alice], **settings)
+    spent = Spent(account_day={} if fixed else {"poor": 1.0})
+    found = decide(replace(snap, spent=spent))
+    assert found.of(1).placement.nodes == ("o1", "o2"), found.of(1).reason
+    assert not found.of(2).placement or set(found.of(2).placement.nodes) <= {"o1", "o2"}
