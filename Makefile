@@ -239,9 +239,6 @@ bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8)
 bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
 	@$(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
 
-bench-search-sim: setup ## search algorithms under polluxd, with 4 GPUs a trial and with one, simulated (minutes); tests/benchmarks/search_simulated.md
-	@$(BENCH).search_simulated
-
 bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
 	@$(BENCH).simulator
 

@@ -200,7 +200,6 @@ def scenario() -> str:
         "pollux": "Knowledge",
         "moves": "MoveCosts",
         "cloud": "Cloud",
-        "search": "SearchTrace",
         "groups": "NodeGroup",
     }
     lines = [

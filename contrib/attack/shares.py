@@ -45,7 +45,7 @@ def shifted_median(site: Site) -> Outcome:
 
 @attack("mallory", "further: jobs that wait on hold until they go before all others")
 def waited_on_hold(site: Site) -> Outcome:
-    """Jobs past the starvation bound go first; a job on hold asks for nothing."""
+    """Who waits long counts for more; a job on hold asks for nothing."""
     job_id = _later(site, "mallory", "--hold")
     waiting = WaitingTimes()
 

@@ -47,19 +47,6 @@ COLUMNS = (
 )
 
 
-SEARCH_COLUMNS = (
-    Column("search", "SEARCH"),
-    Column("policy", "POLICY"),
-    Column("to_target_s", "TO TARGET", duration, right=True),
-    Column("to_best_s", "TO BEST", duration, right=True),
-    Column("best_gain", "BEST", number(4), right=True),
-    Column("ended_s", "ENDED", duration, right=True, rank=1),
-    Column("gpu_hours", "GPU-HOURS", number(4), right=True, rank=2),
-    Column("complete", "COMPLETE", right=True, rank=3),
-    Column("stopped", "STOPPED", right=True, rank=3),
-)
-
-
 def simulate(
     workload: Annotated[
         Path | None,
@@ -112,14 +99,6 @@ def simulate(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
-    search: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--search",
-            metavar="SAMPLER/PRUNER",
-            help="in place of a trace: a search over hyper-parameters, as the scenario's `search` says; repeatable",
-        ),
-    ] = None,
     daemon: Annotated[
         bool, typer.Option("--daemon", help="policy pollux: run polluxd's own controller in virtual time")
     ] = False,
@@ -143,11 +122,6 @@ def simulate(
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
     kind = None if workload is None else recognise(workload)
-    if search:
-        if workload is not None or generate_jobs is not None or daemon or plot is not None:
-            raise ConfigError("--search takes no trace, --daemon and --plot: its trials are the jobs")
-        _simulate_searches(search, profiles, policy or ["pollux", "fifo"], scenario, as_json)
-        return
     console = Console(highlight=False)
     left_out = {*(["cost"] if scenario.cloud is None else []), *([] if daemon else ["idle_s"])}
     shown = [column for column in COLUMNS if column.key not in left_out]
@@ -244,25 +218,6 @@ def _assumed(
         markup=False,
     )
     return jobs, {"recorded_gpu_hours": replay.recorded_gpu_hours, "least_gpu_hours": replay.least_gpu_hours}
-
-
-def _simulate_searches(
-    methods: Sequence[str],
-    profiles: Path | None,
-    policies: Sequence[str],
-    scenario: Scenario,
-    as_json: Path | None,
-) -> None:
-    try:
-        from polluxd.sim.search import compare_searches  # noqa: PLC0415 - brings Optuna in
-    except ImportError:
-        raise ConfigError("--search needs Optuna: pip install 'polluxd[tune]'") from None
-    rows = compare_searches(methods, profiles, policies, scenario)
-    if as_json is not None:
-        document = {"scenario": asdict(scenario), "searches": rows}
-        write_named(as_json, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
-    console = Console(highlight=False)
-    console.print(table(rows, SEARCH_COLUMNS, console.width))
 
 
 def _jobs(

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 Sampler = StrEnum("Sampler", ["TPE", "RANDOM", "GRID", "CMA"])
 """Who chooses the values of a trial; all are Optuna's."""
-Pruner = StrEnum("Pruner", ["ASHA", "HYPERBAND", "MEDIAN", "NONE", "PBT"])
-"""Who stops trials: Optuna's, or population-based training, in which bad trials go on from good ones."""
+Pruner = StrEnum("Pruner", ["ASHA", "HYPERBAND", "MEDIAN", "NONE"])
+"""Who stops trials; all are Optuna's."""
 
 
 class BatchScriptFirst(TyperGroup):
@@ -73,9 +73,7 @@ def start(
         float | None, typer.Option("--gpu-hours", min=0.0, help="GPU hours of all trials")
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="HH:MM", help="the search's end")] = None,
-    parallel: Annotated[
-        int | None, typer.Option("--parallel", min=1, help="most trials at a time [16; with pbt all]")
-    ] = None,
+    parallel: Annotated[int, typer.Option("--parallel", min=1, help="most trials at a time")] = 16,
     name: Annotated[str | None, typer.Option("--name", help="the search's name [the script's]")] = None,
 ) -> None:
     """Submit a search: `polluxctl tune BATCH_SCRIPT --trials 64 --metric accuracy --max`.
@@ -101,7 +99,7 @@ def start(
     )
     search = open_search(chosen, settings)
     search.study.set_user_attr("command", [str(batch.absolute()), *(words or [])])
-    search.study.set_user_attr("parallel", parallel or (trials if pruner is Pruner.PBT else 16))
+    search.study.set_user_attr("parallel", parallel)
     try:
         _submit(search, trials)
     except PolluxError:

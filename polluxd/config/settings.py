@@ -195,8 +195,6 @@ class PolicySettings:
     """GPUs kept for a user's jobs whenever they can use them."""
     gpu_counts: GpuRule = "any"
     """Numbers of GPUs that any job may be given."""
-    starvation_bound: Annotated[Seconds | None, example(86400.0)] = None
-    """A job that waits longer than this goes before all others."""
     waiting_power: Exponent = 2.0
     """Exponent of a waiting job's slowdown in its weight: its wait and its length over its length; 0 turns it off."""
     remaining_work_power: Exponent = -0.25

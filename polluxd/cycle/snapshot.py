@@ -315,7 +315,7 @@ def _in_share(gpus: int, spec: JobSpec, staying: Stay) -> tuple[int, str]:
 class WaitingTimes:
     """Count no time as waiting in which a user kept a job back.
 
-    Without this, a user would submit jobs on hold and release them once they have waited past the starvation bound:
+    Without this, a user would submit jobs on hold and release them once they have waited long:
     they would go before all others. A new leader of polluxd knows only of jobs that are still kept back.
     """
 

@@ -36,6 +36,8 @@ def _sentence(value: str) -> str:
 
 Stamp = Annotated[float, Field(ge=0), AfterValidator(_not_ahead)]
 Amount = Annotated[float, Field(ge=0, le=1e12)]
+Pace = Annotated[float, Field(ge=0, le=1e6)]
+"""Seconds per pass, per example or per GPU; a pass of eleven days is no fit."""
 Moment = Annotated[float, Field(ge=0, le=1e300)]
 Steps = Annotated[float, Field(ge=0, le=1e15)]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
@@ -104,15 +106,15 @@ class TokenAnswer(Message):
 class Params(Message):
     """theta of the throughput model: seconds, and gamma without a unit."""
 
-    alpha_grad: Amount
-    beta_grad: Amount
-    alpha_local: Amount
-    beta_local: Amount
-    alpha_node: Amount
-    beta_node: Amount
+    alpha_grad: Pace
+    beta_grad: Pace
+    alpha_local: Pace
+    beta_local: Pace
+    alpha_node: Pace
+    beta_node: Pace
     gamma: Annotated[float, Field(ge=1, le=10)]
-    alpha_rack: Amount | None = None
-    beta_rack: Amount | None = None
+    alpha_rack: Pace | None = None
+    beta_rack: Pace | None = None
 
     @model_validator(mode="after")
     def _both_of_racks(self) -> Self:

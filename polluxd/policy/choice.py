@@ -36,9 +36,7 @@ class Choice(NamedTuple):
     """The total utility if every option finds room: the search for a better plan stops at this value. If the solver did
     not prove its choice to be the best, `aim` is the bound."""
     bound: float
-    """Upper bound on the sum of utilities, including the penalties of the starvation bound."""
-    fair_bound: float
-    """Upper bound on the sum of utilities without these penalties. Infinite if none better than `bound` is known."""
+    """Upper bound on the sum of utilities."""
     solver: str
     reach: Floats | None = None
     """[O]: no plan that has the option has a larger total; None: not known."""
@@ -59,12 +57,7 @@ def choose(table: OptionTable, domain: Domain, packing: Packing, power: float) -
     capacity = int(free.sum())
     rooms = domain.rooms(table.jobs)
     limits += [Group("room", jobs, 0, int(free[list(nodes)].sum())) for jobs, nodes in rooms]
-    fair_bound = np.inf
-    if np.any(table.penalty):
-        # Penalties swamp a relaxation's bound; without them it says what the objective alone allows.
-        plain = table.value + np.where(table.gpus == 0, table.penalty[table.owner], 0.0)
-        fair_bound = price.solve(gpus, plain, table.start, capacity, limits).bound
-    choice = _choose(table, packing, gpus, limits, fair_bound)
+    choice = _choose(table, packing, gpus, limits)
     if power > objective.GENTLE:
         return choice
     weight = table.weight[table.owner]
@@ -79,24 +72,22 @@ def choose(table: OptionTable, domain: Domain, packing: Packing, power: float) -
     return choice._replace(plain_bound=bound + _ROUNDING * abs(bound))
 
 
-def _choose(
-    table: OptionTable, packing: Packing, gpus: Ints, limits: list[Group], fair_bound: float
-) -> Choice:
+def _choose(table: OptionTable, packing: Packing, gpus: Ints, limits: list[Group]) -> Choice:
     capacity = int(np.maximum(packing.free, 0).sum())
     by_rack = bool(np.any(table.racks))
     if table.types or by_rack:
         racks = _racks(table, packing, gpus) if by_rack else None
         if table.types or racks is not None:
-            return _by_program(table, packing, gpus, limits, fair_bound, racks)
+            return _by_program(table, packing, gpus, limits, racks)
     # Larger problems leave racks to the placement: if no rack has room, it places the option over several racks.
     priced = price.solve(gpus, table.value, table.start, capacity, limits)
     if priced.proven:
-        return Choice(priced.chosen, priced.total, priced.bound, fair_bound, "dynamic program", priced.reach)
+        return Choice(priced.chosen, priced.total, priced.bound, "dynamic program", priced.reach)
     if gpus.size * capacity <= price.EXACT_WORK and nested(limits):
         chosen, total = counts.solve(gpus, table.value, table.start, capacity, limits)
-        return Choice(chosen, total, total, fair_bound, "dynamic program", priced.reach)
+        return Choice(chosen, total, total, "dynamic program", priced.reach)
     aim = priced.total if nested(limits) else priced.bound
-    return Choice(priced.chosen, aim, priced.bound, fair_bound, "price", priced.reach)
+    return Choice(priced.chosen, aim, priced.bound, "price", priced.reach)
 
 
 def _by_program(
@@ -104,7 +95,6 @@ def _by_program(
     packing: Packing,
     gpus: Ints,
     limits: list[Group],
-    fair_bound: float,
     racks: integer.Racks | None,
 ) -> Choice:
     """Solve counts per GPU type, and per rack if `racks` is given.
@@ -116,7 +106,7 @@ def _by_program(
     kind = table.kind if table.types else np.zeros_like(table.kind)
     pools = integer.Pools(np.where(gpus > 0, kind, -1), capacity, racks)
     found = integer.solve(gpus, table.value, table.start, pools, limits)
-    return Choice(found.chosen, found.bound, found.bound, fair_bound, "integer program")
+    return Choice(found.chosen, found.bound, found.bound, "integer program")
 
 
 def _pool_of_node(table: OptionTable, packing: Packing) -> Ints:

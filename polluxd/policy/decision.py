@@ -64,7 +64,6 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
     """
     cache = Cache() if cache is None else cache
     cache.begin({job.job_id for job in snapshot.jobs})
-    snapshot, doubts = cache.believable(snapshot)
     snapshot = divided(snapshot)
     mean = mean_weight(snapshot)
     solved = [
@@ -72,11 +71,6 @@ def decide(snapshot: Snapshot, *, cache: Cache | None = None, explained: bool = 
         for domain in split(snapshot)
     ]
     allocations = sorted((a for part in solved for a in part.allocations), key=attrgetter("job_id"))
-    if doubts:
-        allocations = [
-            replace(a, reason=f"{a.reason}; {doubts[a.job_id]}") if a.job_id in doubts else a
-            for a in allocations
-        ]
     if explained:
         fair = {job_id: goodput for part in solved for job_id, goodput in part.fair.items()}
         allocations = reasons.with_remarks(snapshot, allocations, fair)
@@ -120,18 +114,16 @@ def _solve(
         Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
         for job, reason in table.absent
     ]
-    # The starvation bound orders plans before the objective does. Neither fitness nor bound includes its penalties.
     moved = seating.packing.moved()
     option = np.array(seating.option, dtype=np.int64)
-    idle = float(table.penalty[table.gpus[option] == 0].sum())
     explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
     return _Solved(
         absent + _allocations(seating, moved, option, explainer),
         table.x(option, moved),
         table.weight,
         seated.choice.solver,
-        seating.total() + idle,
-        min(seated.bound + idle, seated.choice.fair_bound),
+        seating.total(),
+        seated.bound,
         seated.plain_bound,
         {
             job.job_id: goodput if job.report is not None and job.report.params is not None else math.nan
@@ -148,7 +140,7 @@ class _Seated:
     seating: Seating
     choice: Choice
     bound: float
-    """On the total utility of this start's options, without the starvation bound's part."""
+    """On the total utility of this start's options."""
     plain_bound: float
     """As in `_Solved`."""
 

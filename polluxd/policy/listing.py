@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import JobSpec, Node, Placement, Report, Snapshot, SnapshotJob
-from polluxd.policy import sanity, worth
+from polluxd.model import JobSpec, Node, Placement, Report, SnapshotJob
+from polluxd.policy import worth
 from polluxd.policy.domains import Domain, gpu_types
 from polluxd.policy.feasible import NOTHING, Caps, FeasibleShapes, is_pinned
 from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
@@ -247,31 +246,10 @@ class Cache:
         self._offers: dict[str, tuple[tuple[Node, ...], tuple[object, ...], FeasibleShapes]] = {}
         self.listed: dict[int, JobOptions] = {}
         """What each job may be given, and the configurations that this means."""
-        self._sound: dict[int, Report | None] = {}
         self._ids: Set[int] = set()
         self.hits = 0
         """Jobs of the last decision whose table was still good."""
         self.misses = 0
-
-    def believable(self, snapshot: Snapshot) -> tuple[Snapshot, dict[int, str]]:
-        """As `sanity.believable`, but check each sound report once only."""
-        sound = self._sound
-        jobs = snapshot.jobs
-        doubtful = tuple(j for j in jobs if sound.get(j.job_id) is not j.report)
-        times = [
-            j.weight + j.age + j.lost_seconds + j.move_cost + (j.waiting or 0.0) + (j.time_limit or 0.0)
-            for j in jobs
-        ]
-        if not isfinite(sum(times)):
-            doubtful = jobs
-        if not doubtful:
-            return snapshot, {}
-        checked, notes = sanity.believable(replace(snapshot, jobs=doubtful))
-        sound.update((j.job_id, j.report) for j in doubtful if j.job_id not in notes)
-        if notes:
-            kept = {j.job_id: j for j in checked.jobs}
-            snapshot = replace(snapshot, jobs=tuple(kept.get(j.job_id, j) for j in snapshot.jobs))
-        return snapshot, notes
 
     def offers(self, domain: Domain, settings: PolicySettings) -> FeasibleShapes:
         """Return what the domain's nodes offer; look again if a node changed."""
@@ -317,7 +295,7 @@ class Cache:
     def begin(self, job_ids: Set[int]) -> None:
         """Start a decision over these jobs, and forget all other jobs."""
         self.hits = self.misses = 0
-        kept: tuple[dict[int, Any], ...] = (self._tables, self._sound, self.listed)
+        kept: tuple[dict[int, Any], ...] = (self._tables, self.listed)
         for gone in self._ids - job_ids:
             for known in kept:
                 known.pop(gone, None)

@@ -23,7 +23,7 @@ from polluxd.policy.feasible import Caps, is_pinned, why_no_batch
 from polluxd.policy.listing import GPUS, KIND, NODES, RACKS, Cache, Listing, list_jobs
 from polluxd.policy.owners import Group, groups, weights, with_shares, within_owner
 from polluxd.policy.shapes import OVER_RACKS, Shape
-from polluxd.policy.worth import FairShare, Rated, by_price, by_share, overdue, slowdowns
+from polluxd.policy.worth import FairShare, Rated, by_price, by_share, slowdowns
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,8 +79,6 @@ class OptionTable:
     """[O]: utility of the option where the job does not move."""
     move: Floats
     """[O]: utility where it does."""
-    penalty: Floats
-    """[J]: penalty for no GPUs, in addition to the objective, for jobs that have waited past the starvation bound."""
     groups: tuple[Group, ...]
     """Ceilings and guarantees; members by job number."""
     layout: Layout
@@ -179,10 +177,9 @@ def build(
     else:
         valued = by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
     stay, move, factor = valued.stay, valued.move, valued.factor
-    penalty = overdue(jobs, (pinned | hopeless)[~gone], settings, stay, move, start)
     # Of equal plans, prefer the one that parks no job.
     parked = _PARKING * holds[~gone] * (np.maximum.reduceat(np.abs(stay), start[:-1]) if jobs else 0.0)
-    nothing = (gpus[row] == 0) * (penalty + parked)[job_of]
+    nothing = (gpus[row] == 0) * parked[job_of]
     return OptionTable(
         jobs=jobs,
         shares=tuple(listing.shares[j] for j in present_jobs),
@@ -205,7 +202,6 @@ def build(
         market=valued.market,
         stay=stay - nothing,
         move=move - nothing,
-        penalty=penalty,
         groups=limited,
         layout=listing.offers.layout,
         caps=caps,

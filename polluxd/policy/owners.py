@@ -105,7 +105,7 @@ _LEAST_RANK = 0.1
 _SIZE = 2
 """Of the trials that have the weight, in multiples of their least size. In three simulated searches (TPE, ASHA) that
 had no part in the choice of 2, the target came a fifth sooner than with 1. The whole search ends about a fifth later.
-1 while no trial claims a rank: all begin, and the trials of a population train side by side."""
+1 while no trial claims a rank: all begin."""
 _BEYOND = 1e-3
 """Part of a search's weight that the trials beyond its share divide."""
 

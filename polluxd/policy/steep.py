@@ -85,12 +85,10 @@ def lift(seating: Seating, bound: float) -> float:
         low, high = (middle, high) if below < _ROUNDING else (low, middle - 1)
     if low < 0:
         return reached
-    # An overdue job comes before any level, so a plan with one does not change here.
-    if not np.any(table.penalty):
-        state = seating.state()
-        _take(seating, stay, move, float(levels[low]))
-        if _worst(seating, stay, move) <= reached:
-            seating.restore(state)
+    state = seating.state()
+    _take(seating, stay, move, float(levels[low]))
+    if _worst(seating, stay, move) <= reached:
+        seating.restore(state)
     return float(levels[low])
 
 

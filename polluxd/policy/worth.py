@@ -259,29 +259,3 @@ def _remaining(job: SnapshotJob, fair: float) -> float | None:
     if report is None or report.params is None or report.target is None or not 0 < fair < np.inf:
         return None
     return max(report.target - report.progress, 0.0) * report.limits.initial / fair
-
-
-def overdue(
-    jobs: Sequence[SnapshotJob],
-    pinned: Bools,
-    settings: PolicySettings,
-    stay: Floats,
-    move: Floats,
-    start: Ints,
-) -> Floats:
-    """Return the cost [J] of leaving an overdue job without GPUs.
-
-    Overdue: it has waited past the starvation bound. The cost is larger than all utilities together.
-    It grows with the time past the bound: if not all overdue jobs fit, the job that has waited longest comes first.
-    """
-    penalty = np.zeros(len(jobs))
-    bound = settings.starvation_bound
-    if bound is None or not jobs:
-        return penalty
-    late = np.array([waiting(j) / max(bound, 1.0) for j in jobs])
-    late[pinned] = 0.0
-    if not np.any(late >= 1):
-        return penalty
-    low, high = np.minimum(stay, move), np.maximum(stay, move)
-    everything = float((np.maximum.reduceat(high, start[:-1]) - np.minimum.reduceat(low, start[:-1])).sum())
-    return np.where(late >= 1, (1.0 + everything) * np.minimum(late, 10.0), 0.0)

@@ -111,22 +111,6 @@ class Cloud:
             raise ValueError(f"least ({self.least}) must not be above most ({self.most})")
 
 
-@dataclass(frozen=True, slots=True, config=CHECKED)
-class SearchTrace:
-    """The search that `--search` simulates."""
-
-    application: str = "cifar10"
-    """What all trials train: a folder of `--profiles`."""
-    trials: PositiveInt = 64
-    """How many there are."""
-    parallel: PositiveInt = 16
-    """Most trials at a time; of population-based training, all."""
-    fixed_gpus: tuple[PositiveInt, ...] = (4, 1)
-    """GPUs of each trial, under policies that do not size jobs: the search runs once with each."""
-    target: Share = 0.99
-    """What a trial is to reach: a part of what the measured training gains, from before its first epoch to its best."""
-
-
 LENGTHS: Mapping[str, Callable[[np.random.Generator], float | None]] = {
     "true": lambda _draw: 1.0,
     # Off by a factor of 0.3 to 3, uniformly on a logarithmic scale.
@@ -195,7 +179,6 @@ class Scenario:
     rack_slowdown: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Synchronising over racks takes this share longer than over nodes of one."""
     cloud: Cloud | None = None
-    search: SearchTrace = Field(default_factory=SearchTrace)
 
     def __post_init__(self) -> None:
         if self.restart_range is not None and self.restart_range[0] > self.restart_range[1]:

@@ -7,7 +7,6 @@ placements change. A job that gets GPUs trains from that tick on, after its rest
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -101,29 +100,21 @@ def simulate(
     policy: Policy,
     scenario: Scenario,
     progress: Progress | None = None,
-    *,
-    make: Callable[..., SimulatedJob] = SimulatedJob,
-    at_once: float = math.inf,
 ) -> SimulationResult:
-    """Run the trace to its end; deterministic except for decision times.
-
-    `make` makes the jobs; at most `at_once` of them are there at a time, as of an array.
-    """
+    """Run the trace to its end; deterministic except for decision times."""
     thresholds = gc.get_threshold()
     # A run makes many small objects and no cycles: looking for these takes a twentieth of it.
     gc.set_threshold(SELDOM, *thresholds[1:])
     try:
-        jobs = trainings(submissions, applications, policy, scenario, make)
-        return _Engine(jobs, policy, scenario, at_once).run(progress)
+        jobs = trainings(submissions, applications, policy, scenario)
+        return _Engine(jobs, policy, scenario).run(progress)
     finally:
         gc.set_threshold(*thresholds)
 
 
 class _Engine:
-    def __init__(
-        self, jobs: tuple[SimulatedJob, ...], policy: Policy, scenario: Scenario, at_once: float
-    ) -> None:
-        self._jobs, self._policy, self._scenario, self._at_once = jobs, policy, scenario, at_once
+    def __init__(self, jobs: tuple[SimulatedJob, ...], policy: Policy, scenario: Scenario) -> None:
+        self._jobs, self._policy, self._scenario = jobs, policy, scenario
         self._restart = {job.app.name: scenario.restart_of(job.app.name) for job in jobs}
         self._now = 0.0
         self._decided_at = float("-inf")
@@ -165,7 +156,7 @@ class _Engine:
                 if progress is not None:
                     progress(ended, len(self._jobs))
             active = still
-            while waiting and waiting[0].submission.time <= self._now and len(active) < self._at_once:
+            while waiting and waiting[0].submission.time <= self._now:
                 active.append(waiting.pop(0))
             if active and self._due(active):
                 self._decide(active)
@@ -300,14 +291,13 @@ def trainings(
     applications: Mapping[str, Application],
     policy: Policy,
     scenario: Scenario,
-    make: Callable[..., SimulatedJob] = SimulatedJob,
 ) -> tuple[SimulatedJob, ...]:
     """Return the trace's jobs before they are submitted, with agents as the policy wants them."""
     present = {job.application: applications[job.application] for job in submissions}
     memories = {name: Memory() for name in present} if policy.remembers else {}
     on = {name: _by_type(app, scenario) for name, app in present.items()}
     return tuple(
-        _training(i, job, on[job.application], policy, scenario, memories.get(job.application), make)
+        _training(i, job, on[job.application], policy, scenario, memories.get(job.application))
         for i, job in enumerate(submissions)
     )
 
@@ -331,7 +321,6 @@ def _training(
     policy: Policy,
     scenario: Scenario,
     memory: Memory | None,
-    make: Callable[..., SimulatedJob],
 ) -> SimulatedJob:
     if job.work != 1.0:
         on = {kind: ScaledApplication(app, job.work) for kind, app in on.items()}
@@ -346,7 +335,7 @@ def _training(
         seconds_apart=policy.seconds_between_fits,
     )
     batch = app.fixed_batch if policy.chooses_batch else job.batch_size
-    return make(
+    return SimulatedJob(
         number,
         job,
         app,

@@ -91,9 +91,6 @@ class SimulatedJob:
         self._measures = measures
         self._chosen_for: tuple[int, object] | None = None
 
-    search_rank: float | None = None
-    """Of a trial in its search: what the job claims."""
-
     @property
     def nodes(self) -> int:
         return len(self.seats)

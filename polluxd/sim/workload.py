@@ -103,8 +103,6 @@ class Submission:
     """Length of its training, in trainings of the application: traces that know only durations scale it."""
     rigid: bool = False
     """It runs on `gpus` GPUs and on no other number (`min-gpus` and `max-gpus`)."""
-    search: str = ""
-    """The search that it is a trial of."""
 
 
 def read_workload(

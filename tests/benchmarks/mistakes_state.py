@@ -24,7 +24,8 @@ def sharded(average: str) -> Callable[[Attempt], Result]:
     def run(attempt: Attempt) -> Result:
         dist.init_process_group("gloo")
         torch.manual_seed(0)
-        model = fully_shard(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)))
+        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        fully_shard(model)
 
         def now() -> dict[str, Any]:
             found = {name: p.detach() for name, p in model.named_parameters()}

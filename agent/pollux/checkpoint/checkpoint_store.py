@@ -295,17 +295,6 @@ def opened(path: Path) -> Iterator[tuple[PrivateFolder, CheckpointFile]]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def adopt(name: str, directory: Path) -> bool:
-    """Make a folder in a training's `directory` its newest checkpoint. False where it is not there, or no more."""
-    with PrivateFolder(directory) as folder:
-        if name not in folder.names():
-            return False
-        before = _complete(folder)
-        folder.rename(name, f"checkpoint-{_number(before[-1]) + 1 if before else 1:08d}")
-        folder.sync()
-    return True
-
-
 def _complete(folder: PrivateFolder) -> list[str]:
     """The names of the checkpoints in a folder, oldest first."""
     return sorted(filter(_NAME.fullmatch, folder.names()), key=_number)

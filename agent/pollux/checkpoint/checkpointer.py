@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -13,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from pollux.checkpoint import training_state
-from pollux.checkpoint.checkpoint_store import adopt
 from pollux.checkpoint.file import check_state
 from pollux.checkpoint.fruitless import FruitlessRestarts
 from pollux.checkpoint.memory_tier import MemoryTier
@@ -249,24 +247,6 @@ class Checkpointer:
         if due:
             self._saved_at, self._tried = time.monotonic(), True
         return due
-
-    def hasten(self) -> None:
-        """On rank 0: have the next periodic checkpoint written now."""
-        self._saved_at = -math.inf
-
-    def leave_to(self, other: str, exchange: ControlExchange) -> None:
-        """Have the next start go on from another training's checkpoint, which was copied to the folder `other`.
-
-        Every rank calls it.
-        """
-        self.memory.forget()
-        if self.writer is not None:
-            self.writer.wait()
-        exchange.gather(None)
-        if self._restarts is not None:
-            self._restarts.checkpointed()
-        if self._training.world.rank == 0 and self._attempt.directory is not None:
-            adopt(other, self._attempt.directory)
 
     def after_first_step(self) -> None:
         """This attempt's first optimizer step is over."""

@@ -20,16 +20,12 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pollux.checkpoint.checkpoint_store import adopt
-from pollux.checkpoint.exploit import copy_newest
-from pollux.errors import LEFT_STATUS, RETRY_STATUS, RankLost, SearchError
+from pollux.errors import RankLost, SearchError
 from pollux.loop.notices import notice
-from pollux.ranks.node_memory import node_memory
 from pollux.search.tasks import NAME_VARIABLE, OF_RUN, TASK_VARIABLE
 from pollux.slurm_job.allocation import task_of
 from pollux.slurm_job.slurm_commands import tasks_in_queue
 from pollux.slurm_job.trainings import RUN
-from pollux.training.script_record import ScriptRecord
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -44,10 +40,6 @@ Value = TypeVar("Value")
 VALUES_WAIT = 600.0
 """Seconds that a rank waits for a value of rank 0, which may wait half a minute for the lock of a killed task."""
 _LOOK = 0.2
-_BEHIND = 0.2
-"""Part of a training by which a checkpoint may be behind whoever goes on from it."""
-_GOOD = 0.75
-"""Trials of this rank have a checkpoint written after each evaluation, with population-based training."""
 
 
 class Trial:
@@ -145,15 +137,10 @@ class SearchTrial(Trial):
             found = self._awaited(self._of_task, f"trial of task {task}")
         self._number: int = found.number
         attributes = found.user_attrs
-        self._gpu_before = 0.0
-        """GPU seconds that the training has in its checkpoint from other trials."""
-        ScriptRecord.script_counts = "parent" in attributes
         if found.state.is_finished():
             self._leave(attributes.get("given_up") or attributes.get("why") or "it has ended")
         if main:
             self._live = self._search.live(found)
-            if copied := attributes.get("adopts"):
-                adopt(Path(copied).name, Path(copied).parent)  # killed before it was
             notice(f"search {self._search.name}: trial {found.number}")
             # The last value of a training counts, and a script may report after its loop.
             atexit.register(self.complete)
@@ -161,14 +148,7 @@ class SearchTrial(Trial):
     def judge_by(self, job: Job) -> None:
         super().judge_by(job)
         if self._main:
-            job.coordinator.search_rank = self._search.claim(self._live)  # of an earlier attempt
-            attributes = self._search.frozen(self._live).user_attrs
-            if "gpu_before" not in attributes:
-                self._live.set_user_attr("gpu_before", job.progress.gpu_seconds)
-                self._live.set_user_attr("directory", str(job.coordinator.attempt.directory or ""))
-            self._gpu_before = attributes.get("gpu_before", job.progress.gpu_seconds)
-            if self._search.settings.pruner == "pbt" and not self._exploits(job):
-                notice("no trial goes on from another one: that needs checkpoints, and `pollux run`")
+            job.coordinator.search_rank = self._search.rank(self._live)  # of an earlier attempt
 
     @property
     def number(self) -> int | None:
@@ -180,54 +160,21 @@ class SearchTrial(Trial):
             raise SearchError(
                 "expected trial.report after pollux.attach: progress is counted in the training"
             )
-        why = other = ""
+        why = ""
         if self._main:
             self._last = float(value)
             try:
-                used = job.progress.gpu_seconds - self._gpu_before
-                why = self._search.report(
-                    self._live, _step(job.progress.examples, _length(job)), self._last, used, job.world.size
-                )
-                job.coordinator.search_rank = self._search.claim(self._live)
+                step, used = _step(job.progress.examples, _length(job)), job.progress.gpu_seconds
+                why = self._search.report(self._live, step, self._last, used, job.world.size)
+                job.coordinator.search_rank = self._search.rank(self._live)
                 job.coordinator.line.wake()
-                other = "" if why else self._exploit(job)
             except (OSError, RuntimeError, ValueError) as error:
                 logger.warning("the journal of the search cannot be used, the training goes on: %s", error)
-        why, other = job.coordinator.exchange.gather((why, other))[0]
-        if other:
-            job.coordinator.checkpointer.leave_to(other, job.coordinator.exchange)
-        if why or other:
+        why = job.coordinator.exchange.gather(why)[0]
+        if why:
             job.coordinator.resizer.close()
             job.coordinator.close()
-        if other:
-            raise SystemExit(LEFT_STATUS if "POLLUX_COMPANION" in os.environ else RETRY_STATUS)
-        if why:
             self._leave(why)
-
-    @staticmethod
-    def _exploits(job: Job) -> bool:
-        return job.coordinator.attempt.directory is not None and node_memory() is not None
-
-    def _exploit(self, job: Job) -> str:
-        """On rank 0: have a better trial's checkpoint beside this one's, under the name that is returned.
-
-        Empty: the trial goes on as it is, and has a checkpoint written soon if others may go on from it.
-        """
-        search, directory, length = self._search, job.coordinator.attempt.directory, _length(job)
-        if search.settings.pruner != "pbt" or directory is None or not self._exploits(job):
-            return ""
-        for other in search.better(self._live):
-            copied = directory / f".trial-{other.number}-for-{self.number}"
-            source = Path(other.user_attrs.get("directory") or directory)
-            least = job.progress.examples - _BEHIND * length
-            made = None if source == directory else copy_newest(source, copied, least=least, below=length)
-            if made is not None:
-                heir = search.go_on_from(self._live, other, str(copied), _step(made, length))
-                notice(f"search {search.name}: trial {heir.number} goes on from trial {other.number}")
-                return copied.name
-        if (search.rank(self._live) or 0.0) >= _GOOD:
-            job.coordinator.checkpointer.hasten()
-        return ""
 
     def _value(self, kind: str, name: str, default: Value, *bounds: Any, **options: Any) -> Value:
         if self._main:

@@ -19,7 +19,6 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pollux.errors import SearchError
-from pollux.search import population
 from pollux.search.journal import open_journal
 from pollux.search.tasks import slurms_name
 
@@ -44,7 +43,6 @@ _PRUNERS: dict[str, Callable[..., BasePruner]] = {
     "hyperband": partial(HyperbandPruner, min_resource=1, max_resource=STEPS, reduction_factor=_REDUCTION),
     "median": MedianPruner,
     "none": NopPruner,
-    "pbt": NopPruner,
 }
 SAMPLERS, PRUNERS = tuple(_SAMPLERS), tuple(_PRUNERS)
 
@@ -115,7 +113,7 @@ class Search:
         return found[-1] if found else None
 
     def newest(self) -> list[FrozenTrial]:
-        """Return each task's newest trial: one that failed, or goes on from another one, has a successor."""
+        """Return each task's newest trial: one that failed has a successor."""
         return list({trial.user_attrs["task"]: trial for trial in self.trials()}.values())
 
     # -- what a task does -------------------------------------------------------------------------------------
@@ -136,13 +134,9 @@ class Search:
             over = self.over() or self._reserved()
             attributes = {"given_up": over} if over else {}
             # The task's checkpoint was trained with these values.
-            self._add(task, found, PRUNED if over else RUNNING, attributes | population.lineage(found))
+            self._add(task, found, PRUNED if over else RUNNING, attributes)
             found = self.trial_of(task)
         assert found is not None
-        for trial in running:
-            if trial.user_attrs.get("task") == task and trial.number != found.number:
-                # Killed between two lines of `go_on_from`.
-                self.end(trial, PRUNED, why=_replaced_by(found))
         return found
 
     def _add(self, task: str, like: FrozenTrial | None, state: Any, attributes: Mapping[str, Any]) -> None:
@@ -174,7 +168,7 @@ class Search:
         before = self.frozen(trial)
         if before.state.is_finished():
             return str(before.user_attrs.get("why", "it was ended"))
-        last = before.last_step or population.first_step(before)
+        last = before.last_step or 0
         for each in range(last + 1, step + 1):
             trial.report(value, each)
         # A requeue may have lost steps: their GPU seconds are used all the same.
@@ -199,13 +193,6 @@ class Search:
         """Return the part of the trials, 0 to 1, that are not better after the same step; None before the first."""
         return self._rank(self.frozen(trial))
 
-    def claim(self, trial: optuna.trial.Trial) -> float | None:
-        """Return the rank that a trial claims in polluxd's decisions.
-
-        None in a population: its trials train side by side, since nobody can go on from a trial that has ended.
-        """
-        return None if self.settings.pruner == "pbt" else self.rank(trial)
-
     def _rank(self, own: FrozenTrial) -> float | None:
         step = own.last_step
         if step is None:
@@ -216,33 +203,6 @@ class Search:
     def _gain(self, trial: FrozenTrial, step: int) -> float:
         """Return a trial's value after a step, the larger the better."""
         return float(trial.intermediate_values[step]) * (1.0 if self._maximizes else -1.0)
-
-    # -- population-based training ----------------------------------------------------------------------------
-
-    def better(self, trial: optuna.trial.Trial) -> list[FrozenTrial]:
-        """Return the running trials that this one is to go on from, the best first; see `population.better`."""
-        own = self.frozen(trial)
-        if self.settings.pruner != "pbt" or own.last_step is None or own.last_step >= STEPS:
-            return []
-        step = own.last_step
-        others = [t for t in self.newest() if t.last_step is not None]
-        return population.better(own, [(self._gain(t, _reached(t, step)), t) for t in others])
-
-    def go_on_from(
-        self, trial: optuna.trial.Trial, other: FrozenTrial, adopts: str, step: int
-    ) -> FrozenTrial:
-        """End a trial, and begin one for its task with another's values, perturbed.
-
-        `adopts`: the copy of the other's checkpoint, which is of a `step`.
-        """
-        own = self.frozen(trial)
-        task = own.user_attrs["task"]
-        attributes = {"parent": other.number, "first_step": step, "adopts": adopts}
-        self._add(task, population.perturbed(other), RUNNING, attributes)
-        heir = self.trial_of(task)
-        assert heir is not None
-        self.end(own, PRUNED, why=_replaced_by(heir))
-        return heir
 
     # -- the end of a trial -----------------------------------------------------------------------------------
 
@@ -383,16 +343,6 @@ def lost(trials: Sequence[FrozenTrial], queue: frozenset[str] | None) -> list[Fr
     ]
 
 
-def _reached(trial: FrozenTrial, step: int) -> int:
-    """Return the last step with a value, of those up to `step`; the first one where a trial began later."""
-    made: dict[int, float] = trial.intermediate_values
-    return max((each for each in made if each <= step), default=min(made))
-
-
-def _replaced_by(heir: FrozenTrial) -> str:
-    return f"trial {heir.number} goes on from trial {heir.user_attrs.get('parent')}"
-
-
 def _was_limited(trial: FrozenTrial) -> bool:
     return bool(trial.user_attrs.get("limited")) or trial.user_attrs.get("why") == STOPPED
 
@@ -402,8 +352,7 @@ def _to_come(trial: FrozenTrial) -> float:
     if trial.last_step is None:
         return 0.0
     last = int(trial.last_step)
-    made = max(last - population.first_step(trial), 1)
-    return float(trial.user_attrs.get("gpu_seconds", 0.0)) * (STEPS - last) / made
+    return float(trial.user_attrs.get("gpu_seconds", 0.0)) * (STEPS - last) / max(last, 1)
 
 
 def _made(what: str, known: Mapping[str, Callable[..., Any]], name: str, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -47,16 +47,11 @@ class ScriptRecord:
     Made before the checkpoint is restored, and restored before its optimizer.
     """
 
-    script_counts: ClassVar[bool] = False
-    """In this process, settings of the script replace those of the checkpoint: a search has chosen new values."""
-
     def __init__(self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None) -> None:
         self._module, self._optimizer, self._scheduler = module, optimizer, scheduler
         self._settings = dict(_settings(optimizer, scheduler))
         self.restored: list[str] = []
         """The script's values that the checkpoint's replace, in words."""
-        self._replaced: dict[str, Any] = {}
-        """Settings of the checkpoint that the script's are to replace."""
 
     def state_dict(self) -> dict[str, str]:
         names = {p: plain_name(name) for name, p in self._module.named_parameters()}
@@ -91,32 +86,8 @@ class ScriptRecord:
         for name, saved in record["settings"].items():
             if name not in self._settings or self._settings[name] == saved:
                 continue
-            if self.script_counts:
-                self._replaced[name] = saved
-            else:
-                self.restored.append(f"{name} {saved} (the script has {self._settings[name]})")
-                self._settings[name] = saved
-
-    def set_script_values(self) -> None:
-        """Set the script's values again, where `script_counts`; after optimizer and scheduler were restored.
-
-        A schedule goes on from where it was, in proportion to the new learning rate.
-        """
-        for number, group in enumerate(self._optimizer.param_groups):
-            for name in tuple(group):
-                named = f"{name} of parameter group {number}"
-                if named not in self._replaced:
-                    continue
-                own, saved = self._settings[named], self._replaced[named]
-                if name != "lr" or not saved:
-                    group[name] = type(group[name])(own) if isinstance(group[name], tuple) else own
-                    continue
-                group["lr"] *= own / saved
-                if "initial_lr" in group:
-                    group["initial_lr"] = own
-                if (rates := getattr(self._scheduler, "base_lrs", None)) is not None:
-                    rates[number] *= own / saved
-        self._replaced.clear()
+            self.restored.append(f"{name} {saved} (the script has {self._settings[name]})")
+            self._settings[name] = saved
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
         """Return the first parameter that a checkpoint has otherwise; empty: none."""

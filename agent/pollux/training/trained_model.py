@@ -130,7 +130,6 @@ class TrainedModel:
         `grows`: the job began on one rank, and may get further ones in the processes.
         """
         self._main = world.rank == 0
-        self.record.set_script_values()
         self.norms.count_from_state()
         self.model = self.module
         if is_sharded(self.module):

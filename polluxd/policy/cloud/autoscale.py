@@ -16,7 +16,6 @@ import numpy as np
 
 from pollux.goodput import Goodput
 from polluxd.model import NO_PLACEMENT, Node, Plan, Snapshot
-from polluxd.policy import sanity
 from polluxd.policy.decision import decide
 from polluxd.policy.option_table import UNMEASURED_SCALING
 
@@ -49,7 +48,7 @@ def utility(snapshot: Snapshot, plan: Plan) -> float:
     if gpus == 0:
         return 0.0
     total = 0.0
-    for job in sanity.believable(snapshot)[0].jobs:
+    for job in snapshot.jobs:
         allocation = plan.of(job.job_id)
         if allocation is None or not allocation.placement:
             continue

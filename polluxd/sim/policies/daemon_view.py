@@ -80,7 +80,6 @@ def report(job: SimulatedJob, view: View, *, remaining: bool, types: bool = True
         first_step_at=job.started_at,
         gpu_type=agent.fitted_on,
         params_by_type=agent.by_type() if types and view.scenario.groups else {},
-        search_rank=job.search_rank,
     )
 
 
@@ -105,7 +104,7 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     """
     if job.submission.rigid:
         return _spec(job.submission.gpus, job.submission.gpus, "")
-    return _spec(1, min(most_gpus(job.app), gpus), job.submission.search)
+    return _spec(1, min(most_gpus(job.app), gpus))
 
 
-_spec = lru_cache(lambda least, most, search: JobSpec(min_gpus=least, max_gpus=most, search=search))
+_spec = lru_cache(lambda least, most: JobSpec(min_gpus=least, max_gpus=most))

@@ -123,32 +123,6 @@ def test_no_trial_is_lost_counted_twice_or_failed_wrongly(loop: Loop) -> None:
     assert best["gpu_hours"] > 0
 
 
-def test_a_bad_trial_goes_on_from_a_good_one_s_checkpoint(loop: Loop) -> None:
-    search = Tuned(
-        loop, "--epochs 20 --alpha 0.04 --max-batch-size 32", trials=4, gpus=2, words="--pruner pbt"
-    )
-    loop.until(search.over, seconds=400, why="the end of all tasks")
-    study = search.study()
-    trials = {trial["number"]: trial for trial in study["trials"]}
-    heirs = [trial for trial in trials.values() if trial["parent"] is not None]
-    log = (loop.folder / "trial-3.log").read_text()
-    assert any(trial["task"] == f"{search.array}_3" for trial in heirs), log
-    for heir in heirs:
-        parent = trials[heir["parent"]]
-        assert heir["params"]["width"] == parent["params"]["width"], "a shape of the checkpoint"
-        factor = heir["params"]["lr"] / parent["params"]["lr"]
-        assert min(abs(factor - 0.8), abs(factor - 1.2)) < 1e-6 or heir["params"]["lr"] in (1e-4, 1.0)
-        if heir["state"] == "complete":
-            own = (loop.folder / f"trial-{heir['task'].partition('_')[2]}.log").read_text()
-            assert f"learning rate {heir['params']['lr']:.4g} " in own, "not the checkpoint's"
-    assert re.search(r"restored the checkpoint in .*: epoch ([3-9]|1\d), optimizer step", log), log
-    states = Counter((trial["task"], trial["state"]) for trial in trials.values())
-    assert {count for (_, state), count in states.items() if state == "complete"} == {1}
-    assert "failed" not in {state for _, state in states}
-    assert {search.job(task).state for task in search.tasks} == {JobState.COMPLETED}
-    assert search.run("status", "digits").count("4 of 4 trials have ended") == 1
-
-
 RATES = {"polluxd-kill": 45.0, "postgres-crash": 90.0, "gateway-kill": 90.0, "agent-kill": 30.0}
 """Mean seconds between two faults."""
 

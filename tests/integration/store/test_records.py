@@ -337,7 +337,6 @@ def test_the_view_shows_the_newest_move(store, seen, epoch):
         ("paused", True),
         ("account_ceilings", {"physics": 16}),
         ("gpu_counts", "1,2,4,8"),
-        ("starvation_bound", 3600.0),
     ],
 )
 def test_settings_come_back_and_are_audited(store, name, value):

@@ -13,7 +13,7 @@ from polluxd.errors import ConfigError
 
 OTHERS = PolicySettings(
     objective="fair-share", kappa=3.5, power=-math.inf, fairness_per="user", gpu_counts="1,2,4",
-    starvation_bound=3600.0, remaining_work_power=-0.5, start_gpus=2, partial_nodes=True, cloud_day_budget=500.0,
+    remaining_work_power=-0.5, start_gpus=2, partial_nodes=True, cloud_day_budget=500.0,
     cloud_most=16, cloud_hours="8-18",
 )  # fmt: skip
 
@@ -47,7 +47,7 @@ def test_every_setting_but_one_is_an_option():
             "user_guarantees.a: expected a whole number of GPUs from 0, got '1.5'",
         ),
         ({"user_guarantees": ["7"]}, "--user-guarantee: expected NAME=GPUS"),
-        ({"starvation_bound": "soon"}, "starvation_bound: expected a number of seconds above 0, or none"),
+        ({"cloud_boot_s": "soon"}, "cloud_boot_s: expected a number of seconds"),
         ({"hysteresis": "1.5"}, "setting hysteresis: expected a share from 0 to 1, got 1.5"),
         (
             {"account_guarantees": ["b=9"]},
@@ -78,7 +78,7 @@ def test_every_setting_is_shown_in_words():
     settings = PolicySettings(
         power=-math.inf,
         account_weights={"b": 2.0, "a": 3.0},
-        starvation_bound=90.0,
+        cloud_boot_s=90.0,
         gpu_counts="1,2",
         paused=True,
     )
@@ -86,4 +86,4 @@ def test_every_setting_is_shown_in_words():
     assert set(shown) == {info.key for info in infos("policy")}
     assert all(row["help"] for row in setting_rows(settings))
     assert (shown["power"], shown["account_weights"], shown["user_weights"]) == ("-inf", "a=3, b=2", "-")
-    assert (shown["starvation_bound"], shown["paused"], shown["gpu_counts"]) == ("90", "yes", "1,2")
+    assert (shown["cloud_boot_s"], shown["paused"], shown["gpu_counts"]) == ("90", "yes", "1,2")

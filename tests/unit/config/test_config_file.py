@@ -132,13 +132,12 @@ def test_the_password_file_goes_into_the_url():
 def test_settings_of_the_policy_can_be_given_in_the_file():
     said = parsed(
         LEAST + '[policy]\naccount_ceilings = {a = 8}\nuser_guarantees = {u = 2}\ngpu_counts = "1,2,4"\n'
-        "starvation_bound = 3600.0\nremaining_work_power = -0.5\nhysteresis = 0.1\n"
+        "remaining_work_power = -0.5\nhysteresis = 0.1\n"
     )
     assert said.policy == PolicySettings(
         account_ceilings={"a": 8},
         user_guarantees={"u": 2},
         gpu_counts="1,2,4",
-        starvation_bound=3600.0,
         remaining_work_power=-0.5,
         hysteresis=0.1,
     )
@@ -153,10 +152,6 @@ def test_settings_of_the_policy_can_be_given_in_the_file():
         ),
         ("user_ceilings = {a = 1.5}", "policy.user_ceilings.a: "),
         ('gpu_counts = "odd"', "policy.gpu_counts: expected any, powers-of-two, whole-nodes, or a list"),
-        (
-            "starvation_bound = 0.0",
-            "policy.starvation_bound: expected a number of seconds above 0, or none; got 0.0",
-        ),
         (
             "remaining_work_power = 5.0",
             "policy.remaining_work_power: expected a number from -4 to 4; got 5.0",

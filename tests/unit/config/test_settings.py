@@ -67,7 +67,7 @@ def test_a_setting_of_the_database_is_strict(info):
 
 def test_options_are_named_after_their_settings_and_stand_for_their_values_by_unit():
     stands = {option_name(info): info.metavar for info in OPTIONS}
-    assert stands["--starvation-bound"] == "SECONDS"
+    assert stands["--cloud-boot-s"] == "SECONDS"
     assert stands["--account-ceiling"] == "NAME=GPUS"
     assert stands["--job-weight"] == "ID=WEIGHT"
     assert stands["--gpu-counts"] == "RULE"
@@ -79,7 +79,7 @@ def test_ranges_in_words():
     assert words["mode"] == '"observe", "advise" or "enforce"'
     assert words["cycle.interval_s"] == "a number of seconds above 0"
     assert words["moves.max_concurrent"] == "a whole number from 0"
-    assert words["policy.starvation_bound"] == "a number of seconds above 0, or none"
+    assert words["policy.cloud_most"] == "a number of nodes from 0, or none"
     assert words["policy.job_weights"] == "a table from a Slurm job id to a weight above 0, up to 1000"
 
 

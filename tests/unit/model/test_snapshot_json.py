@@ -82,7 +82,6 @@ SETTINGS = {
     "account_guarantees": _GPUS,
     "user_guarantees": _GPUS,
     "gpu_counts": st.sampled_from(["any", "powers-of-two", "1,2,7"]),
-    "starvation_bound": st.none() | st.floats(0, exclude_min=True, allow_infinity=False),
     "waiting_power": st.floats(-4, 4),
     "remaining_work_power": st.floats(-4, 4),
     "start_gpus": st.integers(1, 64),

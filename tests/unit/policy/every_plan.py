@@ -88,7 +88,7 @@ def best_plan(snap: Snapshot) -> float:
 def small(seed: int) -> Snapshot:
     """Return a random cluster of at most three nodes and four jobs.
 
-    The cluster has partitions, foreign GPUs and ceilings, but no guarantee and no starvation bound.
+    The cluster has partitions, foreign GPUs and ceilings, but no guarantee.
     """
     return _free(random_snapshot(seed, jobs=1 + seed % 4, count=1 + seed % 3, power=POWERS[seed % 3]))
 
@@ -96,12 +96,12 @@ def small(seed: int) -> Snapshot:
 def _free(snap: Snapshot) -> Snapshot:
     """Remove everything that the fitness alone does not show.
 
-    No job stays pinned, every job is preemptible, and guarantees and the starvation bound go. Where jobs run, new jobs
+    No job stays pinned, every job is preemptible, and guarantees go. Where jobs run, new jobs
     start on one GPU: no larger start may park a running job, whatever the fitness says.
     """
     jobs = tuple(replace(j, pinned=False, spec=replace(j.spec, preemptible=True)) for j in snap.jobs)
     start = 1 if any(j.placement for j in jobs) else snap.settings.start_gpus
-    settings = replace(snap.settings, account_guarantees={}, starvation_bound=None, start_gpus=start)
+    settings = replace(snap.settings, account_guarantees={}, start_gpus=start)
     return replace(snap, jobs=jobs, settings=settings)
 
 

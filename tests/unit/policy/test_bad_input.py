@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 
-from pollux.goodput import ThroughputParams
 from polluxd.model import JobSpec
 from polluxd.policy import decide
 from polluxd.policy.cloud.autoscale import desired_nodes
-from tests.build import job, report, running, snapshot
-from tests.unit.policy.invariants import check
-from tests.unit.policy.unlike_nodes import KINDS, QUICK, THETA, cluster, fitted
-
-
-@pytest.mark.slow
-@KINDS
-@pytest.mark.parametrize("field", ThroughputParams._fields)
-@pytest.mark.parametrize("value", [math.nan, -1.0])
-def test_a_fit_that_cannot_be_is_put_aside_and_bends_nobody_elses_plan(kind, field, value):
-    good = [job(n, report=fitted()) for n in (1, 2)]
-    broken = job(3, report=fitted(THETA._replace(**{field: value})))
-    plan = decide(snapshot(cluster(kind), [*good, broken]))
-    check(snapshot(cluster(kind), [*good, broken]), plan)
-    assert f"its fit ({field}={value:g}), so its prior is used" in plan.of(3).reason
-    assert plan.of(3).placement.gpus == 1
-    bare = decide(snapshot(cluster(kind), [*good, job(3, report=replace(fitted(None), explored_gpus=0))]))
-    assert [a.placement for a in plan.allocations] == [a.placement for a in bare.allocations]
-
-
-@pytest.mark.parametrize("kind", ["types", "types and racks"])
-@pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_a_fit_of_another_type_that_cannot_be_is_put_aside_alone(kind, value):
-    bad = report(THETA, params_by_type={"b": QUICK._replace(beta_rack=value)})
-    jobs = [job(1, report=bad), job(2, report=fitted())]
-    plan = decide(snapshot(cluster(kind), jobs))
-    assert f"its fit on b (beta_rack={value:g})" in plan.of(1).reason
-    same = decide(snapshot(cluster(kind), [job(1, report=report(THETA)), jobs[1]]))
-    assert [a.placement for a in plan.allocations] == [a.placement for a in same.allocations]
+from tests.build import job, running, snapshot
+from tests.unit.policy.unlike_nodes import KINDS, cluster, fitted
 
 
 @KINDS

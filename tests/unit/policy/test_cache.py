@@ -72,13 +72,3 @@ def test_jobs_that_are_gone_are_forgotten(gone):
     decide(snapshot(nodes(1), jobs[gone:]), cache=cache)
     decide(snapshot(nodes(1), jobs), cache=cache)
     assert cache.misses == gone
-
-
-def test_a_number_that_cannot_be_is_found_beside_a_report_that_is_known():
-    snap = snapshot(nodes(2), [job(1, report=report(), started=True), job(2, report=report())])
-    cache = Cache()
-    decide(snap, cache=cache)
-    broken = replace(snap, jobs=(replace(snap.jobs[0], age=float("nan")), snap.jobs[1]))
-    plan = decide(broken, cache=cache)
-    assert "age=nan" in plan.of(1).reason
-    assert plan == decide(broken)

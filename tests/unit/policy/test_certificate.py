@@ -84,7 +84,6 @@ def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch
         kind=-one,
         racks=0 * one,
         kept=np.zeros(12, dtype=np.bool_),
-        penalty=np.array([1.0]),
     )
     seating = SimpleNamespace(
         table=table,
@@ -92,6 +91,8 @@ def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch
         packing=SimpleNamespace(nodes=(None,), moved=lambda: np.array([False])),
         valued=lambda stay, move: SimpleNamespace(),
         may_move_to=lambda job, option: True,
+        state=lambda: None,
+        restore=lambda state: None,
     )
 
     def limit(counted):
@@ -99,6 +100,7 @@ def test_the_highest_level_that_all_jobs_can_reach_is_found(reached, monkeypatch
         return 0.0 if useful <= reached else -1.0
 
     monkeypatch.setattr(assignment, "limit", limit)
+    monkeypatch.setattr(assignment, "improve", lambda seating: 0.0)
     assert steep.lift(seating, bound=10.0) == (rating[reached] + objective.FLOOR) / 2.0
 
 

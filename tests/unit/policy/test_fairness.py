@@ -1,4 +1,4 @@
-"""Powers, weights, remaining work and the starvation bound.
+"""Powers, weights and remaining work.
 
 The tests check which jobs are given more, and that no job is forgotten.
 """
@@ -14,7 +14,6 @@ from polluxd.model import JobSpec
 from polluxd.policy import decide, worth
 from tests.build import job, nodes, report, running, snapshot
 from tests.unit.policy.invariants import check
-from tests.unit.policy.scenarios import applied
 
 
 @pytest.mark.parametrize(
@@ -56,35 +55,6 @@ def test_starved_jobs_come_first_under_strongly_negative_powers():
     jobs = [running(1, ["n000", "n001"], 4, report=report()), *(job(n, report=report()) for n in range(2, 6))]
     plan = decide(snapshot(nodes(2), jobs, power=-10.0))
     assert all(a.placement for a in plan.allocations)
-
-
-def test_starvation_bound_puts_those_who_waited_longest_first():
-    jobs = [running(n, ["n000"], 1, report=report("scalable", explored=1)) for n in range(1, 5)]
-    jobs += [job(5, JobSpec(min_gpus=4), report=report("stubborn", explored=4), age=7200.0)]
-    jobs += [job(6, report=report(), age=50.0)]
-    patient = decide(snapshot(nodes(1), jobs, waiting_power=0.0))
-    assert not patient.of(5).placement
-    bounded = decide(snapshot(nodes(1), jobs, starvation_bound=3600.0, waiting_power=0.0))
-    assert bounded.of(5).placement.gpus == 4
-    assert not decide(snapshot(nodes(1), jobs, starvation_bound=86400.0, waiting_power=0.0)).of(5).placement
-    assert 0 <= bounded.gap < 1
-
-
-def test_every_job_has_run_within_the_starvation_bound_and_the_time_to_drain_the_queue():
-    """Twelve jobs that never end, on four GPUs: each gets its turn."""
-    queue = [job(n, report=report(explored=1), age=0.0) for n in range(1, 13)]
-    snap, longest = snapshot(nodes(1), queue, starvation_bound=600.0), 0.0
-    waits = {j.job_id: 0.0 for j in snap.jobs}
-    for _ in range(60):
-        plan = decide(snap)
-        for a in plan.allocations:
-            waits[a.job_id] = 0.0 if a.placement else waits[a.job_id] + 60.0
-        longest = max(longest, *waits.values())
-        snap = applied(snap, plan)
-        snap = replace(
-            snap, jobs=tuple(replace(j, age=j.age + 60, waiting=waits[j.job_id]) for j in snap.jobs)
-        )
-    assert longest <= 600 + 2 * 60 + 600
 
 
 def test_remaining_work_favours_the_job_near_its_end_within_bounds():
@@ -129,13 +99,6 @@ def test_a_job_of_unknown_length_is_expected_to_need_as_long_again():
     found, seconds = worth.promptness(jobs, np.array([0.1]), np.array([0.1]), np.zeros(1, dtype=np.int64))
     assert seconds.tolist() == [6400.0]
     assert found == pytest.approx([2.0])
-
-
-@pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
-def test_of_two_overdue_jobs_the_one_that_has_waited_longer_goes_first(objective):
-    jobs = [job(n, report=report(explored=1), waiting=waiting) for n, waiting in ((1, 2_000.0), (2, 5_000.0))]
-    plan = decide(snapshot(nodes(1, gpus=1), jobs, starvation_bound=1_000.0, objective=objective))
-    assert [bool(plan.of(n).placement) for n in (1, 2)] == [False, True]
 
 
 @pytest.mark.parametrize("objective", ["completion-time", "fair-share"])

@@ -183,16 +183,6 @@ def test_random_mixed_clusters_keep_every_rule(power):
                 assert len({by_name[n] for n in a.placement.nodes}) == 1
 
 
-def test_a_fit_for_one_type_that_cannot_be_is_put_aside_alone():
-    bad = report(
-        params_by_type={NEW: THETAS["scalable"]._replace(alpha_grad=float("nan")), OLD: THETAS["middling"]}
-    )
-    good = report(params_by_type={OLD: THETAS["middling"]})
-    plans = [decide(snapshot(mixed(), [job(1, report=r), job(2, report=typed())])) for r in (bad, good)]
-    assert plans[0].objective == plans[1].objective
-    assert f"its fit on {NEW} (alpha_grad=nan)" in plans[0].of(1).reason
-
-
 def test_a_stored_snapshot_keeps_its_types():
     snap = snapshot(mixed(), [job(1, report=typed())])
     assert decode_snapshot(json.loads(json.dumps(encode(snap)))) == snap

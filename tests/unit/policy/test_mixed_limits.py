@@ -1,4 +1,4 @@
-"""Limits, guarantees and the starvation bound with GPU types and racks."""
+"""Limits and guarantees with GPU types and racks."""
 
 from __future__ import annotations
 
@@ -35,18 +35,6 @@ def test_ceilings_and_guarantees_of_accounts_and_users(kind):
     if kind == "racks":
         assert "ceiling" in [plan.of(n).explanation.limit for n in (1, 2)]
         assert held(decide(snapshot(cluster(kind), jobs)), (1, 2)) > 9
-
-
-@MIXED
-def test_who_has_waited_past_the_bound_goes_first(kind):
-    spec = JobSpec(min_gpus=4, max_gpus=4)
-    late = job(99, spec, report=fitted(), age=1e5, weight=0.01)
-    crowd = [job(n, spec, report=fitted(), age=100.0, weight=5.0) for n in range(1, 13)]
-    snap = snapshot(cluster(kind), [late, *crowd], starvation_bound=3600.0)
-    plan = decide(snap)
-    check(snap, plan)
-    assert plan.of(99).placement
-    assert not decide(snapshot(cluster(kind), [late, *crowd])).of(99).placement
 
 
 @KINDS

@@ -13,7 +13,6 @@ from torch.nn.functional import mse_loss
 
 from pollux import Job, attach
 from pollux.errors import CheckpointError, ForeignCheckpoint, LoopMistake
-from pollux.training.script_record import ScriptRecord
 from tests.unit.agent.loop.mistakes_page import on_the_page
 from tests.unit.agent.regression import data, network
 
@@ -66,23 +65,6 @@ def test_settings_that_the_checkpoint_restores_over_edited_ones_are_named(tmp_pa
     assert job.scheduler.T_max == 12
     attempt(tmp_path, 1)
     assert notices(capfd) == []
-
-
-def test_new_values_of_a_search_replace_those_of_the_checkpoint(
-    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = attempt(tmp_path, 5).optimizer.param_groups[0]
-    monkeypatch.setattr(ScriptRecord, "script_counts", True)
-    job = begun(tmp_path, lr=0.1, betas=(0.8, 0.99), weight_decay=0.5)
-    group = job.optimizer.param_groups[0]
-    assert group["lr"] == pytest.approx(2 * before["lr"]), "of a schedule that goes on"
-    assert (group["betas"], group["weight_decay"]) == ((0.8, 0.99), 0.5)
-    train(job)
-    assert group["lr"] == pytest.approx(0.0), "the schedule ends where it did"
-    assert notices(capfd) == []
-    monkeypatch.setattr(ScriptRecord, "script_counts", False)
-    assert attempt(tmp_path, 1, lr=0.1).optimizer.param_groups[0]["weight_decay"] == 0.5
-    assert "lr of" not in "".join(notices(capfd)), "the checkpoint has them now"
 
 
 def test_another_optimizer_or_scheduler_is_refused_by_name(tmp_path: Path) -> None:

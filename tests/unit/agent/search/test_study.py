@@ -155,42 +155,6 @@ def test_until_is_planned_on_the_gpus_that_the_trials_have(tmp_path: Path) -> No
     assert begun.report(bad, 1, 0.5, 150.0, 2) == LIMITED
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_the_worst_of_a_population_goes_on_from_the_best(number: int, tmp_path: Path) -> None:
-    begun = search(tmp_path, pruner="pbt")
-    tasks = [begun.live(begun.begin(f"1_{n}", everybody)) for n in range(4)]
-    rates = [trial.suggest_float("lr", 1e-4, 1.0, log=True) for trial in tasks]
-    widths = [trial.suggest_int("width", 1, 99) for trial in tasks]
-    for n, trial in enumerate(tasks):
-        begun.report(trial, 3, -float((n - number) % 4), 60.0)
-    worst = tasks[(number + 3) % 4]
-    assert begun.better(worst) == [], "it has not trained for long"
-    begun.report(worst, 5, -3.0, 80.0)
-    (best,) = begun.better(worst)
-    assert best.number == tasks[number].number
-    heir = begun.go_on_from(worst, best, "/copy", 4)
-    assert heir.params["lr"] in (max(rates[number] * 0.8, 1e-4), min(rates[number] * 1.2, 1.0))
-    assert heir.params["width"] == widths[number]
-    assert begun.frozen(worst).user_attrs["why"] == f"trial 4 goes on from trial {number}"
-    same = begun.live(begun.begin(heir.user_attrs["task"], everybody))
-    assert (same.number, same.suggest_float("lr", 1e-4, 1.0, log=True)) == (4, heir.params["lr"])
-    begun.report(same, 6, 0.5, 20.0)
-    assert begun.frozen(same).intermediate_values == {5: 0.5, 6: 0.5}
-    assert begun.better(same) == [], "it has just come"
-    assert (len(begun.trials()), len(begun.newest()), begun.count()) == (5, 4, 4)
-
-
-def test_a_trial_that_was_killed_while_it_was_replaced_counts_once(tmp_path: Path) -> None:
-    begun = search(tmp_path, pruner="pbt")
-    own, other = (begun.live(begun.begin(task, everybody)) for task in ("1_0", "1_1"))
-    begun.report(own, 4, 0.1, 1.0)
-    begun.end = lambda *_, **__: None  # type: ignore[method-assign]  # killed before it
-    heir = begun.go_on_from(own, begun.frozen(other), "/copy", 4)
-    again = search(tmp_path)
-    assert again.begin("1_0", everybody).number == heir.number
-    assert [t.state for t in again.trials()] == [TrialState.PRUNED, TrialState.RUNNING, TrialState.RUNNING]
-
-
 def test_until_gives_up_what_begins_too_late(tmp_path: Path) -> None:
     begun = search(tmp_path, until=time.time() - 1)
     assert begun.begin("1_0", everybody).state is TrialState.PRUNED
