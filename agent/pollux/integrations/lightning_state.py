@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -11,6 +11,11 @@ class LoopState:
 
     def __init__(self, trainer: Any, schedulers: list[Any]) -> None:
         self._trainer, self._schedulers = trainer, schedulers
+
+    def averages(self) -> Iterator[object]:
+        """Yield what may be a moving average of weights: callbacks, and what they hold."""
+        for callback in self._trainer.callbacks:
+            yield from (callback, *vars(callback).values())
 
     def state_dict(self) -> dict[str, Any]:
         callbacks = {callback.state_key: callback.state_dict() for callback in self._trainer.callbacks}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -28,6 +28,11 @@ class TrainerState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+
+    def averages(self) -> Iterator[object]:
+        """Yield what may be a moving average of weights: callbacks, and what they hold."""
+        for callback in self._trainer.callback_handler.callbacks:
+            yield from (callback, *vars(callback).values())
 
     def state_dict(self) -> dict[str, str]:
         state = asdict(self._trainer.state)
