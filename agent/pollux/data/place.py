@@ -213,7 +213,8 @@ class ElasticData(ABC):
 
     def set_batch(self, local_batch: int) -> None:
         """Change the samples per rank, from the next micro-batch on."""
-        self.resize(replace(self._share, local_batch=local_batch))
+        if local_batch != self._share.local_batch:
+            self.resize(replace(self._share, local_batch=local_batch))
 
     def resize(self, share: RankShare) -> None:
         """Change rank, ranks and batch, from the next micro-batch on. Every rank must do so at the same place."""

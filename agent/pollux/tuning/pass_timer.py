@@ -26,7 +26,7 @@ FILE_EVERY = 1.0
 _TOGETHER = 32
 
 SPARSE = 8
-"""One step in so many is timed where a mark costs something, besides those that are measured."""
+"""One step in so many is timed, besides those whose gradients are measured."""
 
 _DENSE = 16
 """Steps of a new configuration that are all timed."""
@@ -35,8 +35,6 @@ _DENSE = 16
 class HostClock:
     """Marks of the host's time; exact on a CPU, which computes synchronously."""
 
-    sparse = False
-    """Whether a mark is work for the device."""
     mark: Callable[[], Any] = staticmethod(time.perf_counter)
 
     def passed(self, mark: Any) -> bool:
@@ -49,8 +47,6 @@ class HostClock:
 
 class CudaClock:
     """Marks in a device's stream: events, read once they have passed."""
-
-    sparse = True
 
     def __init__(self, device: Any) -> None:
         import torch  # noqa: PLC0415 - the profile itself needs none
@@ -79,9 +75,8 @@ class _Pass(NamedTuple):
     """The marks of one pass; None: not reached."""
 
     key: Configuration
-    started: Any
     fetched: Any
-    """Begin of the wait for data; later than `started` if the script did something in between."""
+    """Begin of the wait for data."""
     data: Any
     """The data was there."""
     waits: tuple[tuple[Any, Any], ...]
@@ -98,8 +93,8 @@ class PassTimer:
 
     On a CPU the clock is the host's. The wait for other ranks lasts from the last local gradient (as the estimator
     between ranks sees it) to the end of the pass; the rest of the step is this rank's own work. On a GPU nothing waits:
-    a later pass files an earlier one once its marks have passed. Only some steps are timed there: the first ones of a
-    configuration, one in SPARSE, and those whose gradients are measured. A disproportionate wait for data is a stall:
+    a later pass files an earlier one once its marks have passed. Only some steps are timed: the first ones of a
+    configuration, one in `sparse`, and those whose gradients are measured. A disproportionate wait for data is a stall:
     it counts in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's
     time.
     `file_every` seconds lie between two times that passes are filed.
@@ -111,9 +106,11 @@ class PassTimer:
         clock: HostClock | CudaClock | None = None,
         *,
         file_every: float = FILE_EVERY,
+        sparse: int = SPARSE,
     ) -> None:
         self.profile = profile
         self._file_every = file_every
+        self._sparse = sparse
         self._clock = clock or HostClock()
         self._mark = self._clock.mark
         self.cost = MeasuringCost()
@@ -125,7 +122,6 @@ class PassTimer:
         self._dense = _DENSE
         self._step: float | None = 0.0
         """Seconds of the passes of a step that are filed; None if one of them does not count."""
-        self._from: Any = None
         self._fetched: Any = None
         self._data: Any = None
         self._ready: Any = None
@@ -146,7 +142,7 @@ class PassTimer:
 
     def pause(self) -> None:
         """Discard the present pass: the script did something else than training."""
-        self._from = self._fetched = None
+        self._fetched = None
         self._within = False
         self._file_all()
 
@@ -160,15 +156,10 @@ class PassTimer:
 
     def fetch(self, *, measured: bool = False) -> None:
         """Begin the next pass, with the wait for its data. `measured`: the gradients of its step are."""
-        if not self._within and self._clock.sparse:
-            self._timing = measured or self._dense > 0 or self._steps % SPARSE == 0
-            self._from = None  # the last step may not have been timed
-        if not self._timing:
-            return
+        if not self._within:
+            self._timing = measured or self._dense > 0 or self._steps % self._sparse == 0
+        self._fetched = self._mark() if self._timing else None
         self._measured = measured
-        self._fetched = self._mark()
-        if self._from is None:
-            self._from = self._fetched
 
     def ready(self) -> None:
         """Mark the last local gradient; called in the backward pass."""
@@ -197,8 +188,8 @@ class PassTimer:
             return
         if synchronised:
             self._dense -= 1
-        started, self._from = self._from, self._mark()
-        if started is None or key is None:
+        fetched, self._fetched = self._fetched, None
+        if fetched is None or key is None:
             return
         warm = self._warming <= 0
         if counts and not warm:
@@ -206,11 +197,10 @@ class PassTimer:
         self.pending.append(
             _Pass(
                 key,
-                started,
-                self._fetched,
+                fetched,
                 self._data,
                 self._waits,
-                self._from,
+                self._mark(),
                 synchronised,
                 counts and warm,
                 warm,
@@ -238,8 +228,8 @@ class PassTimer:
 
     def _file(self, done: _Pass, local: list[float], final: list[float]) -> None:
         """File one pass's seconds."""
-        seconds = self._clock.seconds(done.started, done.ended)
-        wait = 0.0 if done.fetched is None else max(self._clock.seconds(done.fetched, done.data), 0.0)
+        seconds = self._clock.seconds(done.fetched, done.ended)
+        wait = max(self._clock.seconds(done.fetched, done.data), 0.0)
         self._waited, self._total = 0.99 * self._waited + wait, 0.99 * self._total + seconds
         self._step = None if self._step is None or not done.warm else self._step + seconds - wait
         if done.synchronised:

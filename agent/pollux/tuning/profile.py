@@ -74,7 +74,8 @@ class StepProfile:
         """Add times of one configuration [s].
 
         `local` holds whole accumulation passes and the own work of synchronising passes; `final` holds whole
-        synchronising passes, from one end of step to the next. Times that are not positive and finite are left out.
+        synchronising passes, from the wait for their data to the end of the loop's body. Times that are not positive
+        and finite are left out.
         """
         with self._lock:
             times = self._times.get(key)

@@ -21,6 +21,7 @@ from pollux.noise import measuring
 from pollux.noise.noise_scale import NoiseAverages, SampleKind, unbiased
 from tests.unit.agent.conftest import skip_unless_gloo_sums
 from tests.unit.agent.noise.known_noise import Network, frozen_adam
+from tests.unit.agent.regression import logged
 
 pytestmark = pytest.mark.usefixtures("read_at_once")
 
@@ -191,8 +192,12 @@ def test_a_loop_without_contexts_is_measured_between_ranks(ranks: Any, name: str
     check(name, 2, ranks(2, measure_bare, name))
 
 
-def what_arrives(name: str) -> tuple[float, int]:
-    """Return the largest error of `.grad`, relative to the mean gradient, and the number of samples of the noise."""
+def what_arrives(name: str) -> tuple[float, int, bool]:
+    """Return the largest error of `.grad`, relative to the mean gradient, and the number of samples of the noise.
+
+    Also return whether rank 0 says that it does not measure.
+    """
+    lines = logged()
     model = Matrix(unused=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     job = attach(
@@ -216,16 +221,18 @@ def what_arrives(name: str) -> tuple[float, int]:
         if n == 5:
             break
     job.close()
-    return off, job.training.models[0].averages.samples
+    told = any("the noise scale is not measured, and the batch size stays" in line for line in lines)
+    return off, job.training.models[0].averages.samples, told or job.rank > 0
 
 
 def test_a_hook_of_the_script_or_a_reduction_in_place_works_and_is_not_measured(ranks: Any) -> None:
     for name, least, most in (("PowerSGD", 0.05, 1.0), ("in place", 0.0, 1e-5)):
-        for off, samples in ranks(2, what_arrives, name):
+        for off, samples, told in ranks(2, what_arrives, name):
             assert least <= off <= most, name
             assert samples == 0, name
+            assert told, name
     skip_unless_gloo_sums(torch.float16)
-    assert max(off for off, _ in ranks(2, what_arrives, "fp16")) < 1e-2
+    assert max(off for off, *_ in ranks(2, what_arrives, "fp16")) < 1e-2
 
 
 def test_unused_parameters_and_a_static_graph(ranks: Any) -> None:

@@ -52,7 +52,7 @@ def run(
 
 def test_warm_up_passes_and_pauses_are_no_measurements() -> None:
     clock, profile = Device(), StepProfile()
-    timer = PassTimer(profile, clock, file_every=0.0)
+    timer = PassTimer(profile, clock, file_every=0.0, sparse=1)
     for _ in range(WARM_PASSES):
         run(timer, clock, 5.0)
     assert profile.medians(ONE)[1] is None
@@ -70,7 +70,7 @@ def test_warm_up_passes_and_pauses_are_no_measurements() -> None:
 
 def test_the_wait_for_other_ranks_is_not_this_ranks_own_time() -> None:
     clock, profile = Device(), StepProfile()
-    timer = PassTimer(profile, clock, file_every=0.0)
+    timer = PassTimer(profile, clock, file_every=0.0, sparse=1)
     for _ in range(WARM_PASSES + 3):
         run(timer, clock, 1.0, sync=0.5, key=FOUR)
     assert profile.medians(FOUR) == (pytest.approx(1.0), pytest.approx(1.5))
@@ -78,7 +78,7 @@ def test_the_wait_for_other_ranks_is_not_this_ranks_own_time() -> None:
 
 def test_passes_are_filed_together_and_none_is_lost() -> None:
     clock, profile = Device(), StepProfile()
-    timer = PassTimer(profile, clock, file_every=1e9)
+    timer = PassTimer(profile, clock, file_every=1e9, sparse=1)
     for _ in range(WARM_PASSES + 40):
         run(timer, clock, 1.0)
     (filed,) = profile.rows().weights.tolist()
@@ -89,7 +89,7 @@ def test_passes_are_filed_together_and_none_is_lost() -> None:
 
 def test_a_data_stall_is_told_and_left_out_and_a_slow_loader_is_part_of_the_cost() -> None:
     clock, profile = Device(), StepProfile()
-    timer = PassTimer(profile, clock, file_every=0.0)
+    timer = PassTimer(profile, clock, file_every=0.0, sparse=1)
     assert timer.data_wait is None
     for _ in range(WARM_PASSES + 20):
         run(timer, clock, 1.0, wait=0.01)
@@ -105,7 +105,7 @@ def test_a_data_stall_is_told_and_left_out_and_a_slow_loader_is_part_of_the_cost
     assert quiet < 0.02
     assert 0.5 < stalled <= 1.0
 
-    slow = PassTimer(profile := StepProfile(), clock, file_every=0.0)
+    slow = PassTimer(profile := StepProfile(), clock, file_every=0.0, sparse=1)
     for _ in range(WARM_PASSES + 40):
         run(slow, clock, 1.0, wait=1.0)
     assert profile.medians(ONE)[1] == pytest.approx(2.0)
@@ -114,7 +114,7 @@ def test_a_data_stall_is_told_and_left_out_and_a_slow_loader_is_part_of_the_cost
 
 def test_marks_that_a_device_has_not_reached_are_read_later_and_never_waited_for() -> None:
     clock, profile = Device(lag=3.5), StepProfile()
-    timer = PassTimer(profile, clock, file_every=0.0)
+    timer = PassTimer(profile, clock, file_every=0.0, sparse=1)
     for _ in range(WARM_PASSES + 3):
         run(timer, clock, 1.0)
     assert profile.rows().weights.size == 0
