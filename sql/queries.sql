@@ -645,10 +645,13 @@ FROM known k LEFT JOIN pollux.prior p ON p.cluster = :cluster AND p.uid = :uid A
 
 -- name: open_orders
 -- What the agents are to do now: a drain, or a resize within the allocation, of all jobs. A job has one open move at most.
+-- A drain stands until its job is requeued: a drained agent that has no order any more trains on.
 SELECT m.id, m.job_id, m.attempt, m.path, m.step, m.target, m.nonce, k.grows
 FROM pollux.move m, LATERAL (
     SELECT m.path = 'resize'
            AND jsonb_array_length(m.target -> 'nodes') > jsonb_array_length(m.source -> 'nodes') AS grows) k
 WHERE m.cluster = :cluster AND m.step NOT IN ('training', 'parked', 'failed')
   AND CASE WHEN k.grows THEN m.step IN ('recruiting', 'configured', 'started')
-      ELSE m.step = 'draining' AND NOT EXISTS (SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id) END;
+      WHEN m.path = 'resize' THEN m.step = 'draining' AND NOT EXISTS (
+          SELECT FROM pollux.acknowledgement a WHERE a.move_id = m.id)
+      ELSE m.step IN ('draining', 'checkpointed') END;

@@ -1,7 +1,8 @@
 """Drain a job: stop it at a checkpoint, and acknowledge the checkpoint.
 
 Rank 0 passes the order on in its next decision. All ranks write a checkpoint after the same optimizer step, and rank 0
-acknowledges it. All ranks then wait for Slurm to kill them, for a limited time. If Slurm does not, they train on. If
+acknowledges it. All ranks then wait for Slurm to kill them, for a limited time. If Slurm does not, or the scheduler
+takes its order back, they train on. If
 the training makes no more steps, rank 0 acknowledges the newest checkpoint at once.
 """
 
@@ -29,6 +30,7 @@ class Drains:
         """`wait`: seconds that a drained job waits to be killed."""
         self._line, self.wait = line, wait
         self._ordered = 0
+        self._withdrawn = threading.Event()
         self.followed: set[int] = set()
         """Moves whose order was followed or is being answered."""
         self._final_receipt: Callable[[], Receipt | None] | None = None
@@ -36,8 +38,12 @@ class Drains:
     # -- rank 0, any thread -----------------------------------------------------------------------------------
 
     def order(self, move: int) -> None:
-        """The scheduler wants this job to stop at a checkpoint."""
+        """The scheduler wants this job to stop at a checkpoint; 0: it wants that no more."""
         self._ordered = move
+        if not move:
+            self._withdrawn.set()
+            return
+        self._withdrawn.clear()
         # In this order, and in `rest` in the opposite order: then the later of the two sees the other.
         if self._final_receipt is not None:
             self._answer_at_rest(self._final_receipt)
@@ -105,8 +111,8 @@ class Drains:
             raise
 
     def wait_for_end(self) -> None:
-        """Wait to be killed, for a bounded time."""
-        end = time.monotonic() + self.wait
-        while (left := end - time.monotonic()) > 0:
-            time.sleep(min(left, 1.0))
+        """Wait to be killed, for a bounded time, or until polluxd has ended the move without a requeue."""
+        if self._withdrawn.wait(self.wait):
+            logger.warning("polluxd has ended the move for which this job has drained: it trains on")
+            return
         logger.warning("nobody ended this job in %.0f s after its drain: it trains on", self.wait)

@@ -46,7 +46,7 @@ class Publisher:
         collect: returns a report (JSON numbers, finite). Called from the reporter's thread, so it must be cheap and
             thread-safe.
         drain: called from the thread of the orders with each move that the job has to drain for; again where nobody
-            answered the acknowledgement.
+            answered the acknowledgement; with 0 where the order has gone: polluxd has ended the move.
         resize: called there with each order to resize, as the gateway gives it; None: no order stands any more.
         interval_s: between reports; the gateway's by default.
         introduction: sent before the first report; None: use no earlier measurements, and leave none to later runs.
@@ -246,7 +246,10 @@ class Publisher:
             self._resize_seen = number
             self._pass_on(self._resize, None if number is None else terms)
         drain = orders.get("drain")
-        if drain is not None and drain != self._drain_seen:
+        if drain is None and self._drain_seen is not None:
+            self._drain_seen = None
+            self._pass_on(self._drain, 0)
+        elif drain is not None and drain != self._drain_seen:
             self._drain_seen = int(drain)
             self._pass_on(self._drain, self._drain_seen)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,8 @@ from pollux.resize.joining import Joiner
 from pollux.resize.parent_options import parent_options
 from pollux.resize.requests import ResizeRequest, objection
 from pollux.resize.resizer import ResizePhase
+from pollux.scheduler.drains import Drains
+from pollux.scheduler.line import SchedulerLine
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
@@ -186,6 +189,24 @@ def test_an_order_is_passed_on_once_and_so_is_its_end() -> None:
     for instructions in ({"drain": None, "resize": order}, {"resize": order}, {"drain": None}, {}):
         publisher.take_orders(instructions)
     assert heard == [order, None]
+
+
+def test_an_order_to_drain_that_polluxd_takes_back_ends_the_wait() -> None:
+    heard: list[int] = []
+    publisher = Publisher(GatewayAccess((), "", 1, 0), dict, heard.append, lambda _terms: None)
+    for instructions in ({"drain": 4}, {"drain": 4}, {"drain": None}, {"drain": None}, {"drain": 5}):
+        publisher.take_orders(instructions)
+    assert heard == [4, 0, 5]
+    drains = Drains(SchedulerLine(None), wait=3600.0)
+    drains.order(4)
+    waits = threading.Thread(target=drains.wait_for_end, daemon=True)
+    waits.start()
+    assert drains.wanted() == 4
+    drains.order(0)
+    waits.join(60.0)
+    assert not waits.is_alive(), "the training goes on at once"
+    drains.order(5)
+    assert drains.wanted() == 5
 
 
 # -- recruitment ----------------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def test_an_order_arrives_at_once_and_once(gateway: FakeGateway, publish: Any) -
         gateway.order(resize={"id": 9, "gpus": 4})
         eventually(lambda: len(orders) == 2)
         gateway.order(resize=None, drain=None)
-        eventually(lambda: len(orders) == 3)
-        assert orders == [3, {"id": 9, "gpus": 4}, None]
+        eventually(lambda: len(orders) == 4)
+        assert orders == [3, {"id": 9, "gpus": 4}, None, 0], "both have gone"
         assert gateway.requests.count("POST /v1/report") == 1, "no order waits for a report"
 
 
