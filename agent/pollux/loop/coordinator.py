@@ -20,7 +20,7 @@ from pollux.loop.divergence import as_left, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.finite import FiniteCheck
 from pollux.loop.left_alone import Places
-from pollux.loop.notices import in_words, notice, summary
+from pollux.loop.notices import in_words, moves, notice, summary
 from pollux.loop.regroup import Regrouping
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
@@ -91,7 +91,12 @@ class Coordinator:
                 if self.checkpointer.from_memory
                 else f"checkpoint in {self.attempt.directory}"
             )
-            notice(f"restored the {where}: epoch {progress.epoch}, optimizer step {progress.optimizer_steps}")
+            steps = progress.optimizer_steps
+            notice(
+                f"restored the {where}: epoch {progress.epoch}, optimizer step {steps}",
+                event="restored",
+                step=steps,
+            )
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def keep_restored(self, model: TrainedModel) -> None:
@@ -279,7 +284,13 @@ class Coordinator:
                 model.meter.reset_batch()
             training.timer.cool()
             if self._main:
-                notice(in_words(training.choice, training.world.size))
+                size = training.world.size
+                notice(
+                    in_words(training.choice, size),
+                    event="batch-size",
+                    batch_size=training.batch_size,
+                    gpus=size,
+                )
         if decision.end:
             reason, seconds = Reason(decision.end), self.save(durable=True)
             # All ranks wait for rank 0: when the first rank ends, Slurm may end the others.
@@ -304,11 +315,7 @@ class Coordinator:
         if self._main and receipt is None:
             self.resizer.refuse(move, tied or self.checkpointer.trouble or "no checkpoint could be written")
         elif self._main:
-            step = self.training.progress.optimizer_steps
-            notice(
-                f"saved optimizer step {step}: polluxd moves this job through Slurm's queue, and it goes on there. "
-                "Slurm now calls its processes cancelled"
-            )
+            moves(self.training.progress.optimizer_steps)
         with self.endings.off():
             self.drains.drain(move, receipt, self.exchange)
 
@@ -358,7 +365,7 @@ class Coordinator:
             return
         progress.finished = True
         if self._main:
-            notice(summary(self.training))
+            notice(summary(self.training), event="finished", step=progress.optimizer_steps)
         if self._main:
             self._finite.look(self.training.models[0].module, progress.optimizer_steps)
         self._finite.tell(waits=True)

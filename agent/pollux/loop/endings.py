@@ -192,7 +192,8 @@ class Endings:
                 if seconds is not None
                 else "no checkpoint could be written, so the steps since the last one are lost"
             )
-            notice(f"{reason.text}: {kept}; the training ends here")
+            saved = seconds is not None
+            notice(f"{reason.text}: {kept}; the training ends here", event="ends", step=step, saved=saved)
             if wait and reason is not Reason.TERM and self._continues:
                 self._requeue()
         until = time.monotonic() + (SLURM_WAIT if wait else 0.0)

@@ -20,7 +20,7 @@ from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel, JobModel
 from pollux.loop.batches import TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
-from pollux.loop.notices import announce, notice
+from pollux.loop.notices import already_finished, announce
 from pollux.loop.scalars import scalars
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
@@ -201,10 +201,7 @@ class Job(JobModel):
             raise LoopMistake(NESTED)
         coordinator.begin_loop()
         if self.is_main and progress.epoch >= count:
-            notice(
-                f"already finished: {progress.optimizer_steps} optimizer steps, {progress.epoch} of {count:g} epochs. "
-                "Epochs count from the beginning of the training"
-            )
+            already_finished(progress, count)
         while progress.epoch < count:
             coordinator.begin_epoch()
             training.step.in_epoch = True

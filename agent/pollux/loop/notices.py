@@ -5,24 +5,65 @@ They are restores, changes of GPUs or batch size, and the end of a training.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
+import time
+from typing import Any
 
 from pollux.goodput import BatchChoice
+from pollux.learning_rate.progress import Progress
 from pollux.learning_rate.scaling import name_of
+from pollux.slurm_job.trainings import RUN
 from pollux.training.training import Training
 from pollux.tuning.knowledge import LastAttempt
 
 logger = logging.getLogger("pollux")
 
 
-def notice(text: str) -> None:
-    """Log `text`, or print it to stderr if the script's logging hides it. Control characters are escaped."""
+def notice(text: str, **facts: Any) -> None:
+    """Log `text`, or print it to stderr if the script's logging hides it. Control characters are escaped.
+
+    In a Slurm job the `facts` follow as a line for programs; `event` says what has happened:
+    `POLLUX {"event": "restored", "step": 400, ...}`.
+    """
     text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info(text)
     else:
         print(f"pollux: {text}", file=sys.stderr, flush=True)
+    if facts and "SLURM_JOB_ID" in os.environ:
+        run = {"run": os.environ[RUN]} if os.environ.get(RUN) else {}
+        line = json.dumps({**facts, **run, "at": round(time.time(), 3)})
+        print(f"POLLUX {line}", file=sys.stderr, flush=True)
+
+
+def restored(where: str, progress: Progress) -> None:
+    """Say from where a training goes on."""
+    steps = progress.optimizer_steps
+    text = f"restored the {where}: epoch {progress.epoch}, optimizer step {steps}"
+    notice(text, event="restored", step=steps)
+
+
+def moves(step: int) -> None:
+    """Say that the job goes through the queue now."""
+    notice(
+        f"saved optimizer step {step}: polluxd moves this job through Slurm's queue, and it goes on there. "
+        "Slurm now calls its processes cancelled",
+        event="moves",
+        step=step,
+    )
+
+
+def already_finished(progress: Progress, count: float) -> None:
+    """Say that an attempt has nothing left to train."""
+    notice(
+        f"already finished: {progress.optimizer_steps} optimizer steps, {progress.epoch} of {count:g} epochs. "
+        "Epochs count from the beginning of the training",
+        event="already-finished",
+        step=progress.optimizer_steps,
+    )
 
 
 def of_gpus(number: int) -> str:
@@ -47,7 +88,13 @@ def announce(training: Training, last: LastAttempt | None) -> None:
     bounds = f"M0 = {limits.initial}, {f'up to {training.most}{later}' if grows else 'fixed'}"
     model = training.models[0]
     rates = ", ".join(f"{rate:.4g}" for rate in model.rates.rates())
-    notice(f"{in_words(choice, gpus)}{before}; {bounds}; learning rate {rates} by rule {name_of(model.rule)}")
+    notice(
+        f"{in_words(choice, gpus)}{before}; {bounds}; learning rate {rates} by rule {name_of(model.rule)}",
+        event="begun",
+        gpus=gpus,
+        batch_size=choice.size(gpus),
+        step=training.progress.optimizer_steps,
+    )
 
 
 def summary(training: Training) -> str:

@@ -66,7 +66,12 @@ class Regrouping:
             ended = size - len(decision.stay)
             planned = f"; {ended} ranks end as planned, though Slurm may call them cancelled" if ended else ""
             choice = in_words(training.choice, decision.size)
-            notice(f"resized in place from {of_gpus(size)} to {decision.size}: {choice}{planned}")
+            notice(
+                f"resized in place from {of_gpus(size)} to {decision.size}: {choice}{planned}",
+                event="resized",
+                gpus=decision.size,
+                step=training.progress.optimizer_steps,
+            )
             resizer.resized()
 
     def join(self, joiner: Joiner, same: Mapping[str, str]) -> None:
