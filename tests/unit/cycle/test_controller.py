@@ -11,7 +11,7 @@ import pytest
 
 from polluxd.cycle.controller import StepResult
 from polluxd.logs import JsonFormatter
-from polluxd.model import JobSpec, JobState
+from polluxd.model import JobSpec, JobState, Placement, Step
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import decide
 from polluxd.slurm.protocol import ClusterState
@@ -139,3 +139,29 @@ def test_jobs_outside_of_the_scope_are_left_to_slurm_in_mode_enforce(mode: str, 
     )
     cycle.slurm.advance(5.0)
     assert (cycle.slurm.truth(jobs["alice"]).state is JobState.RUNNING) is (mode == "enforce")
+
+
+@pytest.mark.parametrize("grown_by", ["hold", "silence", "directive"])
+def test_no_user_keeps_others_waiting_beyond_the_equal_share(grown_by: str) -> None:
+    """Its agent answers no order: after one of them it is requeued."""
+    cycle = Cycle("enforce")
+    spec = JobSpec(preemptible=grown_by != "directive")
+    grown = cycle.running(Placement(("n1", "n2"), 4), spec, uid=1)
+    cycle.slurm.submit(None, gpus_per_node=4, user="cem", uid=3)
+    cycle.slurm.advance(3.0)
+    stepped = replace(REPORT, first_step_at=1.0, gpus=8, nodes=2)
+    cycle.rows.reports[grown] = replace(stepped, attempt=1) if grown_by == "silence" else stepped
+    if grown_by == "hold":
+        cycle.slurm.hold(grown)
+    for _ in range(4):
+        cycle.step()
+    assert cycle.slurm.truth(grown).gpus_per_node_held == {"n1": 4, "n2": 4}, "nobody lacks GPUs"
+    other = cycle.slurm.submit(JobSpec(max_gpus=1), lease=1e6, user="bob", uid=2)
+    for _ in range(200):
+        cycle.slurm.advance(3.0)
+        cycle.controller.step()
+    assert cycle.slurm.truth(other).state is JobState.RUNNING, cycle.seen[-1][1].of(grown).reason
+    assert sum(cycle.slurm.truth(grown).gpus_per_node_held.values()) <= 6
+    drains = [move for move in cycle.rows.moves if move.job_id == grown and Step.DRAINING in move.times]
+    assert drains
+    assert cycle.slurm.truth(grown).restart_count <= 1
