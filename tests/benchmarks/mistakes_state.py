@@ -29,7 +29,7 @@ def sharded(average: str) -> Callable[[Attempt], Result]:
 
         def now() -> dict[str, Any]:
             found = {name: p.detach() for name, p in model.named_parameters()}
-            return {name: p.to_local() if average == "rows" else p for name, p in found.items()}  # type: ignore[operator]
+            return {name: p.to_local() if average == "rows" else p for name, p in found.items()}  # type: ignore[operator, attr-defined]
 
         state = {"ema": {name: p.clone() for name, p in now().items()}}
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
@@ -51,7 +51,7 @@ def sharded(average: str) -> Callable[[Attempt], Result]:
             every: list[Any] = [None] * job.world.size
             dist.all_gather_object(every, parts[0])
             parts = [[torch.cat(each) for each in zip(*every, strict=True)]]
-        whole = [t if average == "rows" else t.full_tensor() for t in parts[0]]  # type: ignore[operator]
+        whole = [t if average == "rows" else t.full_tensor() for t in parts[0]]  # type: ignore[operator, attr-defined]
         return torch.cat([t.flatten() for t in whole]).tolist(), {"steps": job.progress.optimizer_steps}
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -247,6 +248,10 @@ class Checkpointer:
         if due:
             self._saved_at, self._tried = time.monotonic(), True
         return due
+
+    def hasten(self) -> None:
+        """On rank 0: have the next periodic checkpoint written now."""
+        self._saved_at = -math.inf
 
     def after_first_step(self) -> None:
         """This attempt's first optimizer step is over."""
