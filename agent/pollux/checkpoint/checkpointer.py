@@ -164,7 +164,7 @@ class Checkpointer:
         self._ranks.begin()
         self.memory.begin()
         if self.from_memory and not self.memory.on:
-            self.hasten()  # what was restored is nowhere else
+            self._saved_at = -math.inf  # a file soon: what was restored is nowhere else
         world, seed = self._training.world, self._attempt.seed
         # The ranks of a replica draw the same numbers.
         each = self._training.models[0].ranks_per_replica
