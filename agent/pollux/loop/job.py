@@ -14,7 +14,6 @@ from torch.utils.data import Dataset
 from pollux.data.loader import elastic_loader
 from pollux.errors import LoopMistake, PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
-from pollux.learning_rate.moving_average import follow_gain
 from pollux.learning_rate.progress import Progress
 from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel, JobModel
@@ -141,8 +140,6 @@ class Job(JobModel):
         most_per_gpu = training.memory.within(widest, coordinator.exchange.gather).local_max
         limits = replace(limits, local_max=min(limits.local_max, most_per_gpu))
         training.progress.initial = batch_size
-        if training.adaptive:
-            follow_gain(training.state, lambda: training.step.gain)
         for model in training.models:
             model.meter.begin(batch_size)
         at_first = initial_choice(limits, world.nodes, world.size, adaptive=training.adaptive)

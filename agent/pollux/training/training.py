@@ -15,6 +15,7 @@ import torch
 from pollux.data.place import ElasticData, RankShare
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams, gain
+from pollux.learning_rate.moving_average import follow_gain
 from pollux.learning_rate.progress import Progress
 from pollux.ranks.world import World
 from pollux.training.memory import MemoryBounds
@@ -97,6 +98,8 @@ class Training:
     def begin(self, data: ElasticData, choice: BatchChoice) -> None:
         """The loader is made: training may begin."""
         self.data, self.choice, self.begun = data, choice, True
+        if self.adaptive:
+            follow_gain(self.state, lambda: self.step.gain)
         self.widen()
 
     def begin_epoch(self) -> None:
