@@ -69,6 +69,8 @@ class FakeSlurm:
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
         self._answers_at = now
+        self.most_gpus: int | None = None
+        """The most GPUs of a job by its QOS (MaxTRESPerJob), which no record shows; None: no limit."""
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
 
@@ -236,6 +238,10 @@ class FakeSlurm:
         job = self._ours("requeue", job_id)
         if job.companion is not None:
             raise SlurmRefused(f"scontrol requeue {job_id}: Requested operation is presently disabled")
+        if job.state is JobState.COMPLETING:
+            raise SlurmRefused(
+                f"job {job_id} is COMPLETING: polluxd requeues it once its processes have ended"
+            )
         if job.state is JobState.RUNNING:
             job.restarts += 1
             self._leave(job, JobState.PENDING)
@@ -389,6 +395,11 @@ class FakeSlurm:
 
     def _try_start(self, job: FakeJob) -> None:
         if job.on_hold or job.bad_constraints or self._now < job.begin + self._start_s or self._waits(job):
+            return
+        too_large = self.most_gpus is not None and job.nodes_wanted * job.gpus_per_node > self.most_gpus
+        if too_large != bool(job.refused):
+            job.refused = "QOSMaxGRESPerJob" if too_large else ""
+        if too_large:
             return
         free = self._free()
         names = (

@@ -37,6 +37,8 @@ class FakeJob:
     on_hold: bool = False
     bad_constraints: bool = False
     """Slurm took its priority: no node could ever hold it."""
+    refused: str = ""
+    """Why Slurm has not started it although it may start."""
     depends_on: int | None = None
     left_at: float | None = None
     left_nodes: frozenset[str] = frozenset()
@@ -105,4 +107,4 @@ def _reason(job: FakeJob, waits: bool, now: float) -> str:
         return "BadConstraints"
     if waits:
         return "Dependency"
-    return "BeginTime" if now < job.begin else "Resources"
+    return "BeginTime" if now < job.begin else job.refused or "Resources"

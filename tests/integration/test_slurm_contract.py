@@ -224,6 +224,15 @@ def test_a_time_limit_is_set_in_whole_minutes(world: World) -> None:
     assert job(world, first).time_limit_s == 120.0
 
 
+def test_a_probe_is_an_update_that_changes_nothing(world: World) -> None:
+    for limit in (None, 3600.0):
+        first = world.submit()
+        world.client.configure(first, Geometry(("n1",), 1, 1), start=True, time_limit_s=limit)
+        before = wait_state(world, first, JobState.RUNNING)
+        world.client.probe(first)
+        assert job(world, first) == before
+
+
 def test_a_failed_job_runs_again(world: World) -> None:
     first = world.submit()
     place(world, first, ("n1",), 1)

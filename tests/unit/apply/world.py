@@ -59,6 +59,7 @@ class Process(Daemon):
 
     def __init__(self, world: World, door: Callable[[str, Any], Any] = lambda _name, inner: inner) -> None:
         self._world, self._door = world, door
+        world.lives += 1
         super().__init__(config)
 
     def _assemble(self, config: Config) -> None:
@@ -208,6 +209,8 @@ class World:
         """Restarts that polluxd's own calls made."""
         self.acknowledged: set[int] = set()
         """Moves whose agent has said that its checkpoint is there."""
+        self.lives = 0
+        """How many polluxd there were: each has learnt for itself."""
         self.faults: list[str] = []
         self._handler = _Errors(self.faults)
         logging.getLogger("polluxd").addHandler(self._handler)
