@@ -14,7 +14,7 @@ from polluxd.apply.placed import ends_at, geometry, held, same_place
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
-from polluxd.store import Store
+from polluxd.store import CycleStore
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class InPlaceMoves:
     def __init__(
         self,
         slurm: SlurmClient,
-        store: Store,
+        store: CycleStore,
         *,
         authorize: Callable[[], int],
         clock: Callable[[], float],

@@ -31,7 +31,7 @@ from polluxd.logs import about
 from polluxd.model import NO_PLACEMENT, JobState, Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
 from polluxd.slurm.queue import BAD_CONSTRAINTS
-from polluxd.store import CycleRecords, Store
+from polluxd.store import CycleRecords, CycleStore
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Reconciler:
     def __init__(
         self,
         slurm: SlurmClient,
-        store: Store,
+        store: CycleStore,
         *,
         limits: MoveSettings,
         lease: float,

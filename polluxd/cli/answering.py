@@ -17,7 +17,7 @@ from typing import Any
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmError
 from polluxd.gateway.client import user_client
-from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.configuration import Slurm
 from polluxd.store import JobExplanation, JobView, Store
 
 from . import access

@@ -28,7 +28,7 @@ from polluxd.gateway.server import GatewayServer
 from polluxd.printable import printable
 from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
-from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.configuration import Slurm
 from polluxd.store import Store
 from polluxd.store.gateway_statements import GatewayStore
 

@@ -26,7 +26,7 @@ from polluxd.model import Allocation, Plan
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
 from polluxd.policy.cloud.prices import hourly
-from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.configuration import Slurm
 from polluxd.slurm.shares import read_shares
 from polluxd.store import Store
 

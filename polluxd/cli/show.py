@@ -17,8 +17,8 @@ from rich.text import Text
 
 from polluxd.errors import PolluxError, SlurmRefused
 from polluxd.printable import printable
-from polluxd.site.slurm_checks import Slurm
 from polluxd.slurm.accounting import read_usage
+from polluxd.slurm.configuration import Slurm
 
 from . import access, answering
 from .access import ConfigOption, JobArgument, JsonOption, SinceOption, UserOption, WatchOption, job_id, point

@@ -37,7 +37,7 @@ from polluxd.model import DaemonMode, Move, Plan, Report, Snapshot
 from polluxd.model.snapshot_json import to_json
 from polluxd.policy import Cache, decide
 from polluxd.slurm.protocol import ClusterState, SlurmClient
-from polluxd.store import CycleRecords, JobTimes, Store
+from polluxd.store import CycleRecords, CycleStore, JobTimes
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Controller:
         self,
         config: Config,
         slurm: SlurmClient,
-        store: Store,
+        store: CycleStore,
         reconciler: Reconciler,
         *,
         monotonic: Callable[[], float] = time.monotonic,

@@ -96,7 +96,7 @@ class _World:
         assert epoch is not None
         reconciler = Reconciler(
             self.slurm,
-            store,  # type: ignore[arg-type]
+            store,
             limits=self._config.moves,
             lease=self._config.slurm.lease_s,
             authorize=lambda: epoch,
@@ -106,7 +106,7 @@ class _World:
         self._controller = Controller(
             self._config,
             self.slurm,
-            store,  # type: ignore[arg-type]
+            store,
             reconciler,
             monotonic=self.slurm.clock,
             policy=self._decide,

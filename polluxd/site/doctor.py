@@ -7,11 +7,11 @@ from pathlib import Path
 
 from polluxd.config.config_file import Config, load_config
 from polluxd.errors import ConfigError, SlurmError
+from polluxd.slurm.configuration import Slurm, settings_of
 
 from . import database_checks, file_checks, slurm_checks, trials
 from .findings import Finding, fault, ok
 from .hooks import Role, Site
-from .slurm_checks import Slurm
 
 
 def examine(site: Site, roles: Sequence[Role], config_path: Path, *, named: bool) -> Iterator[Finding]:
@@ -28,7 +28,7 @@ def examine(site: Site, roles: Sequence[Role], config_path: Path, *, named: bool
     try:
         settings = slurm.settings()
     except SlurmError:
-        yield from slurm_checks.munge(slurm, slurm_checks.settings_of(site.slurm_conf))
+        yield from slurm_checks.munge(slurm, settings_of(site.slurm_conf))
     else:
         yield from slurm_checks.munge(slurm, settings)
         if Role.CONTROLLER in roles:

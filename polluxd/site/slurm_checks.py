@@ -7,14 +7,13 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 from pollux.slurm_job.access import ADDRESSES, CA
 from polluxd.config.config_file import Config
 from polluxd.config.settings import MoveSettings
-from polluxd.errors import PolluxError, SlurmError, SlurmGarbled
+from polluxd.errors import PolluxError, SlurmError
 from polluxd.gateway.client import user_client
-from polluxd.slurm.commands import Commands
+from polluxd.slurm.configuration import Slurm
 from polluxd.slurm.node_records import parse_nodes
 from polluxd.slurm.rules import parse_partitions, parse_reservations
 from polluxd.slurm.site_defaults import kept_off_s, protections
@@ -32,36 +31,6 @@ SHORTEST_MEMORY_S = 60
 """slurmctld forgets ended jobs after MinJobAge (slurm.conf(5): 300 s). polluxd may miss some looks in a row."""
 SHORTEST_DELAY_S = 30
 """A requeued job that starts by itself sooner comes before polluxd's placement."""
-
-
-class Slurm(Commands):
-    """Slurm's commands, as the doctor asks them."""
-
-    def settings(self) -> dict[str, str]:
-        """Return slurm.conf as slurmctld has it in force. Raises SlurmError.
-
-        From 24.05 on, Slurm numbers scripts (`Prolog[0]`): they become one value, with commas between them.
-        """
-        text = self.ask("scontrol", "show", "config")
-        found: dict[str, str] = {}
-        for key, number, value in re.findall(r"^([A-Za-z_]\w*)(\[\d+\])?\s+= (.*?)\s*$", text, re.MULTILINE):
-            found[key] = f"{found[key]},{value}" if number and key in found else value
-        at = re.match(r"Configuration data as of (\S+)", text)
-        if at is None or "ClusterName" not in found:
-            raise SlurmGarbled(
-                f"expected Slurm's configuration from `scontrol show config`, got {text[:80]!r}"
-            )
-        found["at"] = at[1]
-        return {key: "" if value == "(null)" else value for key, value in found.items()}
-
-
-def settings_of(conf: Path) -> dict[str, str]:
-    """Return what a slurm.conf says; for when slurmctld does not answer."""
-    try:
-        text = conf.read_text(errors="replace")
-    except OSError:
-        return {}
-    return dict(re.findall(r"^\s*(\w+)\s*=\s*(\S+)", text, re.MULTILINE))
 
 
 def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Role]) -> Iterator[Finding]:

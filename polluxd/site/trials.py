@@ -13,10 +13,10 @@ from pathlib import Path
 
 from polluxd.config.config_file import Config
 from polluxd.errors import SlurmError, SlurmRefused
+from polluxd.slurm.configuration import Slurm
 
 from .findings import Finding, fault, ok, warning
 from .hooks import Site
-from .slurm_checks import Slurm
 
 STALE_S = 180.0
 """Age of the heartbeat from which the submission hook takes polluxd for dead."""

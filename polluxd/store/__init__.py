@@ -1,5 +1,6 @@
 """The only code that talks to Postgres."""
 
+from .protocol import CycleStore
 from .store import Store
 from .views import (
     CycleRecords,
@@ -17,6 +18,7 @@ from .views import (
 
 __all__ = [
     "CycleRecords",
+    "CycleStore",
     "CycleSummary",
     "CycleView",
     "HistoryPoint",

@@ -16,7 +16,7 @@ import pytest
 from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import wait_until
 from polluxd.model import JobState
-from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.configuration import Slurm
 from polluxd.slurm.shares import read_shares
 from tests.integration.slurm_jobs import SlurmJobs
 

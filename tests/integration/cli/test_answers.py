@@ -18,7 +18,7 @@ import pytest
 from contrib.devcluster.processes import Daemon, free_ports, wait_until
 from polluxd.site import slurm_checks
 from polluxd.site.findings import Level
-from polluxd.site.slurm_checks import Slurm
+from polluxd.slurm.configuration import Slurm
 from polluxd.store import Store
 from tests.integration.store.slurm_job import seen
 
