@@ -18,6 +18,7 @@ from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import next_action
 from polluxd.apply.open_moves import OpenMoves
+from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
@@ -66,7 +67,8 @@ class Reconciler:
     ) -> None:
         self._slurm = slurm
         self._store = store
-        self._ended = ended
+        self.others = OthersPay(ended)
+        self._ended = self.others.ended
         self._limits = limits
         self.authorize = authorize
         self._clock = clock
@@ -91,11 +93,10 @@ class Reconciler:
         """Return what may be done with each job now."""
         self.refusals.observe(seen.state)
         bars = self.refusals.bars(seen.state)
-        allowed = bars.lowered(headroom(seen.state, records.moves))
+        allowed = bars.lowered(self.others.lowered(headroom(seen.state, records.moves), seen.state))
         may_start = self.eligibility(seen.state, allowed)
         spent = RestartBudget(self._limits, records.restarts).spent
-        undrained = self.past.undrained
-        self.protection.observe(seen.state, records.reports, may_start, spent, undrained)
+        self.protection.observe(seen.state, records.reports, may_start, spent, self.past.undrained)
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
@@ -143,6 +144,7 @@ class Reconciler:
                 intent.job_id, intent.attempt, intent.path, intent.source, intent.target, intent.reason, epoch
             )
             begun.append(move)
+        self.others.begun(begun, {intent.job_id: intent.user for intent in intents})
         return begun
 
     def occupied(self, job_id: int) -> bool:
