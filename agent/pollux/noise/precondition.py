@@ -43,14 +43,14 @@ def floor(roots: list[Tensor], rule: StepRule) -> None:
     typical gradient stands for it. A tensor that never had a gradient does not count.
     """
     sizes = tuple(root.numel() for root in roots)
-    least = norms_of(roots) * _shares(sizes, rule.newest, roots[0].device)
+    least = norms_of(roots).mul_(_shares(sizes, roots[0].device)).mul_(rule.newest**0.5)
     foreach_clamp_min_(roots, list(torch.where(least > 0, least, torch.inf).unbind()))
 
 
 @lru_cache(maxsize=256)
-def _shares(sizes: tuple[int, ...], newest: float, device: torch.device) -> Tensor:
-    """Return the factor from each tensor's norm to its floor, kept on the device: a copy there may wait for it."""
-    return torch.tensor([(newest / size) ** 0.5 for size in sizes], dtype=torch.float32, device=device)
+def _shares(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the factor from each tensor's norm to its mean, kept on the device: a copy there may wait for it."""
+    return torch.tensor([max(size, 1) ** -0.5 for size in sizes], dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=256)

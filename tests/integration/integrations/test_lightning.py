@@ -76,3 +76,34 @@ def test_memory_that_runs_out_becomes_smaller_passes(
     assert sum(used.values()) == EXAMPLES + (16 if where == "backward" else 0)
     assert result["sizes"][-1] == (8, 1)
     assert result["steps"] == -(-EXAMPLES // 16)
+
+
+def test_the_average_of_a_callback_follows_the_batch_size() -> None:
+    """Lightning's own callback, whose decay is made for steps of M0 examples."""
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
+    seen: list[tuple[float, float]] = []
+
+    class Watched(EMAWeightAveraging):  # type: ignore[misc]
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            job = trainer.strategy.job
+            job.training.step.gain = 4.0  # as a step of a larger batch
+            mean, now = (
+                torch.cat([p.detach().flatten() for p in module.parameters()]).double()
+                for module in (self._average_model.module, trainer.lightning_module)
+            )
+            first = not int(self._average_model.n_averaged)
+            super().on_train_batch_end(trainer, *args)
+            after = torch.cat(
+                [p.detach().flatten() for p in self._average_model.module.parameters()]
+            ).double()
+            if not first:
+                for kept in (0.9, 0.9**4):
+                    seen.append((kept, float((after - (kept * mean + (1 - kept) * now)).norm())))
+
+    trainer = lightning.Trainer(
+        strategy=ElasticStrategy(max_batch_size=64), max_epochs=1, callbacks=[Watched(decay=0.9)], **QUIET
+    )
+    trainer.fit(Module(), DataLoader(data(), batch_size=16))
+    assert max(off for kept, off in seen if kept < 0.8) < 1e-5
+    assert max(off for kept, off in seen if kept == 0.9) > 1e-4
