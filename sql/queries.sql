@@ -135,7 +135,7 @@ CROSS JOIN LATERAL (
 WHERE j.cluster = :cluster AND j.ended_at IS NULL;
 
 -- name: report_of
-SELECT * FROM pollux.report WHERE cluster = :cluster AND job_id = :job_id;
+SELECT * FROM pollux.report_history WHERE cluster = :cluster AND job_id = :job_id ORDER BY attempt DESC, id DESC LIMIT 1;
 
 -- name: report_history
 -- At most :most of each job, evenly thinned. The index alone tells which; only those are read.
@@ -256,7 +256,7 @@ ORDER BY c.id DESC;
 -- name: cycles_between
 SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
 FROM pollux.cycle
-WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until) ORDER BY id;
+WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until) ORDER BY id LIMIT 100000;
 
 -- name: mean_speedups
 -- Over the time for which decisions held.
@@ -271,7 +271,7 @@ FROM (
     WHERE c.cluster = :cluster AND c.started_at < to_timestamp(:until) AND a.gpus > 0 AND a.speedup IS NOT NULL
       AND (a.until IS NULL OR u.started_at > to_timestamp(:since))) s
 WHERE s.lasted > 0
-GROUP BY s.job_id;
+GROUP BY s.job_id LIMIT 100000;
 
 -- name: cluster_over_time
 -- One decision of each :every_s seconds since :since: GPUs in service, those of plain jobs, and the mean predicted speedup of
@@ -291,7 +291,7 @@ CROSS JOIN LATERAL (
           SELECT cycle_id, speedup, gpus FROM pollux.allocation WHERE until > c.id AND cycle_id <= c.id) a
     JOIN pollux.cycle o ON o.id = a.cycle_id AND o.cluster = :cluster
     WHERE a.gpus > 0) d
-ORDER BY c.id;
+ORDER BY c.id LIMIT 1000;
 
 -- name: newest_snapshot
 SELECT id AS cycle_id, snapshot FROM pollux.cycle WHERE cluster = :cluster AND snapshot IS NOT NULL
@@ -308,7 +308,7 @@ SELECT a.* FROM (
     SELECT * FROM pollux.allocation WHERE until > :cycle_id AND cycle_id <= :cycle_id) a
 JOIN pollux.cycle o ON o.id = a.cycle_id
 JOIN pollux.cycle c ON c.id = :cycle_id AND c.cluster = :cluster AND c.solver IS NOT NULL
-WHERE o.cluster = :cluster ORDER BY a.job_id;
+WHERE o.cluster = :cluster ORDER BY a.job_id LIMIT 100000;
 
 -- name: newest_decision
 SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
@@ -337,9 +337,9 @@ SET step = CAST(:step AS text),
         SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE coalesce(p.report -> 'times', '{}') END || jsonb_strip_nulls(
             CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.report -> 'resize_cost')
             ELSE jsonb_build_object('restart_cost', p.report -> 'restart_cost') END)
-        FROM pollux.report p
-        WHERE p.cluster = r.cluster AND p.job_id = r.job_id
-          AND p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)
+        FROM (SELECT * FROM pollux.report_history h WHERE h.cluster = r.cluster AND h.job_id = r.job_id
+              ORDER BY h.attempt DESC, h.id DESC LIMIT 1) p
+        WHERE p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)
 WHERE r.id = :id AND r.cluster = :cluster AND r.step NOT IN ('training', 'parked', 'failed')
   AND pollux.step_rank(r.step) < pollux.step_rank(:step)
 RETURNING r.id;
@@ -392,19 +392,24 @@ WHERE r.cluster = :cluster AND r.path = 'resize'
 ORDER BY r.id;
 
 -- name: moves
-SELECT * FROM pollux.move
-WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id) ORDER BY id;
+-- The newest :most.
+SELECT * FROM (
+    SELECT * FROM pollux.move WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
+    ORDER BY id DESC LIMIT :most) m
+ORDER BY id;
 
 -- name: completed_moves
--- Moves that ended in training, of active jobs (:active) or of all. A job id used again is a new job.
-SELECT r.* FROM pollux.move r
+-- Moves that ended in training, of active jobs (:active) or of all: the newest :most (null: all). A job id used again is a
+-- new job.
+SELECT * FROM (SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
 WHERE r.cluster = :cluster AND r.step = 'training' AND (NOT :active OR j.ended_at IS NULL)
   AND (j.submitted_at IS NULL OR to_timestamp((r.times ->> 'planned')::double precision) >= j.submitted_at)
-ORDER BY r.id;
+ORDER BY r.id DESC LIMIT :most) m
+ORDER BY id;
 
 -- name: jobs_view
--- One row per job: what it is, what it has, what it reports, what was last decided and moved.
+-- One row per job, of :most at most; those that have not ended come first. What it is, what it has, what it reports, what was last decided and moved.
 SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
        j.gpus, j.submitted_at, j.started_at, j.ended_at, j.left_alone,
        p.received_at AS reported_at, p.report,
@@ -415,7 +420,10 @@ SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.
                  AND (p.attempt = j.attempt AND p.report #> '{times,first_step_at}' IS NOT NULL) IS NOT TRUE
             THEN greatest(j.started_at, p.received_at, to_timestamp((m.times ->> 'started')::double precision))
        END AS silent_since
-FROM pollux.job j
+FROM (SELECT * FROM pollux.job
+      WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
+        AND (:ended OR ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
+      ORDER BY ended_at IS NULL DESC, job_id DESC LIMIT :most) j
 LEFT JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt <= j.attempt
     ORDER BY r.attempt DESC, r.id DESC LIMIT 1) p ON true
@@ -430,8 +438,6 @@ LEFT JOIN LATERAL (
     SELECT count(*) FROM pollux.move r
     WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.step = 'training'
       AND (r.path <> 'start' OR r.attempt > 0)) n ON true
-WHERE j.cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR j.job_id = :job_id)
-  AND (:ended OR j.ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
 ORDER BY j.job_id;
 
 -- name: record_rentals
@@ -642,6 +648,12 @@ WITH known AS (
 SELECT k.refusal, p.params, p.explored_gpus, p.explored_nodes
 FROM known k LEFT JOIN pollux.prior p ON p.cluster = :cluster AND p.uid = :uid AND p.fingerprint = :fingerprint
     AND p.gpu_type = :gpu_type;
+
+-- name: attempts_over
+-- Of attempts that ask for orders, those that are over.
+SELECT w.place FROM jsonb_to_recordset(CAST(:asked AS jsonb)) AS w(place integer, job_id bigint, attempt integer, uid bigint)
+JOIN pollux.job j ON j.cluster = :cluster AND j.job_id = w.job_id
+WHERE j.uid <> w.uid OR pollux.refusal(j, w.attempt) = 'over';
 
 -- name: open_orders
 -- What the agents are to do now: a drain, or a resize within the allocation, of all jobs. A job has one open move at most.

@@ -44,7 +44,7 @@ put pollux-login 644 usr/share/doc/pollux-login/examples contrib/examples/*.py
 put pollux-login 755 usr/share/doc/pollux-login/examples contrib/examples/first.sh
 put polluxd 644 usr/share/doc/polluxd/examples/grafana contrib/grafana/*
 put polluxd 644 usr/share/doc/polluxd/examples/prometheus contrib/prometheus/*
-put polluxd 644 usr/lib/systemd/system contrib/systemd/*.service
+put polluxd 644 usr/lib/systemd/system contrib/systemd/*.service contrib/systemd/*.socket
 put polluxd 644 usr/share/polluxd contrib/systemd/polluxd.toml
 install -D -m 644 contrib/systemd/polluxd.sysusers "$to/polluxd/usr/lib/sysusers.d/polluxd.conf"
 put polluxd 644 usr/share/man/man8 contrib/man/polluxd.8

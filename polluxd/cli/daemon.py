@@ -22,9 +22,9 @@ from polluxd.config.config_file import DEFAULT_PATH, load_config
 from polluxd.config.settings_reference import example_file
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, PolluxError
-from polluxd.gateway.app import GatewayService
+from polluxd.gateway.app import QUESTION_S, GatewayService
 from polluxd.gateway.client import munge_socket
-from polluxd.gateway.server import GatewayServer
+from polluxd.gateway.server import GatewayServer, given_by_systemd
 from polluxd.printable import printable
 from polluxd.site.file_checks import configuration_files
 from polluxd.site.findings import Level
@@ -105,7 +105,9 @@ def gateway(config: ConfigOption = DEFAULT_PATH) -> None:
     url = loaded.database.gateway_url(loaded.gateway.passfile)
     service = GatewayService(
         GatewayStore(url, cluster, **waits),
-        Answering(Store(url, cluster, **waits), loaded.policy, show_config),
+        Answering(
+            Store(url, cluster, **waits | {"statement_timeout": QUESTION_S}), loaded.policy, show_config
+        ),
         Munge(munge_socket(show_config())),
         cluster=cluster,
         version=__version__,
@@ -123,7 +125,7 @@ async def _listen(server: GatewayServer, address: str) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await server.listen(address)
+    await server.listen(address, given_by_systemd())
     log.info("the gateway listens at %s", address)
     sdnotify.SystemdNotifier().notify("READY=1")
     await stopped.wait()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,12 +20,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polluxd.errors import PolluxError, StoreError
 
 from . import http_errors, payloads
-from .budgets import Budget, Turns
+from .budgets import Budget, Pace, Turns
 from .http_errors import HttpRefusal
 from .order_watch import OrderWatch
 from .payloads import (
@@ -52,6 +54,10 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 """Longest time from a whole request to its answer."""
+QUESTION_S = 2.0
+"""Longest statement of a user's question."""
+QUESTIONS = 6
+"""Users whose questions are answered at a time."""
 
 
 class Questions(Protocol):
@@ -77,7 +83,6 @@ class Call:
 
     holder: Holder
     token: str
-    address: str
     message: Any
     connection: Visitor
     job: int
@@ -125,10 +130,9 @@ class GatewayService:
         self.records = records
         self.questions = questions
         self.version = version
-        self._statements = ThreadPoolExecutor(4, thread_name_prefix="pollux-statement")
-        # A long answer keeps no agent waiting, and an explanation, which decides again, no list.
-        self._lists = ThreadPoolExecutor(1, thread_name_prefix="pollux-list")
-        self._explanations = ThreadPoolExecutor(1, thread_name_prefix="pollux-explain")
+        self._statements = ThreadPoolExecutor(3, thread_name_prefix="pollux-statement")
+        # One of each user at a time, so that nobody's question waits behind another user's.
+        self._asking = ThreadPoolExecutor(QUESTIONS, thread_name_prefix="pollux-question")
         self._looks = ThreadPoolExecutor(1, thread_name_prefix="pollux-orders")
         self.tokens = Tokens(records, munge, cluster, self._statements, interval_s=interval_s)
         self.watch = OrderWatch(records, self._looks)
@@ -136,16 +140,28 @@ class GatewayService:
         self.reports_of_user = Turns(32, 2048)
         self._turns = Turns(4, 512)
         self._questions_of_user = Turns(1, 3)
-        self._requests = Budget(200, 2000)
+        self._requests = Pace(200, 2000, 15.0)
         """Of one user: 600 jobs may report and acknowledge at once."""
+        self._strangers = Pace(100, 50, 15.0)
+        """Requests without a token that was seen before, by name of the client."""
+        self._faults = Budget(1 / 60, 1)
 
-    def app(self) -> Router:
+    def app(self) -> ASGIApp:
         """Return the ASGI application.
 
-        A router alone suffices, since `answer` handles every error.
+        A router alone suffices, since `answer` handles every error of a path.
         """
         routes = [Route(each.path, partial(self.answer, each), methods=[each.method]) for each in ENDPOINTS]
-        return Router(routes, redirect_slashes=False, default=_no_path)
+        router = Router(routes, redirect_slashes=False, default=self._no_path)
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await router(scope, receive, send)
+            except Exception as error:
+                self._say(error)
+                scope["state"]["connection"].hang_up()
+
+        return guarded
 
     async def answer(self, endpoint: MessagePath, request: Request) -> Response:
         """Return the answer, or a refusal."""
@@ -163,47 +179,74 @@ class GatewayService:
             return _refusal(http_errors.unavailable(f"no answer within {ANSWER_S:g} s: try again"))
         except ClientDisconnect:
             return Response(status_code=400)
-        except Exception:
-            log.exception("a fault in polluxd itself: a request got no answer; report the traceback below")
-            return _refusal(HttpRefusal(500, "fault", "a fault in polluxd: its log has a traceback"))
+        except Exception as error:
+            self._say(error)
+            return _refusal(HttpRefusal(500, "fault", "a fault in polluxd: its log says where"))
         if document is None:
             return Response(status_code=204)
-        if isinstance(document, BaseModel):
-            return _json(document.model_dump_json().encode())
-        return _json(document)
+        content = document.model_dump_json().encode() if isinstance(document, BaseModel) else document
+        request.scope["state"]["connection"].make_room(len(content))
+        return _json(content)
+
+    def _say(self, error: Exception) -> None:
+        """Log a fault in polluxd itself, at most once a minute: users may cause it as often as they ask."""
+        if self._faults.take(""):
+            *_, frame = traceback.extract_tb(error.__traceback__)
+            place = f"{frame.filename}:{frame.lineno} in {frame.name}"
+            said = f"{type(error).__name__}: {str(error)[:500]}"
+            log.error(
+                "a fault in polluxd itself, a request got no answer: %s (%s); please report it", said, place
+            )
 
     async def _serve(self, endpoint: MessagePath, request: Request) -> Any:
-        address = request.client.host if request.client else ""
         connection: Visitor = request.scope["state"]["connection"]
-        holder, token = Holder(-1), ""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token if scheme.lower() == "bearer" else ""
+        known = self.tokens.known(token) if endpoint.rights != "anybody" else None
+        if known is None:
+            await self._strangers.wait(connection.name)
+        holder = known or Holder(-1)
         if endpoint.rights != "anybody":
-            scheme, _, token = request.headers.get("authorization", "").partition(" ")
-            holder = await self.tokens.holder(token if scheme.lower() == "bearer" else "", address)
+            holder = known or await self.tokens.holder(token, connection)
             if (holder.job_id is None) is not (endpoint.rights == "user"):
                 raise http_errors.token_refused(
                     f"this path is for tokens of {'users' if endpoint.rights == 'user' else 'attempts'}"
                 )
             connection.recognise(holder, token)
-            if not self._requests.take(holder.uid):
-                raise http_errors.too_often("you send too many requests: wait a second")
-        job = request.path_params.get("job", 0)
-        if job >= 2**32:
-            raise http_errors.not_sensible("expected a job id below 2^32")
+            await self._requests.wait(holder.uid)
+        job = _job(request.path_params.get("job"))
         message = await _message(endpoint, request)
-        return await endpoint.serve(self, Call(holder, token, address, message, connection, job))
+        return await endpoint.serve(self, Call(holder, token, message, connection, job))
+
+    async def _no_path(self, scope: Scope, receive: Receive, send: Send) -> None:
+        words = "the gateway does not know this path: are the versions the same?"
+        refusal = HttpRefusal(404, "no-such-path", words)
+        try:
+            await self._strangers.wait(scope["state"]["connection"].name)
+        except HttpRefusal as too_many:
+            refusal = too_many
+        await _refusal(refusal)(scope, receive, send)
 
     async def ask(self, call: Call, statement: Callable[[], T]) -> T:
         """Ask the database in the name of an attempt, in turn."""
         async with self._turns.turn(call.holder.uid):
             return await asyncio.get_running_loop().run_in_executor(self._statements, statement)
 
-    async def question(self, call: Call, ask: Callable[[], Any], *, long: bool = False) -> bytes:
+    async def question(self, call: Call, ask: Callable[[], Any]) -> bytes:
         """Answer a question of a user, in turn."""
-        threads = self._explanations if long else self._lists
         async with self._questions_of_user.turn(call.holder.uid):
             return await asyncio.get_running_loop().run_in_executor(
-                threads, lambda: json.dumps(ask(), allow_nan=False).encode()
+                self._asking, lambda: json.dumps(ask(), allow_nan=False).encode()
             )
+
+
+def _job(text: str | None) -> int:
+    """Return the job of a path; 0: the path has none. Raises HttpRefusal."""
+    if text is None:
+        return 0
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) >= 2**32:
+        raise http_errors.not_sensible("expected a job id below 2^32")
+    return int(text)
 
 
 async def _message(endpoint: MessagePath, request: Request) -> Any:
@@ -233,7 +276,7 @@ def _fault(error: ValidationError) -> str:
 
 async def _token(gateway: GatewayService, call: Call) -> TokenAnswer:
     """Give out a token for a munge credential."""
-    answer, holder = await gateway.tokens.issue(call.message, call.address)
+    answer, holder = await gateway.tokens.issue(call.message, call.connection)
     call.connection.recognise(holder, answer.token)
     return answer
 
@@ -249,7 +292,12 @@ async def _report(gateway: GatewayService, call: Call) -> None:
 
 async def _orders(gateway: GatewayService, call: Call) -> OrdersAnswer:
     """Answer when the orders are not those `seen`, or after 50 s."""
-    return await gateway.watch.orders(call.holder, call.token, call.message.seen)
+    try:
+        return await gateway.watch.orders(call.holder, call.token, call.message.seen)
+    except HttpRefusal as refusal:
+        if refusal.code == "attempt-over":
+            gateway.tokens.forget(call.token)
+        raise
 
 
 async def _acknowledgement(gateway: GatewayService, call: Call) -> Accepted:
@@ -277,12 +325,12 @@ async def _training(gateway: GatewayService, call: Call) -> PriorAnswer:
 
 
 def _question(
-    summary: str, ask: Callable[[Questions, Call], Any], *, long: bool = False
+    summary: str, ask: Callable[[Questions, Call], Any]
 ) -> Callable[[GatewayService, Call], Awaitable[bytes]]:
     """Return what serves a question of a user."""
 
     async def serve(gateway: GatewayService, call: Call) -> bytes:
-        return await gateway.question(call, partial(ask, gateway.questions, call), long=long)
+        return await gateway.question(call, partial(ask, gateway.questions, call))
 
     serve.__doc__ = summary
     return serve
@@ -302,7 +350,6 @@ _cluster = _question(
 _explain = _question(
     "Explain the last decision on a job of the user.",
     lambda answers, call: answers.explain(call.holder.uid, call.job),
-    long=True,
 )
 _history = _question(
     "Return the reports of a job of the user.",
@@ -324,8 +371,8 @@ ENDPOINTS = (
     MessagePath("GET", "/v1/jobs", "user", JobsQuestion, None, _jobs),
     MessagePath("GET", "/v1/top", "user", Question, None, _top),
     MessagePath("GET", "/v1/cluster", "user", Question, None, _cluster),
-    MessagePath("GET", "/v1/jobs/{job:int}/explain", "user", Question, None, _explain),
-    MessagePath("GET", "/v1/jobs/{job:int}/history", "user", HistoryQuestion, None, _history),
+    MessagePath("GET", "/v1/jobs/{job}/explain", "user", Question, None, _explain),
+    MessagePath("GET", "/v1/jobs/{job}/history", "user", HistoryQuestion, None, _history),
     MessagePath("GET", "/v1/health", "anybody", Question, HealthAnswer, _health),
 )
 """Everything that the gateway answers."""
@@ -338,10 +385,3 @@ def _json(content: bytes, status: int = 200) -> Response:
 def _refusal(refusal: HttpRefusal) -> Response:
     answer = ErrorAnswer(error=ErrorDetail(code=refusal.code, message=refusal.message[:2000]))
     return _json(answer.model_dump_json().encode(), refusal.status)
-
-
-async def _no_path(scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = HttpRefusal(
-        404, "no-such-path", "the gateway does not know this path: are the versions the same?"
-    )
-    await _refusal(refusal)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""What one address and one user may use of the gateway."""
+"""What one client, by name, and one user may use of the gateway."""
 
 from __future__ import annotations
 
@@ -35,19 +35,39 @@ class Budget:
             self._forget(now)
         return True
 
-    def spent(self, key: Hashable) -> bool:
-        """Tell whether nothing is left."""
-        left, at = self._left.get(key, (self._at_once, 0.0))
-        return left + (time.monotonic() - at) * self._per_second < 1
-
     def _forget(self, now: float) -> None:
         """Forget the keys that have rested."""
         rest = self._at_once / self._per_second
         self._left = {key: spent for key, spent in self._left.items() if now - spent[1] < rest}
 
 
+class Pace:
+    """So many requests a second of each name or user, the others in line.
+
+    Args:
+        at_once: requests that wait for nothing after a rest.
+        longest_s: longest wait; beyond it a request is refused.
+    """
+
+    def __init__(self, per_second: float, at_once: float, longest_s: float) -> None:
+        self._each_s, self._rest_s, self._longest_s = 1 / per_second, at_once / per_second, longest_s
+        self._due: dict[Hashable, float] = {}
+
+    async def wait(self, name: Hashable) -> None:
+        """Wait in line. Raises HttpRefusal where the line is long."""
+        now = time.monotonic()
+        due = max(self._due.get(name, 0.0), now - self._rest_s) + self._each_s
+        if due > now + self._longest_s:
+            raise too_often("you send too many requests: wait for their answers")
+        self._due[name] = due
+        if len(self._due) > _MOST_KEYS:
+            self._due = {key: at for key, at in self._due.items() if at > now - self._rest_s}
+        if due > now:
+            await asyncio.sleep(due - now)
+
+
 class Turns:
-    """At most so many requests of one user, or address, under way.
+    """At most so many requests of one user, or name, under way.
 
     Further ones wait in line.
 

@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 
 from polluxd.errors import PolluxError
 
-from .http_errors import HttpRefusal, unavailable
+from .http_errors import HttpRefusal, of_attempt, unavailable
 from .payloads import OrdersAnswer, Resize
 from .records import Holder, Orders, Records
 
@@ -40,18 +40,12 @@ def answer_of(orders: Orders | None, attempt: int) -> OrdersAnswer:
     return OrdersAnswer(seen=digest, drain=mine.drain, resize=resize)
 
 
-def _is_news(before: Orders | None, now: Orders | None) -> bool:
-    """Tell whether an agent that waits has to know.
-
-    It knows by itself that a drain is over: it has acknowledged the drain.
-    """
-    return before != now and (now is not None or before is None or before.resize is not None)
-
-
 class _Waiter:
-    def __init__(self) -> None:
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
         self.woken = asyncio.Event()
         self.superseded = False
+        self.over = False
 
 
 class OrderWatch:
@@ -72,11 +66,11 @@ class OrderWatch:
     async def orders(self, holder: Holder, token: str, seen: str) -> OrdersAnswer:
         """Return the orders once they are not those `seen`, or after LONGEST_S.
 
-        Raises HttpRefusal: a newer question of the same token came, or the database is away.
+        Raises HttpRefusal: a newer question of the same token came, the attempt is over, or the database is away.
         """
         job = holder.job_id
         assert job is not None
-        mine = _Waiter()
+        mine = _Waiter(holder)
         if (former := self._waiting.get(token)) is not None:
             former.superseded = True
             former.woken.set()
@@ -91,6 +85,8 @@ class OrderWatch:
                     await mine.woken.wait()
             except TimeoutError:
                 raise unavailable("the database does not answer: try again") from None
+            if mine.over:
+                raise of_attempt("over")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_S):
                     while not mine.superseded and self._answer(holder, job).seen == seen:
@@ -114,8 +110,8 @@ class OrderWatch:
         while self._waiting:
             new, self._new = self._new, []
             try:
-                found = await asyncio.get_running_loop().run_in_executor(
-                    self._threads, self._records.open_orders
+                found, over = await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._ask, [waiter.holder for waiter in new]
                 )
             except PolluxError as error:
                 self._new += new
@@ -124,14 +120,18 @@ class OrderWatch:
                 trouble = True
             else:
                 trouble = False
+                for waiter in new:
+                    waiter.over = waiter.holder in over
                 before, self._orders = self._orders, found
-                changed = [
-                    job for job in before.keys() | found.keys() if _is_news(before.get(job), found.get(job))
-                ]
+                changed = [job for job in before.keys() | found.keys() if before.get(job) != found.get(job)]
                 for waiter in new + [each for job in changed for each in self._by_job.get(job, ())]:
                     waiter.woken.set()
             await asyncio.sleep(EVERY_S)
         self._new.clear()
+
+    def _ask(self, holders: list[Holder]) -> tuple[Mapping[int, Orders], Collection[Holder]]:
+        """Return the open orders, and which of the holders have an attempt that is over."""
+        return self._records.open_orders(), self._records.over(holders) if holders else ()
 
     async def database(self) -> bool:
         """Say whether the database answered in the last seconds."""

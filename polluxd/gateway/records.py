@@ -6,7 +6,7 @@ called in several threads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 Refusal = Literal["over", "unknown", "too-often", "too-much", "too-long"]
@@ -64,3 +64,6 @@ class Records(Protocol):
 
     def open_orders(self) -> Mapping[int, Orders]:
         """Return the open orders by job."""
+
+    def over(self, holders: Sequence[Holder]) -> Collection[Holder]:
+        """Return those whose attempt or job is over."""

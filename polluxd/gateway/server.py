@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -14,11 +15,15 @@ from typing import Any
 
 from polluxd.errors import ConfigError
 
+from .budgets import Budget
+from .peers import Peers
 from .visitors import Bounds, Visitor, Visitors, uvicorn_config
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 1024
+_BACKLOG = 4096
+"""Connections that wait to be accepted: where they are more, the kernel lets them try again a second later."""
+_KEPT_BYTES = 131072
 _AT_ONCE = 8
 """Connections that are let in before those that are open get their turn."""
 
@@ -38,22 +43,34 @@ class GatewayServer:
         self._tls = None if tls is None else _context(*tls)
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._peers = Peers()
+        self._arrivals = Budget(*self.entrance.bounds.arrivals)
 
-    async def listen(self, address: str) -> Sequence[tuple[str, int]]:
-        """Listen at HOST:PORT; return where. Raises ConfigError."""
+    async def listen(self, address: str, given: Sequence[socket.socket] = ()) -> Sequence[tuple[str, int]]:
+        """Listen at HOST:PORT, by `given` sockets where there are some; return where. Raises ConfigError."""
         host, _, port = address.rpartition(":")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            for family, where in dict.fromkeys((each[0], each[4]) for each in found):
-                self._listeners.append(socket.create_server(where[:2], family=family, backlog=_BACKLOG))
+            wanted = dict.fromkeys((each[0], each[4][:2]) for each in found)
+            self._listeners = [*given]
+            if given and not {each.getsockname()[:2] for each in given} & {where for _, where in wanted}:
+                raise ConfigError(
+                    f"gateway.listen is {address}, and systemd listens at {given[0].getsockname()[:2]}: name the same "
+                    "with `systemctl edit polluxd-gateway.socket`"
+                )
+            for family, where in () if given else wanted:
+                self._listeners.append(socket.create_server(where, family=family))
         except OSError as error:
             raise ConfigError(
                 f"gateway.listen {address}: {error.strerror or error}: name another address"
             ) from None
         for listener in self._listeners:
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
+            # What the kernel keeps of an answer that nobody reads (socket(7)); connections inherit it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KEPT_BYTES)
             # The kernel keeps connections that send nothing to itself (tcp(7)).
             listener.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, math.ceil(self.entrance.bounds.request_s)
@@ -71,6 +88,7 @@ class GatewayServer:
         for listener in self._listeners:
             listener.close()
         self.entrance.end_all()
+        self._peers.close()
         await asyncio.sleep(0)
 
     def _start(self, work: Any) -> None:
@@ -88,12 +106,16 @@ class GatewayServer:
             except OSError as error:
                 # No descriptor is left.
                 log.warning("no connection can be accepted: %s", error.strerror or error)
-                self.entrance.end_oldest_stranger()
+                self.entrance.end_a_stranger()
                 await asyncio.sleep(0.1)
                 continue
-            visitor = Visitor(self.entrance, accepted, peer[0], self._config)
-            self.entrance.arrive(visitor)
-            self._start(self._connect(visitor, accepted))
+            name = self._peers.name(accepted, peer)
+            if self._arrivals.take(name):
+                visitor = Visitor(self.entrance, accepted, name, self._config)
+                self.entrance.arrive(visitor)
+                self._start(self._connect(visitor, accepted))
+            else:
+                accepted.close()
             count += 1
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -112,6 +134,16 @@ class GatewayServer:
             log.debug("a connection was not made", exc_info=True)
             self.entrance.leave(visitor)
             accepted.close()
+
+
+def given_by_systemd() -> list[socket.socket]:
+    """Return the sockets at which systemd listens for this process (sd_listen_fds(3)).
+
+    Nobody else has the port while it starts again.
+    """
+    if os.environ.pop("LISTEN_PID", "") != str(os.getpid()):
+        return []
+    return [socket.socket(fileno=3 + number) for number in range(int(os.environ.pop("LISTEN_FDS", "0")))]
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, Any] | None:

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,11 +25,10 @@ from .budgets import Budget, Turns
 from .http_errors import HttpRefusal, not_sensible, of_attempt, token_refused, too_often
 from .payloads import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
 from .records import Holder, Records
+from .visitors import Visitor
 
 USER_S = 600.0
 """Life of a user's token."""
-_PACE_S = 0.01
-"""Between two look-ups for an address that has sent many unknown tokens: 200 a second."""
 _REMEMBERED_S = 300.0
 _REMEMBERED = 50_000
 _TEXT = re.compile(r"J\.[1-9]\d{0,9}\.\d{1,10}\.[\w-]{43}|U\.\d{1,10}\.[\w-]{43}", re.ASCII)
@@ -46,7 +45,8 @@ class Tokens:
 
     Args:
         cluster: ClusterName of slurm.conf.
-        threads: where the database is asked.
+        threads: where the database is asked for users that munge has named. Credentials and unknown tokens have one
+            thread each.
         interval_s: time between two reports [s].
     """
 
@@ -61,19 +61,22 @@ class Tokens:
         self._known: OrderedDict[bytes, tuple[Holder, float, float]] = OrderedDict()
         """Holder, until when it is believed, and until when it lives, by hash."""
         self._unknown: OrderedDict[bytes, float] = OrderedDict()
-        self._strange = Budget(10, 100)
-        """Unknown tokens, by address."""
-        self._looked_up, self._decoded = Turns(2, 4096), Turns(2, 4096)
-        """Tokens and credentials, by address."""
+        self._looked_up, self._decoded = Turns(1, 4096), Turns(1, 4096)
+        """Tokens and credentials, by name of the client: one of each waits for the thread."""
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="pollux-token")
+        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="pollux-credential")
         self._of_user = Budget(2, 60)
         """Tokens given out, by user."""
 
-    async def issue(self, request: TokenRequest, address: str) -> tuple[TokenAnswer, Holder]:
+    async def issue(self, request: TokenRequest, client: Visitor) -> tuple[TokenAnswer, Holder]:
         """Return a token for a credential's maker. Raises Refused, StoreError."""
-        async with self._decoded.turn(address):
+        async with self._decoded.turn(client.name):
+            client.checked = True  # it does not give way to strangers now
             try:
-                payload, uid = await self._run(partial(self._munge.decode, request.credential.encode()))
+                decode = partial(self._munge.decode, request.credential.encode())
+                payload, uid = await self._run(decode, self._decoding)
             except MungeError as error:
+                client.checked = False
                 raise token_refused(str(error)) from None
         if not self._of_user.take(uid):
             raise too_often("you ask for too many tokens: use those that you have")
@@ -112,23 +115,25 @@ class Tokens:
         if refusal is not None:
             raise of_attempt(refusal)
 
-    async def holder(self, text: str, address: str) -> Holder:
-        """Return who holds a token. Raises Refused, StoreError."""
+    def known(self, text: str) -> Holder | None:
+        """Return who holds a token that was seen not long ago."""
+        digest, now = hashlib.sha256(text.encode()).digest(), time.monotonic()
+        found = self._known.get(digest)
+        return found[0] if found is not None and now < min(found[1], found[2]) else None
+
+    async def holder(self, text: str, client: Visitor) -> Holder:
+        """Return who holds a token that is not `known`. Raises Refused, StoreError."""
         if _TEXT.fullmatch(text) is None:
             raise token_refused("expected `Authorization: Bearer TOKEN` with a token of this gateway")
         digest, now = hashlib.sha256(text.encode()).digest(), time.monotonic()
-        if (known := self._known.get(digest)) is not None and now < min(known[1], known[2]):
-            return known[0]
         if self._unknown.get(digest, 0.0) > now:
             raise token_refused("the gateway does not know this token (any more)")
-        async with self._looked_up.turn(address):
-            if self._strange.spent(address):
-                # Users share addresses: whoever has a good token waits in line, and is not refused.
-                await asyncio.sleep(_PACE_S)
-            found = await self._run(partial(self._records.token_of, digest))
+        async with self._looked_up.turn(client.name):
+            client.checked = True
+            found = await self._run(partial(self._records.token_of, digest), self._looking)
             if found is None:
+                client.checked = False
                 self._known.pop(digest, None)
-                self._strange.take(address)
                 _put(self._unknown, digest, now + 5.0, 10_000)
                 raise token_refused("the gateway does not know this token (any more)")
         holder: Holder
@@ -144,8 +149,12 @@ class Tokens:
         lives = float("inf") if holder.expires_s is None else now + holder.expires_s
         _put(self._known, digest, (holder, now + _REMEMBERED_S, lives), _REMEMBERED)
 
-    async def _run(self, call: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def forget(self, token: str) -> None:
+        """Believe a token no longer: the database has refused its attempt."""
+        self._known.pop(hashlib.sha256(token.encode()).digest(), None)
+
+    async def _run(self, call: Callable[[], Any], threads: Executor | None = None) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, call)
 
 
 def _put(memory: OrderedDict[bytes, Any], key: bytes, value: Any, most: int) -> None:

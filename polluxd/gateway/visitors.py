@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import math
 import socket
+import sys
+import termios
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +37,11 @@ class Bounds:
     known: int = 8192
     """Connections that have shown a token; beyond it, the user with most of them loses the oldest."""
     strangers: int = 2048
-    strangers_of_address: int = 1024
+    strangers_of_name: int = 1024
+    arrivals: tuple[float, float] = (200.0, 512.0)
+    """Of one name, a second, and at once after a rest; more are closed at once, since letting in costs more."""
+    unread_bytes: int = 4 * 2**20
+    """Of all answers to a user that were not read; beyond it, those of the user's other connections are dropped."""
     of_token: int = 6
     """Connections that show the same token."""
 
@@ -45,7 +53,7 @@ class Visitors:
         self.bounds = bounds
         self._all: set[Visitor] = set()
         self._strangers: OrderedDict[Visitor, None] = OrderedDict()
-        self._of_address: dict[str, OrderedDict[Visitor, None]] = {}
+        self._of_name: dict[str, OrderedDict[Visitor, None]] = {}
         self._of_token: dict[str, OrderedDict[Visitor, None]] = {}
         self._of_user: dict[int, OrderedDict[Visitor, None]] = {}
 
@@ -54,18 +62,32 @@ class Visitors:
 
     def arrive(self, visitor: Visitor) -> None:
         """Let a connection in."""
-        mine = self._of_address.get(visitor.address)
-        if mine is not None and len(mine) >= self.bounds.strangers_of_address:
-            self.end(next(iter(mine)))
+        if len(self._of_name.get(visitor.name, ())) >= self.bounds.strangers_of_name:
+            self._end_oldest(visitor.name)
         elif len(self._strangers) >= self.bounds.strangers:
-            self.end_oldest_stranger()
+            self.end_a_stranger()
         self._all.add(visitor)
         self._strangers[visitor] = None
-        self._of_address.setdefault(visitor.address, OrderedDict())[visitor] = None
+        self._of_name.setdefault(visitor.name, OrderedDict())[visitor] = None
 
-    def end_oldest_stranger(self) -> None:
-        if self._strangers:
-            self.end(next(iter(self._strangers)))
+    def end_a_stranger(self) -> None:
+        """End the oldest stranger of the name with most of them."""
+        if self._of_name:
+            self._end_oldest(max(self._of_name, key=lambda name: len(self._of_name[name])))
+
+    def _end_oldest(self, name: str) -> None:
+        oldest = next((each for each in self._of_name[name] if not each.checked), None)
+        if oldest is not None:
+            self.end(oldest)
+
+    def make_room(self, visitor: Visitor, size: int) -> None:
+        """Before an answer of `size` bytes to a user, drop other ones that the user has not read, the oldest first."""
+        others = [(each, each.unread()) for each in self._of_user.get(visitor.uid, ()) if each is not visitor]
+        total = size + sum(unread for _, unread in others)
+        for each, unread in others:
+            if unread and total > self.bounds.unread_bytes:
+                total -= unread
+                self.end(each)
 
     def recognise(self, visitor: Visitor, uid: int, token: str) -> None:
         """A connection has shown a valid token."""
@@ -96,7 +118,7 @@ class Visitors:
 
     def _forget(self, visitor: Visitor) -> None:
         self._strangers.pop(visitor, None)
-        _remove(self._of_address, visitor.address, visitor)
+        _remove(self._of_name, visitor.name, visitor)
         _remove(self._of_token, visitor.token, visitor)
         _remove(self._of_user, visitor.uid, visitor)
 
@@ -111,9 +133,12 @@ def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor:
 class Visitor(HttpToolsProtocol):
     """One connection; TLS may not have taken its socket `accepted` over yet."""
 
-    def __init__(self, entrance: Visitors, accepted: socket.socket, address: str, config: Config) -> None:
+    def __init__(self, entrance: Visitors, accepted: socket.socket, name: str, config: Config) -> None:
         super().__init__(config, _STATE, {"connection": self})
-        self.address = address
+        self.name = name
+        """See `Peers`."""
+        self.checked = False
+        """Its credential or token is looked at."""
         self.token = ""
         self.uid = -1
         self._entrance = entrance
@@ -122,6 +147,7 @@ class Visitor(HttpToolsProtocol):
         self.timeout_keep_alive = self._bounds.request_s  # type: ignore[assignment]
         self._deadline: asyncio.TimerHandle | None = None
         self._received = 0
+        self._reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -136,10 +162,14 @@ class Visitor(HttpToolsProtocol):
             self.send_400_response(f"expected at most {self._bounds.request_bytes} bytes of a request")
 
     def on_headers_complete(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        unsent = self.transport.get_write_buffer_size()
+        if self.cycle is None or (self.cycle.response_complete and unsent <= _LEAST_READ):
+            if self._reading is not None:
+                self._reading.cancel()
+                self._reading = None
             super().on_headers_complete()
         else:
-            # A second request before the answer to the first one: no client of polluxd sends it.
+            # A second request before the answer to the first one was sent: no client of polluxd sends it.
             self.hang_up()
 
     def on_message_complete(self) -> None:
@@ -157,6 +187,8 @@ class Visitor(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         self._unset_keepalive_if_required()
         self._entrance.leave(self)
         super().connection_lost(exc)
@@ -166,6 +198,27 @@ class Visitor(HttpToolsProtocol):
             # Whoever does not read the answer is not waited for.
             self.loop.call_later(self._bounds.request_s, self.transport.abort)
         super().on_response_complete()
+        if self._reading is None:
+            self._look_at_reading(math.inf)
+
+    def _look_at_reading(self, before: float) -> None:
+        """Hang up on a client that has not read `_LEAST_READ` bytes more of its answer in `request_s`."""
+        unread, self._reading = self.unread(), None
+        if unread > before - _LEAST_READ:
+            self.hang_up()
+        elif unread:
+            self._reading = self.loop.call_later(self._bounds.request_s, self._look_at_reading, unread)
+
+    def unread(self) -> int:
+        """Bytes of answers that the client's kernel has not taken: ours and those of our kernel (tcp(7): SIOCOUTQ)."""
+        if self.transport is None or self.transport.is_closing():
+            return 0
+        kept = bytearray(4)
+        try:
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kept)
+        except OSError:
+            return 0
+        return self.transport.get_write_buffer_size() + int.from_bytes(kept, sys.byteorder)
 
     def timeout_keep_alive_handler(self) -> None:
         self.hang_up()
@@ -174,6 +227,10 @@ class Visitor(HttpToolsProtocol):
         """The request has shown a valid token."""
         self.timeout_keep_alive = self._bounds.idle_s  # type: ignore[assignment]
         self._entrance.recognise(self, holder.uid, token)
+
+    def make_room(self, size: int) -> None:
+        """An answer of `size` bytes follows."""
+        self._entrance.make_room(self, size)
 
     def hang_up(self) -> None:
         if self.transport is not None:
@@ -187,6 +244,7 @@ class Visitor(HttpToolsProtocol):
 
 
 _STATE = ServerState()
+_LEAST_READ = 65536
 
 
 def uvicorn_config(app: Any, bounds: Bounds) -> Config:

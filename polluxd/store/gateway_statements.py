@@ -94,6 +94,10 @@ class GatewayStore:
     def open_orders(self) -> Mapping[int, Orders]:
         return {row["job_id"]: _orders(row) for row in self._run("open_orders")}
 
+    def over(self, holders: Sequence[Holder]) -> set[Holder]:
+        asked = [_attempt(holder) | {"place": place} for place, holder in enumerate(holders)]
+        return {holders[row["place"]] for row in self._run("attempts_over", asked=json.dumps(asked))}
+
     def _run(self, query: str, /, **words: object) -> list[dict[str, Any]]:
         """Run a statement, a transaction; where the connection was lost, on a new one: twice does no harm."""
         with our_errors(self._connector.place, self._connector.failed):

@@ -25,7 +25,9 @@ from .views import (
 )
 
 _POINTS = 2000
-"""Reports of a job that a question has an answer of."""
+"""Reports of a job in an answer."""
+_MOST = 20_000
+"""Jobs, and moves, in an answer: what people ask for is bounded, however much there is."""
 
 
 class PeopleStore(Session):
@@ -33,12 +35,12 @@ class PeopleStore(Session):
 
     def jobs_view(self, *, ended: bool = True) -> list[JobView]:
         """One row per job, by job id; without those that ended unless `ended`."""
-        return [rows.job_view(row) for row in self._ask("jobs_view", job_id=None, ended=ended)]
+        return [rows.job_view(row) for row in self._ask("jobs_view", job_id=None, ended=ended, most=_MOST)]
 
     def explain(self, job_id: int) -> JobExplanation | None:
         """Everything known of one job; None where it is not known."""
         with self._transaction() as run:
-            jobs = run("jobs_view", job_id=job_id, ended=True)
+            jobs = run("jobs_view", job_id=job_id, ended=True, most=1)
             if not jobs:
                 return None
             reported = run("report_of", job_id=job_id)
@@ -128,11 +130,11 @@ class PeopleStore(Session):
 
     def moves(self, job_id: int | None = None) -> list[Move]:
         """All remembered moves of one job or of all, oldest first."""
-        return [rows.move(row) for row in self._ask("moves", job_id=job_id)]
+        return [rows.move(row) for row in self._ask("moves", job_id=job_id, most=_MOST)]
 
     def move_costs(self, job_id: int | None = None) -> list[MoveCost]:
         """What each completed move cost, split by step; first starts are none."""
-        found = self._ask("completed_moves", active=False)
+        found = self._ask("completed_moves", active=False, most=_MOST)
         return costs_of(row for row in found if job_id in (None, row["job_id"]))
 
     def rentals(self, since: float) -> list[dict[str, Any]]:

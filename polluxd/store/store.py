@@ -152,7 +152,7 @@ class Store(PeopleStore):
             return replace(
                 records,
                 times={row["job_id"]: rows.job_times(row) for row in run("job_times")},
-                totals=totals(costs_of(run("completed_moves", active=True))),
+                totals=totals(costs_of(run("completed_moves", active=True, most=None))),
                 pins={row["job_id"]: f"pinned by {row['pinned_by']}" for row in run("pins")},
                 restarts={
                     row["user_name"]: row["restarts"] for row in run("restarts_since", since=restarts_since)

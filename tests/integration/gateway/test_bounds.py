@@ -23,7 +23,7 @@ from tests.integration.store.reports import payload
 pytestmark = pytest.mark.slurm
 
 QUICK = Bounds(request_s=0.3, idle_s=PATIENCE_S)
-PATIENT = Bounds(request_s=PATIENCE_S, strangers=8, strangers_of_address=6, of_token=2)
+PATIENT = Bounds(request_s=PATIENCE_S, strangers=8, strangers_of_name=6, of_token=2)
 
 
 def connect(url):
@@ -238,9 +238,11 @@ def test_over_tls_the_agents_client_is_served_and_silent_handshakes_are_not(
     store.sync_jobs([seen(7)])
     made = certificate(tmp_path / "certificate.pem", "127.0.0.1", "IP:127.0.0.1")
     files = (made, made)
-    with serving(records, cluster=cluster, bounds=QUICK, tls=files) as url, closing(connect(url)) as silent:
+    bounds = Bounds(request_s=3.0, idle_s=PATIENCE_S)
+    with serving(records, cluster=cluster, bounds=bounds, tls=files) as url, closing(connect(url)) as silent:
         trusting = Gateway([url], str(files[0]))
-        assert trusting.ask("POST", "/v1/report", payload(), token=token_of(records, 7)) is None
+        for _ in range(3):
+            assert trusting.ask("POST", "/v1/report", payload(), token=token_of(records, 7)) is None
         trusting.close()
         with pytest.raises(GatewayAway, match=r"(?i)certificate"):
             Gateway([url]).ask("GET", "/v1/health")

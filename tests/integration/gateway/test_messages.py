@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -49,7 +50,15 @@ def test_a_question_is_answered_when_its_orders_change(caller, store):
     assert (status, second["drain"]) == (200, move.id)
     assert second["seen"] != first["seen"]
     assert job.ask("POST", "/v1/acknowledgements", {"move": move.id, "step": 3}) == (200, {"accepted": True})
-    assert job.ask("GET", f"/v1/orders?seen={second['seen']}")[1] == first
+    assert job.ask("GET", "/v1/orders")[1] == second, "a drain stands until its move ends"
+    answers.clear()
+    waiting = threading.Thread(
+        target=lambda: answers.append(job.ask("GET", f"/v1/orders?seen={second['seen']}"))
+    )
+    waiting.start()
+    assert store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
+    waiting.join(PATIENCE_S)
+    assert answers == [(200, first)]
 
 
 def test_orders_are_for_one_attempt_of_one_job(caller, store):
@@ -159,9 +168,12 @@ def test_a_users_token_opens_questions_alone(caller, records, url):
     assert user.ask("GET", "/v1/jobs/12/history?since=1.5") == (200, [1000, 12, 1.5])
     for method, path in (("POST", "/v1/report"), ("GET", "/v1/orders"), ("POST", "/v1/acknowledgements")):
         assert user.code(method, path, {}) == (401, "token-refused")
-    for path in ("/v1/jobs?ended=perhaps", "/v1/jobs?more=1", f"/v1/jobs/{2**32}/explain"):
+    for job in ("x", "-1", "1.5", "%31%32x", "١٢", str(2**32), "9" * 5000):
+        for what in ("explain", "history"):
+            assert user.code("GET", quote(f"/v1/jobs/{job}/{what}", safe="/%")) == (422, "refused")
+    for path in ("/v1/jobs?ended=perhaps", "/v1/jobs?more=1"):
         assert user.code("GET", path) == (422, "refused")
-    for path in ("/v1/jobs/x/explain", "/v1/jobs/-1/explain", "/v2/jobs", "/", "/v1/jobs/"):
+    for path in ("/v2/jobs", "/", "/v1/jobs/"):
         assert user.code("GET", path) == (404, "no-such-path")
 
 
@@ -220,6 +232,7 @@ def test_two_gateways_serve_the_same_attempt(caller, store, records, cluster):
             assert each.ask("GET", "/v1/orders")[1]["drain"] == move.id
         for each in (other, job):
             assert each.ask("POST", "/v1/acknowledgements", {"move": move.id})[1] == {"accepted": True}
+        assert store.advance(move.id, Step.FAILED, time.time(), epoch=store.epoch)
         assert other.ask("GET", "/v1/orders")[1]["drain"] is None
     assert job.ask("POST", "/v1/report", payload())[0] == 204
     assert len(store.report_history(7)) == 3
@@ -233,7 +246,7 @@ def test_a_fault_of_the_gateway_costs_that_answer_alone(store, records, cluster,
             return getattr(records, name)
 
         def store_reports(self, reports):
-            if any(report.row["goodput"] == 13.0 for report in reports):
+            if any(report.document["goodput"] == 13.0 for report in reports):
                 raise StoreRejected("a row that Postgres refuses")
             return records.store_reports(reports)
 

@@ -41,3 +41,16 @@ def test_migrations_are_numbered_without_a_gap():
     names = [m.name for m in migrations()]
     assert [int(name[:4]) for name in names] == list(range(1, 1 + len(names)))
     assert len({m.checksum for m in migrations()}) == len(names)
+
+
+def test_what_users_ask_for_is_bounded():
+    """Every statement that a question of a user causes has a LIMIT, or is of one row by its key."""
+    package = sqlfiles.sql_directory().parent / "polluxd" / "store"
+    asked = set(re.findall(r"(?:\brun|_ask)\(\s*\"(\w+)\"", (package / "people.py").read_text()))
+    texts = {name: queries()[name] for name in asked}
+    reads = {name: text for name, text in texts.items() if text.lstrip().startswith(("SELECT", "WITH"))}
+    bounded = re.compile(r"LIMIT \S+\s*(\) \w+\s*ORDER BY [\w., ]+|\) \w.*)?")
+    one_row = {"cycle", "cycle_snapshot", "leader", "pin_of", "move_to_cancel", "set_who"}
+    by_day = {"rentals"}  # administrators ask for it
+    thinned = {"report_history"}  # tests/integration/store/test_bounds.py
+    assert {name for name, text in reads.items() if not bounded.search(text)} <= one_row | by_day | thinned
