@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class Training:
     def __init__(self, site: Site, name: str) -> None:
         self._site = site
         self.folder = site.home("alice") / name
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an attempt that broke
         self._own(self.folder)
         self._own(self.folder / "ledger")
         variables = {"POLLUX_CHECKPOINT_DIR": f"{self.folder}/checkpoints", "OMP_NUM_THREADS": "1"}
@@ -41,7 +43,10 @@ class Training:
         if job_id is None:
             raise RuntimeError(trouble)
         self.job_id = job_id
-        site.until(self._reported, f"the first step of {name}: see its log {self._tail()}", 90.0)
+        try:
+            site.until(self._reported, f"the first step of {name}", 240.0)
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}; its log ends with: {self._tail()}") from error
         site.polluxd.command("polluxctl", "pin", str(job_id))
         job = site.job(job_id)
         assert job is not None
