@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "polluxd/cli/database.py": "password files, in root's folder",
     "polluxd/site/": "what root installs in Slurm's and polluxd's folders, with guards of its own",
     "polluxd/sim/profiles.py": "lists the folder of --profiles; its files are read by the door",
+    "polluxd/slurm/configuration.py": "reads Slurm's configuration, of root's",
     "polluxd/store/sqlfiles.py": "the SQL of the package",
 }
 """Each with its reason. A name that ends in / stands for all files in it."""
