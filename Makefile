@@ -12,12 +12,9 @@ export OMP_NUM_THREADS := 1
 # Every target that `make help` lists.
 .PHONY: $(shell awk -F: '/^[a-z-]+:.*\#\# /{print $$1}' $(MAKEFILE_LIST))
 
-help: ## list the targets by their use, and the benchmarks by name; `make help-bench` says what each measures
-	@awk -F':.*## ' '/^#: /{print "\n" substr($$0, 4)} /^bench-/{names = names " " substr($$1, 7); next} \
-		/^[a-z-]+:.*## /{printf "  make %-22s %s\n", $$1, $$2} END{print " " names}' $(MAKEFILE_LIST)
-
-help-bench: ## list the benchmarks
-	@awk -F':.*## ' '/^bench-.*## /{printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help: ## list the targets by their use, and the benchmarks by name
+	@awk -F':.*## ' '/^#: /{print "\n" substr($$0, 4)} /^[a-z-]+%?:.*## /{split($$2, part, ";"); printf "  make %-22s %s\n", $$1, substr(part[1], 1, 90)}' $(MAKEFILE_LIST)
+	@echo "  NAME: $(BENCHMARKS)" | fold -sw 116
 
 #: Every day
 
@@ -110,9 +107,6 @@ clean: ## remove what the targets made, the virtual environment excepted
 
 #: Suites on private clusters, each with a page or a folder of results
 
-doctor-test: setup ## `polluxctl doctor` on a private cluster: 43 planted faults, each with its remedy (6 minutes)
-	@POLLUX_DOCTOR_ALL=1 $(PYTHON) -m pytest -q tests/integration/test_doctor.py
-
 sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/, tests/benchmarks/sites.md
 	@$(PYTHON) -m contrib.sites --page tests/benchmarks/sites.md $(if $(SEED),--seeds $(SEED))
 
@@ -131,11 +125,9 @@ metrics-test: ## a real Prometheus scrapes a real polluxd; alert rules by promto
 	@contrib/devcluster/install.sh prometheus
 	@$(PYTHON) -m pytest -q tests/metrics
 
-soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20); chaos-out/
+soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20), a search under chaos; chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
-
-search-soak: setup ## MINUTES (30) of a search on a private Slurm: kill -9 of ranks and polluxd, Postgres crashes, preemption
 	@POLLUX_SOAK=1 MINUTES=$(or $(MINUTES),30) $(PYTHON) -m pytest -sq tests/integration/loop/test_search.py -k outlives
 
 fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's bytes (half an hour); tests/benchmarks/fuzz.md
@@ -179,66 +171,59 @@ dist: setup ## the Python packages: wheel and sdist; dist/
 install-test: setup ## `make deb` first: a bare Debian root to the first job, by the commands of the install page (root; minutes)
 	@contrib/packaging/install_test.sh
 
-ansible-test: setup ## `make deb` first: the same root by contrib/ansible with `--connection=local`; a second run changes nothing (root; minutes)
-	@contrib/packaging/ansible_test.sh
+#: Benchmarks
 
 BENCH := PYTHONPATH=.:agent $(PYTHON) -m tests.benchmarks
+BENCHMARKS := $(shell sed -n 's/^bench_\([a-z-]*\) =.*/\1/p' $(MAKEFILE_LIST))
 
-#: Benchmarks: `make bench-NAME` writes tests/benchmarks/NAME.md and bench-out/NAME.json, or what stands beside it
+bench-%: setup ## a benchmark; the Makefile says above each what it measures, takes and writes
+	@$(or $(bench_$*),$(error there is no benchmark $*, but $(BENCHMARKS)))
 
-bench-policy: setup ## decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md
-	@$(BENCH).policy
-
-bench-lying: setup ## what a lying job gains in ten hours, by objective (an hour); tests/benchmarks/lying.md
-	@PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
-
-bench-honesty: setup ## 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept); bench-out/honesty, tests/benchmarks/honesty.md
-	@$(BENCH).honesty --page
-
-bench-sia: setup ## policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json, tests/benchmarks/sia.md
-	@$(BENCH).sia
-
-bench-store: setup ## what 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md
-	@$(BENCH).store_load
-
-bench-scale: setup ## polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json, tests/benchmarks/scale.md
-	@$(BENCH).scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
-
-bench-slurmctld: setup ## what polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes); tests/benchmarks/slurmctld_load.md
-	@$(BENCH).slurmctld_load --page tests/benchmarks/slurmctld_load.md
-
-bench-cloud: setup ## cost against time on rented nodes, by price, by the paper's rule and on fixed sizes, DAYS (50) random days (minutes; 1000: an hour); own nodes against rented ones; tests/benchmarks/cloud.md, docs/images/cloud.png
-	@$(BENCH).cloud --days $(or $(DAYS),50)
-
-bench-agent: setup ## what the agent costs per step against plain DDP (half an hour); bench-out/agent.json, tests/benchmarks/agent_overhead.md
-	@$(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
-
-bench-gpu: setup ## `pollux selftest`, then the agent's cost, for whoever has a GPU (minutes); bench-out/gpu.json, bench-out/agent_gpu.json; tests/benchmarks/gpu.md says what was found
-	@$(PYTHON) -m pollux.selftest --json bench-out/gpu.json
-	@$(BENCH).agent_overhead --device cuda --json bench-out/agent_gpu.json
-
-bench-accuracy: setup ## accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json, tests/benchmarks/accuracy.md
-	@$(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
-
-bench-optimizers: setup ## every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json, tests/benchmarks/optimizers.md
-	@$(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
-
-bench-mistakes: setup ## ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json
-	@$(BENCH).mistakes --json bench-out/mistakes.json
-
-bench-endings: setup ## what each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-out/endings.json, tests/benchmarks/endings.md
-	@$(BENCH).endings $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md
-
-bench-realloc: setup ## what a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md
-	@$(BENCH).realloc --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md
-	@$(MAKE) --no-print-directory bench-realloc-large
-
-bench-realloc-large: setup ## resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last section
-	@$(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
-
-bench-search: setup ## one search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root; hours); bench-out/search.json, tests/benchmarks/search.md
-	@$(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
-
-bench-sim: setup ## the paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md
-	@$(BENCH).simulator
-
+# Decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md.
+bench_policy = $(BENCH).policy
+# What a lying job gains in ten hours, by objective (an hour); tests/benchmarks/lying.md.
+bench_lying = PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
+# 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept);
+# bench-out/honesty, tests/benchmarks/honesty.md.
+bench_honesty = $(BENCH).honesty --page
+# Policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json,
+# tests/benchmarks/sia.md.
+bench_sia = $(BENCH).sia
+# What 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md.
+bench_store = $(BENCH).store_load
+# Polluxd's cycle with 10,000 jobs on 16,384 GPUs, CYCLES (60) times (root; minutes); bench-out/scale.json,
+# tests/benchmarks/scale.md.
+bench_scale = $(BENCH).scale --cycles $(or $(CYCLES),60) --page tests/benchmarks/scale.md
+# What polluxd costs a real slurmctld with 5,000 waiting and 500 running jobs (root; 15 minutes);
+# tests/benchmarks/slurmctld_load.md.
+bench_slurmctld = $(BENCH).slurmctld_load --page tests/benchmarks/slurmctld_load.md
+# Cost against time on rented nodes, by price, by the paper's rule and on fixed sizes, DAYS (50) random days (minutes;
+# 1000: an hour); own nodes against rented ones; tests/benchmarks/cloud.md, docs/images/cloud.png.
+bench_cloud = $(BENCH).cloud --days $(or $(DAYS),50)
+# What the agent costs per step against plain DDP (half an hour); bench-out/agent.json,
+# tests/benchmarks/agent_overhead.md.
+bench_agent = $(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
+# `pollux selftest`, then the agent's cost, for whoever has a GPU (minutes); bench-out/gpu.json, bench-
+# out/agent_gpu.json; tests/benchmarks/gpu.md says what was found.
+bench_gpu = $(PYTHON) -m pollux.selftest --json bench-out/gpu.json && $(BENCH).agent_overhead --device cuda --json bench-out/agent_gpu.json
+# Accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json,
+# tests/benchmarks/accuracy.md.
+bench_accuracy = $(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
+# Every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json,
+# tests/benchmarks/optimizers.md.
+bench_optimizers = $(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
+# Ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json.
+bench_mistakes = $(BENCH).mistakes --json bench-out/mistakes.json
+# What each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-
+# out/endings.json, tests/benchmarks/endings.md.
+bench_endings = $(BENCH).endings $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md
+# What a move costs, split by step (minutes); bench-out/realloc.json, tests/benchmarks/realloc.md.
+bench_realloc = $(BENCH).realloc --json bench-out/realloc.json --markdown tests/benchmarks/realloc.md && $(bench_realloc-large)
+# Resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last
+# section.
+bench_realloc-large = $(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
+# One search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root;
+# hours); bench-out/search.json, tests/benchmarks/search.md.
+bench_search = $(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
+# The paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md.
+bench_sim = $(BENCH).simulator

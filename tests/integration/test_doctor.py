@@ -1,6 +1,6 @@
 """`polluxctl doctor` finds planted faults, each with its remedy.
 
-The faults that need a restart of Slurm are planted by `make doctor-test` only.
+The faults that need a restart of Slurm are planted with `POLLUX_DOCTOR_ALL=1` only.
 """
 
 from __future__ import annotations

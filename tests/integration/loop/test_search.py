@@ -137,7 +137,7 @@ def preempting_loop(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
         yield from loop_on(cluster, polluxd(cluster, tmp_path), tmp_path)
 
 
-@pytest.mark.skipif(not os.environ.get("POLLUX_SOAK"), reason="minutes of it: make search-soak")
+@pytest.mark.skipif(not os.environ.get("POLLUX_SOAK"), reason="minutes of it: make soak")
 @pytest.mark.timeout(7200)
 def test_a_search_outlives_kills_and_preemption(preempting_loop: Loop) -> None:
     loop, chance = preempting_loop, random.Random(1)

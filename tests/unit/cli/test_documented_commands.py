@@ -73,7 +73,10 @@ def test_the_pages_hold_calls() -> None:
 
 
 def test_every_make_target_on_a_page_exists() -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    assert len(re.findall(r"^[a-z-]+%?:.*## ", makefile, re.MULTILINE)) <= 30
+    targets |= {f"bench-{name}" for name in re.findall(r"^bench_([a-z-]+) =", makefile, re.MULTILINE)}
     pages = [*PAGES, *ROOT.glob("tests/benchmarks/*.md")]
     text = "\n".join(page.read_text() for page in pages)
     named = set(re.findall(r"(?:`|^ *)make ([a-z][a-z-]*)", text, re.MULTILINE))
