@@ -81,6 +81,10 @@ class _Nodes:
     """What others used of them: GPUs, CPUs, memory."""
 
 
+_Bar = tuple[tuple[int, str] | None, Eligibility | None]
+"""Most GPUs of a job and the rule, and where it may start; None: anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bars:
     """What refusals bar."""
@@ -130,6 +134,9 @@ class Refusals:
             and any(shares(job, key) for job in jobs.values())
             and not (key.alone and dict(key.shared).get("job") and limit.job.job_id not in jobs)
         }
+        for limit in self._limits.values():
+            limit.met = {job_id: user for job_id, user in limit.met.items() if job_id in jobs}
+            limit.stopped = {job_id: user for job_id, user in limit.stopped.items() if job_id in jobs}
         self._spans = {job_id: span for job_id, span in self._spans.items() if job_id in jobs}
         self._nodes = {
             key: one
@@ -237,10 +244,15 @@ class Refusals:
         if not (self._limits or self._nodes or self._spans):
             return Bars()
         gpus = {node.name: node.gpus for node in state.nodes}
+        used = {key: self._used(key, -1, state) for key in self._limits}
+        held = Counter[str]()
+        for job in state.jobs:
+            held.update(job.gpus_per_node_held if job.spec is not None else {})
+        free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
         for job in state.jobs:
             if job.spec is None or job.state.finished or job.tasks:
                 continue
-            met = list(self._met(job, state))
+            met = list(self._met(job, state, used, free))
             if (span := self._spans.get(job.job_id)) is not None:
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
                 rule = f"its script's failure on a further node ({span[1]})"
@@ -253,46 +265,37 @@ class Refusals:
         return Bars(most, {job_id: nodes for job_id, (nodes, _) in self._spans.items()}, found)
 
     def _met(
-        self, job: SlurmJob, state: ClusterState
-    ) -> Iterable[tuple[tuple[int, str] | None, Eligibility | None]]:
-        """What each refusal means for the job: most GPUs, and where it may start."""
+        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: frozenset[str]
+    ) -> Iterable[_Bar]:
+        """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`."""
         assert job.spec is not None
         holds = sum(job.gpus_per_node_held.values())
+        found: list[tuple[_Bar, float]] = []
         for key, limit in self._limits.items():
             if shares(job, key):
-                cap, eligible = self._by_limit(job, holds, key, limit, state)
-                yield self._tried_again(cap, eligible, limit.tried_at, holds, state)
-        for one in self._nodes.values():
-            if one.demands == demands_of(job):
-                cap, eligible = _by_nodes(job, holds, one, state)
-                yield self._tried_again(cap, eligible, one.tried_at, holds, state)
-
-    def _tried_again(
-        self,
-        cap: tuple[int, str] | None,
-        eligible: Eligibility | None,
-        tried_at: float,
-        holds: int,
-        state: ClusterState,
-    ) -> tuple[tuple[int, str] | None, Eligibility | None]:
-        """What the refusal means in the end: a job without GPUs is tried again, where GPUs are free."""
-        if holds or self._monotonic() - tried_at < TRIED_AGAIN_S or (cap is None and eligible is None):
-            return cap, eligible
-        rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
-        held = Counter[str]()
-        for job in state.jobs:
-            held.update(job.gpus_per_node_held if job.spec is not None else {})
-        free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
-        return None, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
+                own = 0.0 if key.alone or job.state not in _HOLDS else weight(job, holds, key, state.taken_at)
+                bar = self._by_limit(job, holds, key, limit, used[key] - own, state)
+                found.append((bar, limit.tried_at))
+        demands = demands_of(job) if self._nodes else ()
+        found += [
+            (_by_nodes(job, holds, one, state), one.tried_at)
+            for one in self._nodes.values()
+            if one.demands == demands
+        ]
+        for (cap, eligible), tried_at in found:
+            if holds or self._monotonic() - tried_at < TRIED_AGAIN_S or (cap is None and eligible is None):
+                yield cap, eligible
+                continue
+            rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
+            yield None, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
 
     def _by_limit(
-        self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, state: ClusterState
-    ) -> tuple[tuple[int, str] | None, Eligibility | None]:
+        self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, others: float, state: ClusterState
+    ) -> _Bar:
         assert job.spec is not None
         rule = f"Slurm refused it ({limit.reason})"
         if key.unit == "orders":
             return None, Eligibility(frozenset(), f"Slurm refused to change it ({limit.reason})")
-        others = self._used(key, job.job_id, state)
         if key.unit == "jobs":
             barred = others + weight(job, 1, key, state.taken_at) >= limit.refused
             return None, Eligibility(frozenset(), rule) if barred else None
@@ -349,9 +352,7 @@ class Refusals:
         return "; ".join(told)
 
 
-def _by_nodes(
-    job: SlurmJob, holds: int, one: _Nodes, state: ClusterState
-) -> tuple[tuple[int, str] | None, Eligibility | None]:
+def _by_nodes(job: SlurmJob, holds: int, one: _Nodes, state: ClusterState) -> _Bar:
     """What nodes that refused a job mean for a job with the same demands."""
     assert job.spec is not None
     where, own = frozenset(one.target.nodes), job.job_id == one.job_id
