@@ -26,6 +26,7 @@ from pollux.ranks.control import ControlExchange
 from pollux.ranks.node_memory import node_memory
 from pollux.scheduler.line import Receipt
 from pollux.slurm_job.attempt import Attempt
+from pollux.training.script_record import CHANGED, advice
 from pollux.training.training import Training
 from pollux.tuning.knowledge import LastAttempt
 
@@ -59,6 +60,7 @@ class Checkpointer:
         self._random: tuple[list[dict[str, Any]], int] | None = None
         """The checkpoint's random numbers, by rank, and its optimizer step; until the loop begins."""
         self._ranks = RankState(training)
+        self._told_structure = False
         self._begun = False
         self._tried = False
         """A periodic checkpoint was begun in this attempt."""
@@ -158,6 +160,7 @@ class Checkpointer:
         Not earlier: random numbers that a script draws before the loop (for a split of its data) must be the same on
         every rank and in every attempt.
         """
+        self.check_structure()
         if self._begun:
             return
         self._begun = True
@@ -225,8 +228,8 @@ class Checkpointer:
                 source.load(name, part, self._ranks.restored(name, part, state[name], own, source.fill))
             except (RuntimeError, KeyError, ValueError, TypeError) as error:
                 raise CheckpointError(
-                    f"the checkpoint's {name} does not fit this script's: {error}. Restore the script that wrote "
-                    "it, or train into another checkpoint directory"
+                    f"the checkpoint's {name} does not fit this script's: {error}. {advice(name, state)}, or train "
+                    "into another checkpoint directory"
                 ) from error
 
     # -- in the loop ------------------------------------------------------------------------------------------
@@ -278,6 +281,7 @@ class Checkpointer:
         if writer is None:
             return None
         world, parts = self._training.world, self._training.parts()
+        self.check_structure()
         try:
             parts, every, own = self._ranks.divide(exchange, parts, sharded=writer.sharded)
         except StateError as error:
@@ -328,6 +332,15 @@ class Checkpointer:
             return None
 
         return lambda: self._rest([rng for rng, _ in answers]) | ({"own": own} if own else {})
+
+    def check_structure(self) -> None:
+        """Warn once of a model that a restart of its script could not read."""
+        if self._told_structure or self._training.world.rank:
+            return
+        changed = next(filter(None, (model.record.changed() for model in self._training.models)), "")
+        if changed:
+            self._told_structure = True
+            logger.warning("the model has changed since `attach` (%s): %s", changed, CHANGED)
 
     def copy(self, exchange: ControlExchange) -> None:
         """Copy the state into the nodes' memory; every rank calls it after the same step."""

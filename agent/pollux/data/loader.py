@@ -13,6 +13,7 @@ number of ranks, the loader yields again every sample that was not part of a ste
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -31,10 +32,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from pollux.data.identity import Identity, difference, identity
 from pollux.data.place import ElasticData, RankShare, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
+
+logger = logging.getLogger("pollux")
 
 PLAIN = {"num_workers": 0, "pin_memory": False}
 """DataLoader's options at which it does no more than collate."""
@@ -178,19 +182,46 @@ class ElasticLoader(ElasticData):
         self._collate = collate_fn or default_collate if options.items() <= PLAIN.items() else None
         """Collates batches in this process, with less overhead than DataLoader; None: DataLoader makes them."""
         self._many = getattr(dataset, "__getitems__", None)
+        self._keeps_workers: bool = options.get("persistent_workers", False)
+        """Workers outlive a pass, as the script wants."""
         if self.num_workers > 0:
-            # Persistent workers are reused when the batch size changes within a pass.
-            options.setdefault("persistent_workers", True)
+            # Within a pass they do in any case: they are reused when the batch size changes.
+            options["persistent_workers"] = True
             # Forked workers outlive a SIGTERM to the whole step. Python 3.14 would start them by a server that ends.
             options.setdefault("multiprocessing_context", "fork")
             options["worker_init_fn"] = partial(_begin_worker, options.get("worker_init_fn"))
-        self._loader: DataLoader[Any] = DataLoader(
+        self._make_loader: Callable[[], DataLoader[Any]] = lambda: DataLoader(
             dataset,
             batch_sampler=cast(Any, self._feed),
             collate_fn=collate_fn,
             generator=self._generator,
             **options,
         )
+        self._loader = self._make_loader()
+        self._identity: Identity | None = None
+        """What the data was known by when the job began."""
+        self._loader_pass = 0
+        """The pass that the workers began in."""
+
+    def identity(self) -> list[Any] | None:
+        if self._identity is None:
+            whole = _length_of(self.dataset)
+            self._identity = identity(self.dataset, whole, self.num_workers)
+        return self._identity
+
+    def begin_pass(self) -> None:
+        """Follow a dataset or sampler whose length the script has changed between two passes."""
+        if self._cursor or self._committed:
+            return
+        found = _length_of(self._sampler if self._sampler is not None else self.dataset)
+        if found == self._length:
+            return
+        if found < max(self._share.replica_batch, self._share.full if self.drop_last else 0):
+            raise BatchError(
+                f"the dataset has {found} samples in pass {self._pass}, and had {self._length}: fewer than a batch of "
+                f"{self._share.world_size} ranks x {self._share.local_batch}; make the loader for the smallest length"
+            )
+        self._length, self._order = found, None
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         micro = self._plan(self._cursor, self._length)
@@ -200,6 +231,9 @@ class ElasticLoader(ElasticData):
             chosen, data = self._indices(micro), self.dataset
             return self._collate(self._many(chosen) if self._many else [data[i] for i in chosen]), micro
         if self._source is None:
+            if self._loader_pass != self._pass and not self._keeps_workers:
+                # As torch does: new workers see what the script has changed in the dataset.
+                self._loader, self._loader_pass = self._make_loader(), self._pass
             # Augmentation in workers depends on seed, pass, place and rank, and not on the global generator.
             self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._share.replica))
             self._source = iter(self._loader)
@@ -213,11 +247,23 @@ class ElasticLoader(ElasticData):
         state = super().state_dict()
         if self._sampler is not None and self._committed:
             state["order"] = order_digest(self._current_order())
+        if self._identity is not None:
+            state["identity"] = self._identity
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._expected_digest = state.get("order")
+        saved = state.get("identity")
+        mine = None if saved is None else self.identity()
+        number = None if saved is None or mine is None else difference(mine, saved)
+        if number is not None and self._share.rank == 0:
+            logger.warning(
+                "sample %d of the dataset is another one than at the checkpoint: the rest of the pass loses samples "
+                "and repeats others. Make its order the same in each start (sort lists of files, give random_split a "
+                "generator with a seed). Ignore this for data that the script draws at random",
+                number,
+            )
 
     def _indices(self, micro: MicroBatch) -> list[int]:
         """This rank's samples. Stand-ins are loaded like others and weigh nothing."""

@@ -81,15 +81,28 @@ class ElasticData(ABC):
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         """Load the micro-batch at the cursor; None at the end of the pass."""
 
+    def begin_pass(self) -> None:
+        """A loop over the data begins: see what the script has changed. Raises BatchError."""
+        return
+
     @abstractmethod
     def _moved(self) -> None:
         """Discard read-ahead batches: the place or the sizes have changed."""
+
+    def identity(self) -> list[Any] | None:
+        """What the data is known by (see `identity`); None where it is not asked."""
+        return None
 
     # -- read by the training loop ------------------------------------
 
     @property
     def length(self) -> int:
         """Samples in a whole pass."""
+        return self._length
+
+    @property
+    def known_length(self) -> int:
+        """The same where it is exact, else -1."""
         return self._length
 
     @property

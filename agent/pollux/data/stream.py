@@ -6,14 +6,20 @@ place without communication. Costly work (decoding, augmentation) belongs in `tr
 samples alone.
 
 A stateful stream (`state_dict` and `load_state_dict`, as Hugging Face datasets and torchdata's loaders have them)
-returns to a place from the last remembered state at or before it, and skips the few samples between. Any other stream
-is read again from the start of the pass.
+returns to a place from the last remembered state before it, and skips the few samples between. Any other stream is read
+again from the start of the pass.
+
+A checkpoint holds checksums of the last samples before its place. The first to be read again must match them: else the
+stream gives other samples, or another order, and the rest of the pass would lose some and repeat others. A state that
+leaves out a shuffle buffer shows in the same way: the pass is then read from its start, and such states are not used
+again.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,6 +34,11 @@ from pollux.data.plan import FEWEST, MicroBatch
 from pollux.errors import DataError
 from pollux.ranks.torch_internals import pin_memory as pinned
 
+logger = logging.getLogger("pollux")
+
+CHECKED = 4
+"""Samples before a place by which it is known again."""
+
 REMEMBER_EVERY = 64
 """Least number of samples between remembered states of a stateful stream: a state may cost as much as a sample."""
 
@@ -41,7 +52,8 @@ class ElasticStream(ElasticData):
     epochs and progress; without it, `length` is 0 until one pass has been read.
 
     A rank holds the samples that are read and not committed: those of one step over all ranks, before `transform`.
-    Raises DataError if the stream is empty or ends before a restored place.
+    `repeatable=False` says that the samples are drawn at random in each reading, as from a simulator: none is compared.
+    Raises DataError if the stream is empty, ends before a restored place, or gives other samples before it.
     """
 
     def __init__(
@@ -56,6 +68,7 @@ class ElasticStream(ElasticData):
         drop_last: bool = False,
         equal_parts: bool = False,
         pin_memory: bool = False,
+        repeatable: bool = True,
     ) -> None:
         super().__init__(share, seed=seed, drop_last=drop_last, equal_parts=equal_parts)
         if length is not None and length < 1:
@@ -66,6 +79,16 @@ class ElasticStream(ElasticData):
         self._collate = collate_fn or default_collate
         # Without a device there is nothing to pin for, as in torch's DataLoader.
         self._pin = pin_memory and torch.cuda.is_available()
+        self._repeatable = repeatable
+        """Each reading of a pass gives the same samples in the same order."""
+        self._recent: deque[tuple[int, Any]] = deque(maxlen=CHECKED)
+        """The last committed samples of this pass, with their numbers."""
+        self._expected: dict[int, int] = {}
+        """Checksums of samples before the restored place, by their numbers; empty once they were compared."""
+        self._fresh: Any = None
+        """The state in which this process found a stateful stream."""
+        self._trusted = True
+        """The stream's own state brings it back to its place."""
         self._source: Iterator[Any] | None = None
         self._source_pass = -1
         """The pass of the buffer and of the remembered states."""
@@ -81,23 +104,36 @@ class ElasticStream(ElasticData):
     def commit(self) -> None:
         super().commit()
         self._drop_committed()
-        while len(self._remembered) > 1 and self._remembered[1][0] <= self._committed:
+        while len(self._remembered) > 1 and self._remembered[1][0] <= self._committed - CHECKED:
             self._remembered.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        if self._remembered and self._source_pass == self._pass and self._remembered[0][0] <= self._committed:
+        here = self._source_pass == self._pass
+        if self._remembered and here and self._remembered[0][0] <= self._committed - CHECKED:
             state["stream"] = list(self._remembered[0])
+        if here and self._repeatable:
+            known = [
+                [number, checksum(sample)] for number, sample in self._recent if number < self._committed
+            ]
+            known = known or [list(item) for item in self._expected.items()]
+            if known:
+                state["before"] = known
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._forget()
+        self._expected = dict(state.get("before", ())) if self._repeatable else {}
         # A checkpoint that is taken before anything is read keeps the remembered state.
         self._source_pass = self._pass
         remembered = state.get("stream")
         if remembered is not None and self._stateful and remembered[0] <= self._committed:
             self._remembered.append((int(remembered[0]), remembered[1]))
+
+    @property
+    def known_length(self) -> int:
+        return -1
 
     # -- within -------------------------------------------------------
 
@@ -111,7 +147,9 @@ class ElasticStream(ElasticData):
 
     @property
     def _stateful(self) -> bool:
-        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+        return self._trusted and all(
+            hasattr(self.dataset, name) for name in ("state_dict", "load_state_dict")
+        )
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         full = self._share.full
@@ -147,6 +185,8 @@ class ElasticStream(ElasticData):
         self._source = None
         self._buffer.clear()
         self._remembered.clear()
+        self._recent.clear()
+        self._expected = {}
         self._base = 0
         self._exhausted = False
 
@@ -167,20 +207,56 @@ class ElasticStream(ElasticData):
                 self._exhausted = True
                 self._length = reached
             self._drop_committed()  # while skipping to a restored place
+            if self._expected and self._base == self._committed and not self._as_before():
+                self._open()
 
     def _drop_committed(self) -> None:
         """Remove committed samples from the buffer."""
-        for _ in range(used := min(self._committed - self._base, len(self._buffer))):
-            self._buffer.popleft()
-        self._base += used
+        for _ in range(min(self._committed - self._base, len(self._buffer))):
+            self._recent.append((self._base, self._buffer.popleft()))
+            self._base += 1
+
+    def _as_before(self) -> bool:
+        """Whether the samples before a restored place are those of the checkpoint; False: read again from the start.
+
+        Raises DataError where they are not, however the stream is read.
+        """
+        expected, self._expected = self._expected, {}
+        read = [(number, sample) for number, sample in self._recent if number in expected]
+        other = next((number for number, sample in read if checksum(sample) != expected[number]), None)
+        if other is None:
+            return True
+        if self._remembered and self._remembered[0][0]:
+            logger.warning(
+                "the state of %s leaves out a part of its place (a shuffle buffer, for instance): after a restart "
+                "the pass is read again from its start",
+                type(self.dataset).__name__,
+            )
+            self._trusted = False
+            self._forget()
+            self._expected = expected
+            self.dataset.load_state_dict(self._fresh)  # type: ignore[attr-defined]
+            return False
+        raise DataError(
+            f"sample {other} of pass {self._pass} is another one than before the restart, so the rest of the pass "
+            "would lose samples and repeat others: make the order depend on set_epoch(pass) and a seed alone (the page "
+            "on data has recipes), and move random augmentation to job.loader(..., transform=...). For "
+            "samples that are drawn at random in each reading give job.loader(..., repeatable=False)"
+        )
 
     def _open(self) -> None:
         """Start the pass's stream, from a remembered state if there is one."""
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self._pass)
+        for each in (
+            self.dataset,
+            getattr(self.dataset, "dataset", None),
+        ):  # a DataLoader, then what it reads
+            set_epoch = getattr(each, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self._pass)
+                break
         if self._remembered:
             self._base, state = self._remembered[0]
+            self._fresh = copy.deepcopy(self.dataset.state_dict())  # type: ignore[attr-defined]
             # A copy: streams keep the dictionary and write into it.
             self.dataset.load_state_dict(copy.deepcopy(state))  # type: ignore[attr-defined]
         self._source = iter(self.dataset)
@@ -201,6 +277,8 @@ class ElasticStream(ElasticData):
 def checksum(sample: Any) -> int:
     """Return the CRC-32 of a sample's tensors, arrays, texts and numbers."""
     match sample:
+        case {"__key__": str(key)}:
+            return zlib.crc32(key.encode())  # webdataset's: the rest may be augmented at random
         case torch.Tensor():
             return zlib.crc32(repr(sample.detach().flatten()[:64].tolist()).encode())
         case np.ndarray():
@@ -209,10 +287,12 @@ def checksum(sample: Any) -> int:
             parts = [part for item in sample.items() for part in item]
         case list() | tuple():
             parts = list(sample)
-        case bytes() | str() | int() | float() | None:
+        case bytes() | str() | int() | float() | np.generic() | None:
             return zlib.crc32(repr(sample).encode())
+        case _ if callable(getattr(sample, "tobytes", None)):
+            return zlib.crc32(sample.tobytes()[:4096])  # an image
         case _:
-            return 0
+            parts = [part for item in getattr(sample, "__dict__", {}).items() for part in item]
     return zlib.crc32(repr([checksum(part) for part in parts]).encode())
 
 

@@ -56,6 +56,7 @@ class TrainingLoader:
                         break
                     stepper.begin_pass()
                     ended = data.last_of_pass
+                    stepper.in_hand.give()
                     yield batch
                     stepper.end_pass()
                     if step.stepped:
@@ -69,6 +70,7 @@ class TrainingLoader:
                         stepper.skip_step()
                         coordinator.exchange_decisions(last=stepper.epoch_done())
                 stepper.end_data()
+            stepper.in_hand.end()
         except RuntimeError as error:
             if lost_peer(error):
                 raise RankLost(
@@ -163,6 +165,7 @@ class MicroBatchContext:
 
     def __enter__(self) -> None:
         stepper = self._stepper
+        stepper.in_hand.check()
         stepper.training.step.accumulates = True
         stepper.training.step.entered += 1
         stepper.begin_model(self._trained)

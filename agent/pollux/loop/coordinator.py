@@ -16,7 +16,7 @@ from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
-from pollux.loop.divergence import as_left, check_equal, check_first
+from pollux.loop.divergence import as_left, check_data, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.finite import FiniteCheck
 from pollux.loop.left_alone import Places
@@ -111,7 +111,8 @@ class Coordinator:
             notice(f"as in the checkpoint, not as in the script: {'; '.join(replaced[:4])}{more}")
 
     def open(self, introduction: Introduction | None) -> None:
-        """Begin to report to the scheduler and to receive its orders."""
+        """Begin to report to the scheduler and to receive its orders; the data is there."""
+        check_data(self.training.data, self.exchange)
         if self._main:
             self.resizer.prepare()
             self.line.open(self.report, self.drains.order, self.order_resize, introduction)
@@ -250,7 +251,8 @@ class Coordinator:
     def _placed(self, decision: Decision) -> Decision:
         """Return the decision of the next exchange with this rank's place: the ranks compare theirs."""
         self.places.exchanges += 1
-        return replace(decision, epoch=self.training.progress.epoch, sample=self.training.data.position)
+        data, epoch = self.training.data, self.training.progress.epoch
+        return replace(decision, epoch=epoch, sample=data.position, length=data.known_length)
 
     def _ready(self, move: int) -> tuple[int, bool]:
         """On rank 0: return the move if its checkpoint is on disk, else 0.

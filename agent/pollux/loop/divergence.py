@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from pollux.data.identity import difference
+from pollux.data.place import ElasticData
 from pollux.data.stream import ElasticStream
-from pollux.errors import RanksDiffer
+from pollux.errors import DataError, RanksDiffer
 from pollux.ranks.control import ControlExchange
 from pollux.ranks.torch_internals import norms_of
 from pollux.training.trained_model import TrainedModel
@@ -95,6 +97,30 @@ def check_stream(training: Training, exchange: ControlExchange) -> None:
             "others: give every rank the same stream, and the loader divides it. Move random augmentation to "
             "job.loader(..., transform=...)",
             first[1] if first is not None else 0,
+            ", ".join(map(str, differ)),
+        )
+
+
+def check_data(data: ElasticData, exchange: ControlExchange) -> None:
+    """Compare the ranks' indexed data. Raises DataError for other lengths; warns of other samples."""
+    mine = data.identity()
+    if mine is None or exchange.group is None:
+        return
+    found = exchange.gather(mine)
+    lengths = [each[0] for each in found]
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"expected the same data on every rank, got datasets of {lengths} samples on ranks 0 to {len(found) - 1}"
+        )
+    differ = {
+        rank: number for rank, each in enumerate(found) if (number := difference(each, found[0])) is not None
+    }
+    if differ and exchange.rank == 0:
+        logger.warning(
+            "sample %d of the dataset is another one on rank %s than on rank 0: samples are lost, and others repeated. "
+            "Give every rank the same data in the same order (sort lists of files, give random_split a generator with "
+            "a seed)",
+            next(iter(differ.values())),
             ", ".join(map(str, differ)),
         )
 

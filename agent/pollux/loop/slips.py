@@ -26,6 +26,13 @@ IDLE = (
     "optimizer, call job.close(), pollux.attach(model, optimizer) and job.loader(...) again"
 )
 
+READ_AHEAD = (
+    "the loop asked for a batch before it used the one before: a prefetcher around job.loader? Steps would be made of "
+    "the wrong passes, and a restart would lose batches. Iterate over job.loader itself, with num_workers=, "
+    "pin_memory=True and x.to(job.device, non_blocking=True)"
+)
+"""Warned of where the first pass of a loop is left out; refused where it is certain."""
+
 IDLE_PASSES = 3
 """Passes without a step after which the loop ends. A script may accumulate over more than one."""
 

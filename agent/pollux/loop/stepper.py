@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchChoice, BatchLimits
+from pollux.loop.batch_in_hand import BatchInHand
 from pollux.loop.divergence import writes
 from pollux.loop.script_checks import warn_of_unknown_parameters
 from pollux.loop.slips import (
@@ -46,6 +47,7 @@ class Stepper:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
         self._warned_of_pass = self._warned_of_own_passes = False
+        self.in_hand = BatchInHand(training)
 
     @property
     def share(self) -> float:
@@ -71,6 +73,7 @@ class Stepper:
 
     def enter(self) -> None:
         """A loop over the loader begins."""
+        self.in_hand.enter()
         for model in self.training.models:
             model.new_loop = True
 
@@ -119,13 +122,8 @@ class Stepper:
 
     def _begin_group(self) -> None:
         """Plan a step: its passes, their examples, the learning rate."""
-        training, step, data, limits = (
-            self.training,
-            self.training.step,
-            self.training.data,
-            self.training.limits,
-        )
-        world = training.world
+        training = self.training
+        step, data, limits, world = training.step, training.data, training.limits, training.world
         local, wanted = training.choice.local_batch, training.choice.accumulation + 1
         if step.looped and not step.accumulates:
             if training.adaptive and training.progress.optimizer_steps and not self._warned_of_own_passes:
@@ -213,6 +211,7 @@ class Stepper:
         training, step = self.training, self.training.step
         if step.group is None:
             return  # it ran out of memory
+        self.in_hand.after_pass(skipped=self.skipped)
         whole = training.data.samples == training.world.size * step.group.local_batch
         training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
@@ -223,6 +222,7 @@ class Stepper:
 
     def begin_data(self) -> None:
         """A pass through the data begins, or goes on."""
+        self.training.data.begin_pass()
         self.training.step.tried = self.training.data.position > 0
 
     def end_data(self) -> None:
@@ -315,6 +315,8 @@ class Stepper:
         """End a measured pass where the loop has no contexts that would. Called by the optimizers' hooks."""
         training, step = self.training, self.training.step
         group = step.group
+        if step.in_epoch and not step.accumulates:
+            self.in_hand.check()
         if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
             raise LoopMistake(
                 f"optimizer.step() was called in pass {group.begun} of {group.passes} of a step, whose gradients the "

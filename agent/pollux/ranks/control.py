@@ -48,6 +48,8 @@ class Decision:
     """The epoch, on each rank its own; -1: not given."""
     sample: int = -1
     """Samples used in the present pass, on each rank its own; -1: not given."""
+    length: int = -1
+    """Samples of a pass through the data, on each rank its own; -1: not given, or known only roughly."""
     noise: tuple[NoiseScale | None, ...] = field(default=())
     """Per parameter group, one model's after the other's; None while unknown."""
 
@@ -83,6 +85,11 @@ OTHER_PLACE = (
     "step: let all ranks decide alike on a `break`, for instance by an all-reduced number"
 )
 
+OTHER_DATA = (
+    "rank 0 has {} samples in a pass through the data, rank {} has {}: every rank has to give job.loader the same "
+    "data, of the same length"
+)
+
 _GLOO_SIGNS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo/transport"),
     "caused pair closure",  # what a collective ends with after another one of its group timed out
@@ -103,8 +110,8 @@ class ControlExchange:
         self.group = group
         self.groups = groups
         """Parameter groups of all models together; not to be changed after the first exchange."""
-        self._pending: tuple[torch.Tensor, Any, tuple[int, int]] | None = None
-        """The decision under way, its transfer, and this rank's epoch and sample when it was sent."""
+        self._pending: tuple[torch.Tensor, Any, tuple[int, int, int]] | None = None
+        """The decision under way, its transfer, and this rank's epoch, sample and length when it was sent."""
         self._countdown = 1
         self._prompt = False
         self._options = dist.BroadcastOptions()
@@ -152,16 +159,16 @@ class ControlExchange:
         """Rank 0's decision on every rank at once, waiting for it. Raises RankLost where a rank has left."""
         return self._received(*self._sent(decision))
 
-    def _sent(self, decision: Decision) -> tuple[torch.Tensor, Any, tuple[int, int]]:
+    def _sent(self, decision: Decision) -> tuple[torch.Tensor, Any, tuple[int, int, int]]:
         vector = torch.tensor(decision.encode(self.groups), dtype=torch.float64)
         try:
             # The group's own method: the function of torch.distributed takes at least twice as long.
             work = None if self.group is None else self.group.broadcast([vector], self._options)
         except RuntimeError as error:
             raise RankLost(f"a rank left before the control exchange: {error}") from error
-        return vector, work, (decision.epoch, decision.sample)
+        return vector, work, (decision.epoch, decision.sample, decision.length)
 
-    def _received(self, vector: torch.Tensor, work: Any, own: tuple[int, int]) -> Decision:
+    def _received(self, vector: torch.Tensor, work: Any, own: tuple[int, int, int]) -> Decision:
         """Return rank 0's decision. Raises LoopMistake if its place differs from this rank's `own`."""
         if work is not None:
             try:
@@ -170,8 +177,14 @@ class ControlExchange:
                 raise RankLost(f"a rank left during the control exchange: {error}") from error
         decision = Decision.decode(vector.tolist())
         theirs = decision.epoch, decision.sample
-        if any(mine != other and -1 not in (mine, other) for mine, other in zip(own, theirs, strict=True)):
-            raise LoopMistake(OTHER_PLACE.format(*theirs, self.rank, *own))
+        epoch, sample, length = own
+        if -1 not in (length, decision.length) and length != decision.length:
+            raise LoopMistake(OTHER_DATA.format(decision.length, self.rank, length))
+        if any(
+            mine != other and -1 not in (mine, other)
+            for mine, other in zip((epoch, sample), theirs, strict=True)
+        ):
+            raise LoopMistake(OTHER_PLACE.format(*theirs, self.rank, epoch, sample))
         return decision
 
     @property

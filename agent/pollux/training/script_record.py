@@ -18,6 +18,13 @@ from torch.optim import Optimizer
 COMPILED = "_orig_mod."
 """torch.compile puts this into the names of a module's parameters."""
 
+CHANGED = (
+    "a restart of this script could not read its checkpoints. Make the change before `attach` in every start "
+    "(prune.identity keeps a place for a mask that comes later), or train on in a training of its own: job.close(), "
+    "then attach again"
+)
+"""Of a model whose state has other names or shapes than at `attach`."""
+
 _OTHER_NAMES = ("params", "param_names", "initial_lr", "base_lrs", "_last_lr")
 """Entries of a group or scheduler that are no settings, or are there under another name."""
 
@@ -50,6 +57,7 @@ class ScriptRecord:
     def __init__(self, module: torch.nn.Module, optimizer: Optimizer, scheduler: Any | None) -> None:
         self._module, self._optimizer, self._scheduler = module, optimizer, scheduler
         self._settings = dict(_settings(optimizer, scheduler))
+        self._structure = self._now()
         self.restored: list[str] = []
         """The script's values that the checkpoint's replace, in words."""
 
@@ -62,6 +70,7 @@ class ScriptRecord:
             "groups": [[names.get(p, "") for p in group["params"]] for group in self._optimizer.param_groups],
             "frozen": [name for p, name in names.items() if not p.requires_grad],
             "shapes": self._shapes(),
+            "changed": self.changed(),
         }
         return {"json": json.dumps(record)}
 
@@ -99,6 +108,24 @@ class ScriptRecord:
             if mine != other:
                 return f"The first difference: {_in_words(mine)} in the script, {_in_words(other)} in the checkpoint. "
         return ""
+
+    def changed(self) -> str:
+        """Say what the model's state has otherwise than at `attach`; empty: nothing.
+
+        A restart of the script could not read such a state: its model is the one at `attach` again.
+        """
+        before, now = self._structure, self._now()
+        if before == now:
+            return ""
+        for name in (*before, *now):
+            if before.get(name) != now.get(name):
+                return f"{name} is {_shaped(now.get(name))} and was {_shaped(before.get(name))}"
+        return ""
+
+    def _now(self) -> dict[str, list[int]]:
+        """The names and shapes of the model's state."""
+        state = self._module.state_dict()
+        return {plain_name(name): list(getattr(value, "shape", ())) for name, value in state.items()}
 
     def _shapes(self) -> list[list[Any]]:
         return [[plain_name(name), list(p.shape)] for name, p in self._module.named_parameters()]
@@ -174,5 +201,21 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
+def _shaped(shape: list[int] | None) -> str:
+    return "not there" if shape is None else f"of shape {shape}"
+
+
 def _in_words(shape: list[Any] | None) -> str:
     return "no further parameter" if shape is None else f"{shape[0]} of shape {shape[1]}"
+
+
+def advice(part: str, state: Mapping[str, Any]) -> str:
+    """Return what to do about a checkpoint's `part` that does not fit the script."""
+    prefix = part[: part.rfind(".") + 1]
+    try:
+        changed = json.loads(state[f"{prefix}script"]["json"]).get("changed", "")
+    except (KeyError, TypeError, ValueError):
+        changed = ""
+    if changed:
+        return f"The script changed its model after `attach` ({changed}): {CHANGED}"
+    return "Restore the script that wrote it"

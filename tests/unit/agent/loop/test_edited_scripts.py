@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import parametrizations, prune
 
 from pollux import Job, attach
 from pollux.errors import CheckpointError, ForeignCheckpoint, LoopMistake
 from tests.unit.agent.loop.mistakes_page import on_the_page
-from tests.unit.agent.regression import data, network
+from tests.unit.agent.regression import data, logged, network
 
 
 def train(job: Job, steps: int | None = None, thaw: Any = lambda epoch: None) -> None:
@@ -201,3 +202,46 @@ def test_a_model_that_is_frozen_as_a_whole_between_steps_is_not_restored_so(tmp_
                 break
         job.close()
     assert job.progress.optimizer_steps == 4
+
+
+CHANGES: dict[str, Any] = {
+    "pruned": lambda model: prune.l1_unstructured(model[0], "weight", 0.5),
+    "normed": lambda model: parametrizations.weight_norm(model[0]),
+    "another head": lambda model: model.__setitem__(2, nn.Linear(model[2].in_features, 3)),
+    "adapter": lambda model: model[0].register_parameter("adapter", nn.Parameter(torch.zeros(2))),
+    "buffer": lambda model: model.register_buffer("seen", torch.zeros(2)),
+}
+
+
+@pytest.mark.parametrize("change", list(CHANGES))
+def test_a_model_that_changes_is_warned_of_and_the_refusal_says_what_to_do(
+    change: str, tmp_path: Path
+) -> None:
+    said = logged()
+    model = network()[:3]
+    job = begun(tmp_path, module=model)
+    assert job.module is model
+
+    def body(epoch: int) -> None:
+        if epoch == 1:
+            CHANGES[change](model)
+
+    loader = job.loader(data(64), 16)
+    for epoch in job.epochs(3):
+        body(epoch)
+        for x, _, _ in loader:
+            job.step(lambda x=x: job.model(x).square().mean())  # type: ignore[misc]
+        if epoch == 1:
+            break
+    job.close()
+    assert "could not read its checkpoints" in " ".join(said)
+    with pytest.raises(CheckpointError, match="changed its model after `attach`"):
+        begun(tmp_path, module=network()[:3])
+
+
+def test_thawing_and_a_head_of_the_same_shape_are_no_change(tmp_path: Path) -> None:
+    said = logged()
+    model = network()
+    model[0].requires_grad_(False)
+    train(begun(tmp_path, module=model), thaw=lambda epoch: model[0].requires_grad_(epoch > 0))
+    assert "could not read" not in " ".join(said)

@@ -1,0 +1,51 @@
+"""Notice a loop that uses other batches than the loader's newest: something reads the loader ahead."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pollux.errors import LoopMistake
+from pollux.loop.slips import READ_AHEAD
+from pollux.training.training import Training
+
+logger = logging.getLogger("pollux")
+
+
+class BatchInHand:
+    """The batch that the loader gave last, and whether the script's passes use it."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._first = self._warned = False
+        self._thread: int | None = 0
+        """The thread in which the loader gave its newest batch. None: it has given its last; 0: none yet."""
+
+    def enter(self) -> None:
+        """A loop over the loader begins."""
+        self._first, self._thread = True, 0
+
+    def give(self) -> None:
+        """The loader gives a batch."""
+        self._thread = threading.get_ident()
+
+    def end(self) -> None:
+        """The loader has given its last batch."""
+        self._thread = None
+
+    def check(self) -> None:
+        """Raise LoopMistake where the batch of a pass that begins cannot be the loader's newest."""
+        if self._thread not in (0, threading.get_ident()):
+            raise LoopMistake(READ_AHEAD)
+
+    def after_pass(self, *, skipped: bool) -> None:
+        """After the first pass of a loop: warn where the script has not used its batch."""
+        if not self._first:
+            return
+        self._first = False
+        step, models = self._training.step, self._training.models
+        used = step.entered or step.stepped or skipped
+        if used or self._warned or any(p.grad is not None for m in models for p in m.module.parameters()):
+            return
+        self._warned = True
+        logger.warning(READ_AHEAD)
