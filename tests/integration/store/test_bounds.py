@@ -132,3 +132,29 @@ def test_a_history_is_thinned_where_it_is_long(store, agent, postgres, cluster, 
         newest = found[0][0]
         assert points[-1].at == newest.timestamp()
     assert len(store.report_history(7, since=time.time() + 60 * 60)) <= 50
+
+
+def test_a_day_of_the_worst_that_a_user_may_do_fills_so_much(agent, report, postgres, cluster):
+    """The size is by computation, from rows of the largest size with their indexes, and two bounds of a user's day."""
+    jobs, copies = 100, 2000  # jobs of the user that run all day
+    types = {f"{n}" * 60: 1 for n in range(3)}
+    agent(7).publish(report(times=TIMES, **(WHOLE | {"local_max_by_type": types})))
+    sizes = "pg_total_relation_size('pollux.report_history')"
+    ((before,),) = postgres.execute(f"SELECT {sizes}")
+    postgres.execute(
+        "INSERT INTO pollux.report_history (cluster, job_id, attempt, uid, report)"
+        f" SELECT cluster, job_id, attempt, uid, report FROM pollux.report, generate_series(1, {copies})"
+        f" WHERE cluster = '{cluster}'"
+    )
+    ((after, row),) = postgres.execute(
+        f"SELECT {sizes}, max(pg_column_size(r)) FROM pollux.report_history r WHERE cluster = '{cluster}'"
+    )
+    assert 1500 < row <= 2048
+    each = (after - before) / copies
+    assert each <= 3 * 1024, "a row of 2 kB, its share of pages of 8 kB, two indexes"
+    at_full_rate = min(gateway_statements.MOST_REPORTS, gateway_statements.MOST_BYTES / row)
+    day = (at_full_rate + jobs * 24 * 12) * each
+    assert day < 600 * 2**20, (
+        "600 MiB a day for a user with 100 jobs, whatever they send; 2.7 GB for one job before"
+    )
+    print(f"{row} bytes a row, {each:.0f} with pages and indexes: {day / 2**20:.0f} MiB a day")
