@@ -31,6 +31,10 @@ TARGETS = (1.0, 0.5, 0.3, 0.2)
 """The training losses at which examples are compared."""
 
 
+def linear(scale: float, noise: object) -> float:
+    return scale
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
@@ -59,8 +63,8 @@ def main() -> None:
     for scale in SCALES:
         adapted[scale] = [train(seed, scale, "adascale") for seed in seeds]
         add("AdaScale", scale, adapted[scale])
-        add("linear, as many examples", scale, [train(seed, scale, "linear", passes=True) for seed in seeds])
-        add("linear, as much progress", scale, [train(seed, scale, "linear") for seed in seeds])
+        add("linear, as many examples", scale, [train(seed, scale, linear, passes=True) for seed in seeds])
+        add("linear, as much progress", scale, [train(seed, scale, linear) for seed in seeds])
     lines += ["", "| scale | loss | examples used | predicted by the gain | ratio |", "|---|---|---|---|---|"]
     print("\n".join(lines[-3:]))
     for scale, runs in adapted.items():

@@ -90,16 +90,13 @@ def entries() -> list[Entry]:
         Entry("Adam, root alone", "torch.optim", "Adam", {"lr": 1e-3}, ALONE),
         Entry("Adam, beta2 = 0.99", "torch.optim", "Adam", {"lr": 1e-3, "betas": (0.9, 0.99)}),
         Entry("AdamW, fused", "torch.optim", "AdamW", {"lr": 1e-3, "fused": True}),
-        Entry("AdamW, scaling='sde'", "torch.optim", "AdamW", {"lr": 1e-3}, "sde"),
         Entry("AMSGrad", "torch.optim", "AdamW", {"lr": 1e-3, "amsgrad": True}),
         Entry("NAdam", "torch.optim", "NAdam", {"lr": 1e-3}),
-        Entry("RAdam", "torch.optim", "RAdam", {"lr": 1e-3, "betas": (0.9, 0.99)}),
         Entry("Adamax", "torch.optim", "Adamax", {"lr": 2e-3}),
         Entry("Adamax, root alone", "torch.optim", "Adamax", {"lr": 2e-3}, ALONE),
         Entry("RMSprop", "torch.optim", "RMSprop", {"lr": 5e-4}),
         Entry("RMSprop, root alone", "torch.optim", "RMSprop", {"lr": 5e-4}, ALONE),
         Entry("RMSprop, centered", "torch.optim", "RMSprop", {"lr": 5e-4, "centered": True}),
-        Entry("RMSprop, scaling='sde'", "torch.optim", "RMSprop", {"lr": 5e-4}, "sde"),
         Entry("Adagrad", "torch.optim", "Adagrad", {"lr": 0.02}),
         Entry("Adadelta", "torch.optim", "Adadelta", {"lr": 1.0}),
         Entry("Adafactor", "torch.optim", "Adafactor", {"lr": 0.02}),
@@ -304,7 +301,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def page(rows: list[dict[str, Any]], seeds: int) -> str:
-    families = {row["family"]: row for row in rows if row.get("family") and row["rule"] not in ("sde", ALONE)}
+    families = {row["family"]: row for row in rows if row.get("family") and row["rule"] != ALONE}
     steps = next((row["steps"] for row in rows if "steps" in row), 0)
     table = [
         f"| {name} | {row['preconditioner']} | {row['rule']} | {row['source'] or '-'} |"
@@ -339,10 +336,7 @@ The agent recognises a family by the optimizer's state after its first step. The
 {table}
 
 An approximate P has one value per tensor. It weighs tensors as the optimizer's steps do, and elements of one tensor
-alike. `scaling="sde"` scales betas, eps and decoupled weight decay along (Malladi et al., 2022); it is off by default.
-
-RAdam's own warm-up counts optimizer steps: some 2 / (1 - beta2) of them, however large the batch is. Its family's rule
-is therefore `sde`, which shortens the warm-up with the batch. The table uses beta2 = 0.99 for it.
+alike.
 
 ## Accuracy
 
@@ -362,7 +356,6 @@ experiment aside, at commit 7b64405, scaled v itself at each change of the batch
 accuracy back: Adam lost 0.84 % before and 0.00 % with it, NAdam 0.78 and 0.00 %, Adamax 1.03 and 0.11 %, RMSprop 0.92
 and 0.06 %, all in as many steps as before. So the cause is neither the number of steps, nor the measured noise scale,
 nor the length of the training.
-`scaling="sde"` shortens the averages as the batch grows, and needs no correction.
 
 Lion and Muon step along their momentum, whatever its size, and the momentum holds little noise. Their factor lies
 between the square root and AdaScale's gain (`pollux.learning_rate.averaged_direction`). The rows *root alone* are

@@ -89,8 +89,7 @@ def attach(
         optimizer: as for plain PyTorch; with `fully_shard`, made after that call.
         scheduler: a learning-rate scheduler; the agent saves, restores and scales it.
         scaler: AMP's GradScaler; the agent saves and restores it.
-        scaling: the learning-rate rule: "auto", "adascale", "sqrt-adascale", "sde", "linear", "sqrt", "legw:STEPS",
-            "none", or a function.
+        scaling: the learning-rate rule: "auto", "adascale", "sqrt-adascale", "none", or a function.
         adaptive: whether the batch size may change. None: POLLUX_ADAPTIVE decides (yes or no; a Pollux job's
             directives set it), else yes outside Slurm, and in a plain Slurm job yes only where `mode` is given.
         mode: "observe" (measure and report), "advise" (also say what the agent would choose) or "enforce". None:

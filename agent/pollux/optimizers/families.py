@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from pollux.optimizers import moments
 from pollux.ranks.sharding import is_shard
@@ -44,8 +44,6 @@ class Family:
     """Reads v; None: P is the identity, or in `matrices` alone."""
     matrices: Callable[[moments.State], list[Tensor | None]] | None = None
     """Reads matrices that the gradient's axes are multiplied by before v applies."""
-    decays: bool = False
-    """Its betas (or alpha) and eps follow the batch size under scaling="sde"."""
     lags: bool = False
     """Its v is an average over many steps, and lags behind the batch size."""
     understood: bool = True
@@ -56,7 +54,7 @@ class Family:
 
     def step_rule(self, group: Mapping[str, Any], steps: int) -> StepRule:
         """Return how the group's v becomes P after `steps` optimizer steps."""
-        if self in (ADAM, RADAM, SOAP):
+        if self in (ADAM, SOAP):
             beta2 = float(group["betas"][1])
             return StepRule((1.0 - beta2 ** max(steps, 1)) ** 0.5, 1.0 - beta2, float(group["eps"]))
         if self is RMSPROP:
@@ -114,19 +112,8 @@ _SQRT = "sqrt-adascale"
 _ADAM_SOURCE = "Malladi et al., 2022 (square root); Pollux 3.1 (P)"
 
 SGD_LIKE = Family("SGD", "adascale", "identity", "Johnson et al., 2020")
-ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, decays=True, lags=True)
-RADAM = Family(
-    "RAdam",
-    "sde",
-    "1 / (sqrt(v) + eps)",
-    "Malladi et al., 2022; Liu et al., 2020: its warm-up counts 2 / (1 - beta2) steps",
-    moments.adam,
-    decays=True,
-)
-"""Its warm-up lasts for a number of steps that follows from beta2, so beta2 has to follow the batch size."""
-RMSPROP = Family(
-    "RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, decays=True, lags=True
-)
+ADAM = Family("Adam", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.adam, lags=True)
+RMSPROP = Family("RMSprop", _SQRT, "1 / (sqrt(v) + eps)", _ADAM_SOURCE, moments.rmsprop, lags=True)
 ADAGRAD = Family(
     "Adagrad", _SQRT, "1 / (sqrt(sum g^2) + eps)", "Malladi et al., 2022, for RMSprop", moments.adagrad
 )
@@ -269,8 +256,8 @@ def _of_param(
             return UNKNOWN
         if "trust_ratio" in state or options & _LAMB_OPTIONS:
             return LAMB
-        # Its state and options are Adam's.
-        return RADAM if "radam" in type(optimizer).__name__.lower() else ADAM
+        # RAdam has Adam's state and options. Its warm-up counts 2 / (1 - beta2) steps, however large the batch is.
+        return UNKNOWN if "radam" in type(optimizer).__name__.lower() else ADAM
     return _by_exact_state(optimizer, group, like_param, state)
 
 
@@ -309,14 +296,6 @@ def _sgd_options(optimizer: Optimizer) -> bool:
 
 def _has(state: Mapping[str, Any], *keys: str) -> bool:
     return any(key in state for key in keys)
-
-
-def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> bool:
-    """Whether weight decay acts on the weights, beside the gradient (AdamW)."""
-    if "betas" in group and hasattr(optimizer, "optimizer_name"):
-        return True  # bitsandbytes decays so in all of its Adams
-    decoupled = group.get("decoupled_weight_decay", group.get("weight_decouple"))
-    return isinstance(optimizer, AdamW) if decoupled is None else bool(decoupled)
 
 
 def not_understood(optimizer: Optimizer) -> str:

@@ -26,8 +26,6 @@ from pollux.learning_rate.scaling import (
     Rule,
     automatic,
     factors,
-    hyperparameters,
-    sde,
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
@@ -276,7 +274,7 @@ class TrainedModel:
 
         None: the learning rate does not follow the batch size.
         """
-        self.rates.factors, self.rates.others = [], []
+        self.rates.factors = []
         if scale is None:
             return
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
@@ -285,10 +283,6 @@ class TrainedModel:
         noise, families = (*noise, *[self.meter.total] * added), self.norms.families
         if scale > 1.0:
             self.rates.factors = factors(self.rule, families, scale, noise)
-            if self.rule is sde or (
-                self.rule is automatic and any(family.rule == "sde" for family in families)
-            ):
-                self.rates.others = hyperparameters(self.rule, self.optimizer, families, scale, noise)
         self._correct_root(scale, noise)
 
     def _correct_root(self, scale: float, noise: Sequence[NoiseScale | None]) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from pollux.goodput import BatchChoice
 from tests.integration.integrations.inputs import QUIET, Numbers, arguments, data, model
 
-ATTACH = {"scaling": "linear", "adaptive": True}
+ATTACH = {"scaling": lambda scale, noise: scale, "adaptive": True}
 
 
 def watch(job: Any, seen: list[float]) -> None:

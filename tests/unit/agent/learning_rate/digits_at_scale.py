@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 import pollux
 from contrib.examples.emulated import accuracy, digits
 from pollux.goodput import BatchChoice
+from pollux.learning_rate.scaling import Rule
 
 M0 = 16
 EPOCHS = 12
@@ -30,7 +31,7 @@ class Trace(NamedTuple):
     accuracy: float
 
 
-def train(seed: int, scale: int, rule: str, *, passes: bool = False, epochs: int = EPOCHS) -> Trace:
+def train(seed: int, scale: int, rule: str | Rule, *, passes: bool = False, epochs: int = EPOCHS) -> Trace:
     """Train once on one rank, at a fixed scale."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from tests.unit.agent.learning_rate.digits_at_scale import predicted, train
 def test_adascale_keeps_quality_where_linear_scaling_loses_it() -> None:
     small = train(0, 1, "adascale", epochs=5)
     large = train(0, 32, "adascale", epochs=5)
-    linear = train(0, 32, "linear", epochs=5, passes=True)
+    linear = train(0, 32, lambda scale, noise: scale, epochs=5, passes=True)
     assert len(large.loss) < len(small.loss) / 3, "the larger batches bought nothing"
     assert large.loss[-1] < 1.3 * small.loss[-1]
     assert linear.loss[-1] > 1.5 * small.loss[-1]

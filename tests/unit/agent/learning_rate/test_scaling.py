@@ -20,14 +20,11 @@ from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.scaling import (
     LearningRateScaler,
-    Legw,
     adascale,
     automatic,
     factors,
     follow,
-    hyperparameters,
     rule_for,
-    sde,
     square_root_adascale,
 )
 from pollux.learning_rate.schedule import ScaledSchedule
@@ -48,37 +45,10 @@ def test_adascale_runs_from_no_gain_to_linear() -> None:
 
 
 def test_rules_by_name_and_by_function() -> None:
-    assert rule_for("linear")(6.0, None) == 6.0
-    assert rule_for("sqrt")(9.0, None) == 3.0
     assert rule_for("none")(9.0, None) == 1.0
     assert rule_for(lambda scale, noise: scale / 2)(6.0, None) == 3.0
     with pytest.raises(PolluxAgentError, match="adascale"):
         rule_for("cubic")
-
-
-def test_legw_stretches_the_users_warm_up_and_ends_at_the_square_root() -> None:
-    rule = rule_for("legw:100")
-    assert isinstance(rule, Legw)
-    made = 0.0
-    follow(rule, lambda: made)
-
-    def rate(scale: float) -> float:
-        """What a user's linear warm-up over 100 steps to a rate of 1 becomes."""
-        return min(made / 100, 1.0) * rule(scale, None)
-
-    for made in (1.0, 50.0, 100.0, 250.0, 399.0):
-        assert rate(4.0) == pytest.approx(2.0 * made / 400), "sqrt(4), reached after 4 times the steps"
-        assert rate(1.0) == pytest.approx(min(made / 100, 1.0)), "at M0 the user's own"
-    made = 400.0
-    assert rate(4.0) == pytest.approx(2.0)
-    made = 0.0
-    assert math.isfinite(rule(4.0, None))
-    assert Legw(0)(9.0, None) == 3.0
-    for wrong in ("legw:soon", "legw"):
-        with pytest.raises(PolluxAgentError, match="legw:"):
-            rule_for(wrong)
-    with pytest.raises(PolluxAgentError, match="warm-up"):
-        Legw(-1)
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0, "two", None])
@@ -250,11 +220,5 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
 
 
 def test_each_group_follows_its_own_family_and_more_groups_the_last() -> None:
-    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
-    optimizer = torch.optim.AdamW([{"params": [weight]} for weight in weights])
     noise = [NoiseScale(sqr=0.0, var=1.0)] * 3
     assert factors(automatic, [SGD_LIKE, ADAM], 4.0, noise) == pytest.approx([4.0, 2.0, 2.0])
-    plain, *adaptive = hyperparameters(sde, optimizer, [SGD_LIKE, ADAM], 4.0, noise)
-    assert plain == {}
-    assert [set(changed) for changed in adaptive] == [{"betas", "eps", "weight_decay"}] * 2
-    assert hyperparameters(sde, optimizer, [], 4.0, noise) == [{}, {}, {}], "no family is known"

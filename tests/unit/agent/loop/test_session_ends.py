@@ -37,7 +37,7 @@ def start(**options: Any) -> Job:
 
 
 def test_a_short_step_takes_the_learning_rate_of_its_own_size() -> None:
-    job = start(adaptive=True, scaling="linear")
+    job = start(adaptive=True, scaling=lambda scale, noise: scale)
     loader = job.loader(data(34), 8, max_batch_size=32, per_gpu=(1, 32))
     job.training.choice = BatchChoice(32, 0)
     factors = []
@@ -203,7 +203,7 @@ def test_a_parameter_group_added_in_mid_training_is_trained_on() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.01)
-    job = attach(model, optimizer, adaptive=True, scaling="linear", measuring={"every": 1})
+    job = attach(model, optimizer, adaptive=True, scaling=lambda scale, noise: scale, measuring={"every": 1})
     loader = job.loader(data(256), 8, max_batch_size=16, per_gpu=(1, 16))
     job.training.choice = BatchChoice(16, 0)
     for n, (x, y) in enumerate(loader):
