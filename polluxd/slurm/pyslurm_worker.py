@@ -142,6 +142,12 @@ def write_nodes(nodes: Iterable[Any], jobs: Iterable[Any]) -> str:
             "State": node.state,
             "Partitions": ",".join(node.partitions or []),
         }
+        cores = {
+            "Sockets": "sockets",
+            "CoresPerSocket": "cores_per_socket",
+            "ThreadsPerCore": "threads_per_core",
+        }
+        fields |= {key: getattr(node, name) for key, name in cores.items() if getattr(node, name, None)}
         lines.append(" ".join(f"{key}={value}" for key, value in fields.items()) + "\n")
     return "".join(lines)
 
