@@ -302,6 +302,9 @@ class Checkpointer:
             "examples": progress.examples,
             "world_size": world.size,
         }
+        if writer.small and not durable:
+            self.memory.lend()
+            self.memory.lent_to = lambda: writer.busy
         try:
             writer.save(parts, rest, meta, rank=world.rank, durable=durable, own=own)
         except CheckpointError as error:

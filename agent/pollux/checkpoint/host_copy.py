@@ -46,6 +46,11 @@ class HostCopy:
             self._events = [event]
         return copied
 
+    def release(self) -> None:
+        """Give the buffers back: what `take` returned is not needed any more."""
+        self._buffers.clear()
+        self._copied.clear()
+
     def await_transfers(self) -> None:
         """Wait until the copies of the last `take` have arrived. Any thread may call it."""
         for event in self._events:

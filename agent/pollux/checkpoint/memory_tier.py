@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -65,6 +65,8 @@ class MemoryTier:
         """This rank copies, or would if it were its node's first one."""
         self.copies = 0
         """Copies begun in this attempt."""
+        self.lent_to: Callable[[], bool] = lambda: False
+        """Whether the memory of the older copy serves to write a checkpoint."""
         self._own_tensors: dict[str, Tensor] = {}
         self._begun = -math.inf
         self._cost = 0.0
@@ -77,7 +79,7 @@ class MemoryTier:
 
     def due(self) -> bool:
         """On rank 0: whether the next copy is due."""
-        if not self.on or (self._thread is not None and self._thread.is_alive()):
+        if not self.on or (self._thread is not None and self._thread.is_alive()) or self.lent_to():
             return False
         return time.monotonic() - self._begun >= self._cost / COST
 
@@ -122,6 +124,12 @@ class MemoryTier:
                 self._free()
                 if self._training.progress.optimizer_steps and not self._files:
                     self._memory.shared.restores = False  # a further start would begin from step 0
+
+    def lend(self) -> None:
+        """Free the older copy's memory while a checkpoint is written; the newer copy stays."""
+        if self._memory is not None and self.on and self._writes:
+            self.wait()
+            self._memory.older().free()
 
     def forget(self) -> None:
         """Drop this rank's copies: new ranks take a file."""

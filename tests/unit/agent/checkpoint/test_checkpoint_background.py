@@ -165,6 +165,23 @@ def test_without_memory_for_a_copy_the_training_waits_for_the_file(
     assert (writer.busy, writer.saved, writer.written) == (False, 1, True)
     assert not writer._copies._buffers
     monkeypatch.setattr("pollux.checkpoint.writer.memory_left", lambda: RESERVE + 4000)
+    monkeypatch.setattr("pollux.checkpoint.writer.SMALL", 3999)
     writer.prepare({"values": values}, rank=0)
     writer.wait()
     assert writer._copies._buffers
+    assert not writer.small
+
+
+def test_the_copy_of_a_small_state_is_gone_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, values = writer_of(tmp_path), Values(size=1000)
+    writer.prepare({"values": values}, rank=0)
+    assert writer.small
+    for step in (1, 2):
+        save(writer, {"values": values}, step)
+        values.values += 1
+        writer.wait()
+        assert not writer._copies._buffers
+        state, _ = writer.store.read(writer.store.paths()[-1])
+        assert float(state["values"]["v"][0]) == step - 1

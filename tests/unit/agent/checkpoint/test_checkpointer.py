@@ -43,7 +43,7 @@ class Writer(CheckpointWriter):
 
     def __init__(self) -> None:
         self.sharded, self.saved, self.written, self.seconds = False, None, False, 0.0
-        self.trouble, self._model = "", None
+        self.trouble, self._model, self.small = "", None, False
         self.writes = False
         self.calls: list[Any] = []
         self.fails: Exception | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 from pollux import attach
+from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.ranks.node_memory import NO_COPIES, NodeMemory, hand_on
 from pollux.slurm_job import attempt as attempts
@@ -207,6 +210,32 @@ def test_copies_leave_the_job_the_memory_that_it_needs(
         assert "--mem" in caplog.text
     finally:
         hand_on(None)
+
+
+def test_a_checkpoint_is_written_in_place_of_a_copy_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the training, the agent holds two copies of a small state, and not three."""
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    monkeypatch.setattr("pollux.checkpoint.memory_tier.COST", math.inf)
+    memory, held = NodeMemory(1), []
+    hand_on(memory)
+    write = CheckpointStore.save
+
+    def seen(self: CheckpointStore, *args: Any, **options: Any) -> Path:
+        if threading.current_thread() is not threading.main_thread():
+            held.append([os.fstat(slot.descriptor).st_size > 0 for slot in memory.slots[0]])
+        return write(self, *args, **options)
+
+    monkeypatch.setattr(CheckpointStore, "save", seen)
+    monkeypatch.setenv("POLLUX_CHECKPOINT_INTERVAL", "0.001")
+    try:
+        with a_process(monkeypatch):
+            fold(0, checkpoint_dir=tmp_path, epochs=6)
+    finally:
+        hand_on(None)
+    assert held
+    assert max(map(sum, held)) == 1, "one of the two, and the one that is written"
 
 
 def test_several_fits_of_one_script_have_places_of_their_own_on_every_rank(
