@@ -28,16 +28,17 @@ def sharded(average: str) -> Callable[[Attempt], Result]:
     def run(attempt: Attempt) -> Result:
         dist.init_process_group("gloo")
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        model: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+        plain = model  # what mypy takes for an FSDPModule has no methods of a module
         fully_shard(model)
 
         def now() -> dict[str, Any]:
-            found = {name: p.detach() for name, p in model.named_parameters()}
+            found = {name: p.detach() for name, p in plain.named_parameters()}
             return {name: p.to_local() if average == "rows" else p for name, p in found.items()}  # type: ignore[operator, attr-defined]
 
         state = {"ema": {name: p.clone() for name, p in now().items()}}
-        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-        job = pollux.attach(model, optimizer, adaptive=False, checkpoint_dir=attempt.folder, state=state)
+        optimizer = torch.optim.SGD(plain.parameters(), 0.05, momentum=0.9)
+        job = pollux.attach(plain, optimizer, adaptive=False, checkpoint_dir=attempt.folder, state=state)
         loader = job.loader(data(), M0)
         for _ in job.epochs(1):
             for x, y in loader:
