@@ -99,7 +99,7 @@ class MemoryTier:
         self.copies += 1
         if self.copies == 1 and self.on and self._writes:
             self.on = self._fits(parts, rest)
-        if self.on and self._writes:
+        if self.on and self._writes and not self.lent_to():
             try:
                 self._write(parts, rest)
             except (OSError, ValueError, StateError) as error:
