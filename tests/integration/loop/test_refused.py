@@ -1,13 +1,11 @@
 """A training that runs is stopped for no place that Slurm, the site or the job refuses; at most once for one cause.
 
-Slurm's own records say how long a training stood.
+Slurm's StartTime says how long a training stood.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,20 +19,6 @@ from .conftest import Loop, loop_on, polluxd
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 
-def stood(loop: Loop, job_id: int) -> float:
-    """Seconds between the attempts of a job [s], by sacct; it prints them."""
-    asked = ("sacct", "-n", "-P", "-X", "-D", "-j", str(job_id), "-o", "Start,End")
-    rows = [line.split("|") for line in loop.cluster.command(*asked).split()]
-    times = [[datetime.fromisoformat(t) if t[:1].isdigit() else None for t in row] for row in rows]
-    pauses = [
-        (later[0] - earlier[1]).total_seconds()
-        for earlier, later in pairwise(times)
-        if later[0] is not None and earlier[1] is not None
-    ]
-    print(f"job {job_id} stood {pauses} s between its attempts")
-    return sum(pauses)
-
-
 def went_back(loop: Loop, job_id: int, where: Placement, reason: str) -> None:
     """Wait until a refused job trains where it was; check that it was stopped once."""
     loop.until(
@@ -44,7 +28,9 @@ def went_back(loop: Loop, job_id: int, where: Placement, reason: str) -> None:
     assert loop.job(job_id).gpus_per_node_held == dict.fromkeys(where.nodes, where.gpus_per_node)
     refused = [m for m in loop.store.moves(job_id) if m.step is Step.FAILED]
     assert [reason in m.detail for m in refused] == [True], refused
-    assert stood(loop, job_id) >= 0.0
+    began = loop.job(job_id).start_time
+    assert began is not None
+    print(f"job {job_id} stood for {began - refused[0].times[Step.CHECKPOINTED]:.1f} s, by Slurm's StartTime")
     assert loop.requeues(job_id) == 1
 
 
@@ -73,7 +59,9 @@ def test_a_growth_that_a_limit_refuses_ends_where_it_began(limited: Loop) -> Non
 
 
 def test_a_node_that_has_free_gpus_and_no_cpus_stops_a_training_once(loop: Loop) -> None:
-    cpus = loop.sbatch("cpus", "sleep 600", directive="#SBATCH --nodelist=n2 --exclusive", gpus=0)
+    every = next(node.cpus for node in loop.slurm.observe().nodes if node.name == "n2")
+    lines = f"#SBATCH --nodelist=n2 --cpus-per-task={every}"
+    cpus = loop.sbatch("cpus", "sleep 600", directive=lines, gpus=0)
     loop.until(lambda: loop.job(cpus).state is JobState.RUNNING, why="the plain job's start")
     job_id = loop.train("placed", 10000, directive="#POLLUX max-gpus=1 resize=requeue")
     loop.until(lambda: loop.completed_starts(job_id) == 1, why="the first step")
