@@ -73,8 +73,9 @@ class JaxModel(nn.Module):
         self.vector = nn.Parameter(as_tensor(vector).clone().to(place))
         leaves, self._structure = jax.tree.flatten(state)
         self._leaves = [f"state_{number}" for number in range(len(leaves))]
+        self._kinds = [_kind(leaf) for leaf in leaves]
         for name, leaf in zip(self._leaves, leaves, strict=True):
-            self.register_buffer(name, as_tensor(jnp.asarray(leaf)).clone().to(place))
+            self.register_buffer(name, as_tensor(_signed(leaf)).clone().to(place))
         given = inspect.signature(loss).parameters
         self._keyed = "key" in given
         self._stateful = "state" in given
@@ -97,14 +98,19 @@ class JaxModel(nn.Module):
     @property
     def state(self) -> Any:
         """The present state, as a pytree of its own."""
-        found = [jnp.array(as_array(getattr(self, name)), copy=True) for name in self._leaves]
-        return jax.tree.unflatten(self._structure, found)
+        return jax.tree.unflatten(
+            self._structure, [jnp.array(leaf, copy=True) for leaf in self._state_leaves()]
+        )
+
+    def _state_leaves(self) -> list[jax.Array]:
+        pairs = zip(self._leaves, self._kinds, strict=True)
+        return [_unsigned(as_array(getattr(self, name)), kind) for name, kind in pairs]
 
     @torch.no_grad()
     def assign_state(self, state: Any) -> None:
         """Replace the state by another one of the same structure."""
         for name, leaf in zip(self._leaves, jax.tree.leaves(state), strict=True):
-            getattr(self, name).copy_(as_tensor(jnp.asarray(leaf)))
+            getattr(self, name).copy_(as_tensor(_signed(leaf)))
 
     def forward(self, *batch: Any) -> Tensor:
         arrays = jax.tree.map(lambda part: as_array(part) if isinstance(part, Tensor) else part, batch)
@@ -127,8 +133,7 @@ class JaxModel(nn.Module):
         if self._keyed:
             found["key"] = jax.random.key(int(torch.randint(2**31, ())))
         if self._stateful:
-            leaves = [as_array(getattr(self, name)) for name in self._leaves]
-            found["state"] = jax.tree.unflatten(self._structure, leaves)
+            found["state"] = jax.tree.unflatten(self._structure, self._state_leaves())
         return found
 
 
@@ -247,6 +252,36 @@ class Optax(torch.optim.Optimizer):
         self._state = jax.tree.unflatten(structure, found)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+def _signed(leaf: Any) -> jax.Array:
+    """Return an array of a type that ranks can send each other: keys and unsigned integers as signed ones."""
+    array = jnp.asarray(leaf)
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    if jnp.issubdtype(array.dtype, jnp.unsignedinteger) and array.dtype.itemsize > 1:
+        array = jax.lax.bitcast_convert_type(array, f"int{8 * array.dtype.itemsize}")
+    if str(array.dtype) in ("int16", "complex64", "complex128"):
+        raise PolluxAgentError(
+            f"expected state of floats, bools and integers of 32 bits, got an array of {array.dtype}"
+        )
+    return array
+
+
+def _kind(leaf: Any) -> Any:
+    """Return the type of an array, or how a key draws."""
+    array = jnp.asarray(leaf)
+    return jax.random.key_impl(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array.dtype
+
+
+def _unsigned(array: jax.Array, kind: Any) -> jax.Array:
+    """Undo `_signed`, for a leaf of this `_kind`."""
+    if not isinstance(kind, jnp.dtype):
+        key: jax.Array = jax.random.wrap_key_data(jax.lax.bitcast_convert_type(array, jnp.uint32), impl=kind)
+        return key
+    if jnp.issubdtype(kind, jnp.unsignedinteger) and kind.itemsize > 1:
+        array = jax.lax.bitcast_convert_type(array, kind)
+    return array
 
 
 def _shapes(tree: Any) -> tuple[Any, list[tuple[int, ...]]]:

@@ -29,6 +29,8 @@ except ImportError as missing:
         "keras is not installed here: install it, or this package's extra `keras`"
     ) from missing
 
+from pollux.integrations.keras_callbacks import CallbackStates, check_untouched
+
 NAMES = {
     "SGD": {"momentum": ("momentum", "momentum"), "nesterov": ("nesterov", "nesterov")},
     "Adam": {"beta_1": ("", "b1"), "beta_2": ("", "b2"), "epsilon": ("eps", "eps")},
@@ -94,6 +96,9 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
             raise PolluxAgentError(
                 f'expected KERAS_BACKEND="torch" or "jax", got {backend!r}: the agent cannot read its gradients'
             )
+        wrong = check_untouched(model, model.optimizer, self.params)
+        if wrong:
+            raise PolluxAgentError(f"expected a model of Keras's {wrong}")
         options = options_of(model.optimizer, backend)
         if backend == "torch":
             module: Any = model
@@ -105,12 +110,16 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
             model.train_function = self._jax_pass
         # A rank that joins in place would begin in the middle of an epoch, which `fit` cannot.
         os.environ["POLLUX_RESIZE"] = "requeue"
-        job = self._job = attach(module, optimizer, **self._attach)
+        epochs = self.params["epochs"]
+        self._callbacks = CallbackStates(epochs)
+        job = self._job = attach(module, optimizer, **self._with_callbacks())
+        self._callbacks.take(job.is_main)
         data = job.loader(self._dataset, self._initial, **self._loader)
         self._data, self._rate = data, optimizer.param_groups[0]
-        epochs = self.params["epochs"]
+        if job.progress.optimizer_steps:
+            model.optimizer.learning_rate = self._rate["lr"]  # what callbacks have made of it
         self._epochs = job.epochs(epochs)
-        self._epoch = next(self._epochs, epochs)
+        self._epoch = epochs if self._callbacks.ended else next(self._epochs, epochs)
         if self._epoch < epochs and job.stepper.epoch_done():  # stopped by a callback at the epoch's very end
             self._epoch = next(self._epochs, epochs)
         model._initial_epoch = self._epoch  # read after this call
@@ -118,6 +127,7 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
             self._show()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._callbacks.put_back()
         if epoch > self._epoch:
             self._epoch = next(self._epochs)
         if keras.config.backend() == "jax":
@@ -143,11 +153,21 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = False
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._callbacks.put_back()
         if self.model.stop_training:
+            self._callbacks.end()
             self._epochs.close()  # type: ignore[attr-defined]
-        else:
+            self.job.coordinator.finish()
+        elif not self._callbacks.ended:
             next(self._epochs, None)
         self.job.close()
+
+    def _with_callbacks(self) -> dict[str, Any]:
+        """Return the arguments of `attach`, with the callbacks' state beside the script's."""
+        given = self._attach.get("state")
+        state = given if isinstance(given, dict) else {} if given is None else {"script": given}
+        state["callbacks of keras"] = self._callbacks
+        return {**self._attach, "state": state}
 
     # -- one pass ---------------------------------------------------------------------------------------------
 

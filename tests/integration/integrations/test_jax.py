@@ -139,3 +139,39 @@ def test_what_cannot_work_is_refused(ranks: Ranks) -> None:
             adam.load_state_dict(sgd.state_dict())
 
     ranks(1, body)
+
+
+def test_keys_and_unsigned_numbers_are_state_on_several_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    def drawn(params: Any, x: Any, y: Any, *, state: Any) -> Any:
+        typed, noise = jax.random.split(state["typed"])
+        plain, _ = jax.random.split(state["plain"])
+        loss = ((x @ params - y + jax.random.normal(noise)) ** 2).mean()
+        return loss, {"typed": typed, "plain": plain, "seed": state["seed"] + 1}
+
+    def body(epochs: int) -> Any:
+        state = {
+            "typed": jax.random.key(5),
+            "plain": jax.random.PRNGKey(5),
+            "seed": jax.numpy.asarray([2**32 - 2], "uint32"),
+        }
+        model = JaxModel(drawn, jax.numpy.ones((6, 1)), state=state)
+        optimizer = Optax(model, optax.sgd, learning_rate=0.001)
+        job = attach(model, optimizer, adaptive=False, checkpoint_dir=tmp_path)
+        loader = job.loader(TensorDataset(X, Y), 16)
+        for _ in job.epochs(epochs):
+            for x, y in loader:
+                job.step(lambda x=x, y=y: job.model(x, y))
+        job.close()
+        typed, plain = jax.random.key(5), jax.random.PRNGKey(5)
+        for _ in range(6 * epochs):
+            typed, plain = jax.random.split(typed)[0], jax.random.split(plain)[0]
+        found, data = model.state, jax.random.key_data
+        return (
+            np.array_equal(data(found["typed"]), data(typed)),
+            np.array_equal(found["plain"], plain),
+            int(found["seed"][0]),
+        )
+
+    # All of JAX in the ranks: its threads do not survive a fork.
+    for epochs in (1, 2):
+        assert ranks(2, body, epochs) == [(True, True, (2**32 - 2 + 6 * epochs) % 2**32)] * 2

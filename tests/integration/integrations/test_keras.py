@@ -124,14 +124,108 @@ print("epochs", history.epoch, history.history.get("val_loss"))
 
 
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_ranks_that_callbacks_have_stopped_alike_go_on_with_the_next_epoch(
-    backend: str, tmp_path: Path
-) -> None:
-    for epochs in ([0, 1], [2, 3], []):
+def test_a_training_that_callbacks_have_stopped_stays_ended(backend: str, tmp_path: Path) -> None:
+    for epochs in ([0, 1], [], []):
         said = printed(STOPPED, backend, ranks=2, POLLUX_CHECKPOINT_DIR=str(tmp_path))
         first, second = re.findall("^epochs .*", said, re.MULTILINE)
         assert first == second, "evaluated with the same moving averages"
         assert first.startswith(f"epochs {epochs} ")
+
+
+PLATEAU = """
+import os, sys
+import keras, torch
+from pollux.integrations.keras import Elastic
+
+class Script(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["m"] = [1.0, 0.1, 0.5, 0.6, 0.7, 0.8][epoch]
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if elastic.job.progress.optimizer_steps == int(sys.argv[2]):
+            elastic.job.coordinator.save(durable=True)
+            raise KeyboardInterrupt
+
+x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
+elastic = Elastic(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1), "mse")
+kept = {"save_best_only": True, "save_weights_only": True}
+best = keras.callbacks.ModelCheckpoint(sys.argv[1] + "/best.weights.h5", "m", mode="min", **kept)
+plateau = keras.callbacks.ReduceLROnPlateau("m", mode="min", patience=1, factor=0.1)
+try:
+    callbacks = [elastic, Script(), best, plateau, Stop()]
+    model.fit(elastic.batches(), epochs=6, shuffle=False, verbose=0, callbacks=callbacks)
+except KeyboardInterrupt:
+    pass
+print("rate", round(float(model.optimizer.learning_rate), 9), "best", best.best if elastic.job.is_main else None,
+      os.path.getmtime(sys.argv[1] + "/best.weights.h5") if elastic.job.is_main else None)
+"""
+
+
+def test_what_callbacks_have_counted_survives_a_restart_and_rank_0_writes_alone(tmp_path: Path) -> None:
+    def rate(said: str) -> tuple[str, ...]:
+        return re.findall(r"^rate (\S+) best (\S+) (\S+)", said, re.MULTILINE)[0]
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    plain = rate(printed(PLATEAU, "torch", str(whole), "99", POLLUX_CHECKPOINT_DIR=str(whole)))
+    environment = {"POLLUX_CHECKPOINT_DIR": str(parts)}
+    before = rate(printed(PLATEAU, "torch", str(parts), "7", ranks=2, **environment))
+    after = rate(printed(PLATEAU, "torch", str(parts), "99", ranks=2, **environment))
+    assert after[:2] == plain[:2]
+    assert after[2] == before[2], "the file of the best epoch stays"
+    assert before[0] != plain[0]
+
+
+OWN = """
+import keras, torch
+from pollux.errors import PolluxAgentError
+from pollux.integrations.keras import Elastic
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        return {}
+
+class Function(keras.Sequential):
+    def make_train_function(self, force=False):
+        pass
+
+limit = {"kernel_constraint": keras.constraints.MaxNorm(1.0)}
+fixed = keras.optimizers.AdamW(0.1)
+fixed.exclude_from_weight_decay(var_names=["bias"])
+x = torch.zeros(32, 2)
+for kind, options, optimizer, fit in (
+    (Own, {}, "sgd", {}),
+    (Function, {}, "sgd", {}),
+    (keras.Sequential, limit, "sgd", {}),
+    (keras.Sequential, {}, fixed, {}),
+    (keras.Sequential, {}, "sgd", {"steps_per_epoch": 2}),
+):
+    model = kind([keras.layers.Input((2,)), keras.layers.Dense(1, **options)])
+    model.compile(optimizer, "mse")
+    elastic = Elastic(torch.utils.data.TensorDataset(x, x), 16)
+    try:
+        model.fit(elastic.batches(), callbacks=[elastic], verbose=0, **fit)
+    except PolluxAgentError as error:
+        print(error)
+"""
+
+
+def test_what_keras_would_do_and_the_agent_cannot_is_refused_at_the_start() -> None:
+    said = printed(OWN, "torch").splitlines()
+    expected = (
+        "train_step",
+        "make_train_function",
+        "constraints",
+        "exclude_from_weight_decay",
+        "steps_per_epoch",
+    )
+    for line, name in zip(said[-5:], expected, strict=True):
+        assert name in line
 
 
 def test_what_the_agent_cannot_train_with_is_refused() -> None:
