@@ -91,6 +91,8 @@ class Situation:
     """The rule by which Slurm would not start the job at the move's target (`startable.forbids`)."""
     kept_off: bool = False
     """Slurm must not start the job on its target yet: its last attempt ran there (`FormerNodes`)."""
+    owed: bool = False
+    """It gives back what its user's protection does not cover (`protected`), even if it could not start again."""
     insist: bool = False
     """Requeue the job even if its agent does not drain it (`PastMoves.insisted_on`)."""
     paused: bool = False

@@ -123,11 +123,11 @@ def _taken_back(at: Situation, job: SlurmJob) -> Action | None:
     move, runs = at.move, job.state is JobState.RUNNING
     if not move.revocable or (move.step is not Step.PLANNED and (move.in_allocation or not runs)):
         return None
-    if at.forbidden:
+    if at.forbidden and not at.owed:
         return Withdraw(f"{at.forbidden}; the job could not start there")
     if move.in_allocation:
         return None
-    if runs and job.held_by_user:
+    if runs and job.held_by_user and not at.owed:
         return Withdraw("the job is on hold (scontrol hold): it would not start again")
     if runs and job.deadline is not None:
         return Withdraw("the job has a deadline: Slurm could end it before its start")

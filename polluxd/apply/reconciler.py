@@ -199,8 +199,6 @@ class Reconciler:
             limits=allowed.groups,
         )
         may_start = self.eligibility(seen.state, allowed)
-        for job_id in self.protection.beyond:
-            may_start.pop(job_id, None)  # it gives GPUs back even if it cannot start again
         bars = self.refusals.bars(seen.state)
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
@@ -226,6 +224,7 @@ class Reconciler:
                 if goes_back
                 else forbids(may_start.get(move.job_id), move) or bars.forbids(move),
                 kept_off=kept_off,
+                owed=move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus,
                 insist=move.job_id in insisted_on,
                 paused=records.settings.paused and not goes_back,
             )

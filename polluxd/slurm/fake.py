@@ -169,7 +169,7 @@ class FakeSlurm:
 
     def hold(self, job_id: int, on: bool = True) -> None:
         """Run `scontrol hold` or, with on=False, `scontrol release`."""
-        self._jobs[job_id].on_hold = on
+        self._jobs[job_id].on_hold, self._jobs[job_id].record = on, None
 
     def break_controller(self, seconds: float, *, forgets_s: float = 0.0) -> None:
         """Crash slurmctld, so that no call is answered for `seconds`.

@@ -89,7 +89,7 @@ def _record(job: FakeJob, reason: str, waits: bool) -> SlurmJob:
         gpus_per_node_held=dict(job.held),
         cpus_per_node_held=dict.fromkeys(job.held, job.cpus_per_task),
         requested_gpus_per_node=job.gpus_per_node,
-        held_by_user=pending and job.on_hold,
+        held_by_user=job.on_hold and (pending or job.state is JobState.RUNNING),
         dependent=pending and waits,
         begin_time=job.own_begin,
         admin_comment="pollux:v1" if job.spec is not None else "",

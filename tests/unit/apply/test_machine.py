@@ -218,6 +218,8 @@ def test_a_move_is_withdrawn_while_the_job_runs(step: Step) -> None:
     ):
         assert fnmatchcase(act(the_move, job, report(), **more), f"withdraw{why}")
     assert not act(move(step), slurm_job(), report()).startswith("withdraw")
+    owed = act(move(step), slurm_job(held_by_user=True), report(), forbidden="rule", owed=True)
+    assert not owed.startswith("withdraw"), "nobody keeps more than an equal share by a hold"
 
 
 @pytest.mark.parametrize("step", [s for s in Step if not s.terminal])
