@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster, SiteLines
-from polluxd.model import JobState
+from polluxd.model import JobState, Step
 
 from .conftest import Loop, loop_on, polluxd
 
@@ -70,7 +70,7 @@ def test_growth_into_an_accounts_limit_gives_way_to_a_plain_job(shared: Loop) ->
     shared.user = "nobody"
     plain = shared.sbatch("plain", "sleep 600", directive="#SBATCH --account=lab", gpus=4)
     shared.until(lambda: shared.job(plain).state is JobState.RUNNING, 90, why="the plain job's start")
-    assert gpus(shared, grown) <= 2
+    shared.until(lambda: gpus(shared, grown) <= 2, 60, why="the training within its part of the limit")
 
 
 @pytest.mark.parametrize(("words", "node"), [("ExcNodeList=n1", "n2"), ("ReqNodeList=n2", "n2")])
@@ -111,3 +111,24 @@ def test_several_nodes_need_no_number_of_gpus(shared: Loop) -> None:
         shared.until(
             lambda job=job: shared.job(job).state is JobState.RUNNING, 60, why=f"the start by {words}"
         )
+
+
+@pytest.fixture
+def threaded(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
+    """Start a cluster of one node of six cores with two threads each."""
+    site = SiteLines(nodes={"n1": "Sockets=1 CoresPerSocket=6 ThreadsPerCore=2"})
+    with DevCluster(
+        scratch / "threaded", nodes=1, cpus_per_node=12, lease_s=60, publish_interval_s=1.0, site=site
+    ) as cluster:
+        yield from loop_on(cluster, polluxd(cluster, tmp_path, cooldown=1.0), tmp_path)
+
+
+def test_a_shrink_leaves_whole_cores_to_another_job(threaded: Loop) -> None:
+    """Three GPUs of three CPUs take five cores, and the other job needs two of six."""
+    cores = "#SBATCH --cpus-per-task=3"
+    grown = threaded.train("cores", 10000, directive=f"{cores}\n#POLLUX")
+    threaded.until(lambda: gpus(threaded, grown) == 4, why="the growth over the node")
+    other = threaded.sbatch("beside", "sleep 600", directive=f"{cores}\n#POLLUX max-gpus=1")
+    threaded.until(lambda: threaded.job(other).state is JobState.RUNNING, 100, why="the other job's start")
+    threaded.until(lambda: gpus(threaded, grown) == 2, 60, why="the training beside it")
+    assert all(move.step is not Step.FAILED for move in threaded.store.moves(grown))
