@@ -208,7 +208,12 @@ def scenario() -> str:
         "`polluxctl simulate --scenario FILE.toml` reads these keys. A key may be missing, unless it is required. "
         "Times are in seconds.",
         "",
-        *_keys({key: value for key, value in whole["properties"].items() if key not in tables}),
+        *_keys({key: value for key, value in whole["properties"].items() if key not in {*tables, "policy"}}),
+        "",
+        "## [policy]",
+        "",
+        "The keys of `[policy]` in [polluxd.toml](configuration.md), with their defaults there. `power` also holds for "
+        "policy `pollux-paper`. A rented node's price is `cloud.price`.",
     ]
     for key, name in tables.items():
         schema = whole["$defs"][name]

@@ -17,7 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: se
 
 from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import played
 from polluxd.sim.generator import generate
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
@@ -42,7 +42,7 @@ def main() -> None:
         if ended % 50 == 0:
             print(f"{ended} of {of} jobs after {time.process_time() - began:.0f} CPU s", flush=True)
 
-    run = simulate(jobs, BUILT_IN, POLICIES[asked.policy](scenario), scenario, heard)
+    run = played(jobs, BUILT_IN, POLICIES[asked.policy](scenario), scenario, heard)
     cpu, wall = time.process_time() - began, time.monotonic() - at
     found = measure(run, scenario)
     active = [moment.jobs for moment in run.moments]

@@ -99,9 +99,6 @@ def simulate(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="OUT.json", help="write all results, unrounded")
     ] = None,
-    daemon: Annotated[
-        bool, typer.Option("--daemon", help="policy pollux: run polluxd's own controller in virtual time")
-    ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="OUT.png", help="write one page of plots")
     ] = None,
@@ -115,7 +112,7 @@ def simulate(
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "seed": seed,
-        "pollux": {"objective": objective, "daemon": daemon or None},
+        "policy": {"objective": objective},
     }
     scenario = read_scenario(scenario_file, options)
     for path in (as_json, plot):
@@ -123,7 +120,7 @@ def simulate(
             raise ConfigError(f"{path}: its folder does not exist; make it first")
     kind = None if workload is None else recognise(workload)
     console = Console(highlight=False)
-    left_out = {*(["cost"] if scenario.cloud is None else []), *([] if daemon else ["idle_s"])}
+    left_out = {*(["cost"] if scenario.cloud is None else []), *([] if "pollux" in names else ["idle_s"])}
     shown = [column for column in COLUMNS if column.key not in left_out]
 
     def played(jobs: Sequence[Submission]) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The simulated cluster, what happens to it besides scheduling, and what policy `pollux` knows and does.
+"""The simulated cluster, what happens to it besides scheduling, and the settings of polluxd there.
 
 A scenario file (`scenario_file`) has the fields of `Scenario` as its keys, and a table for each field that has fields
 of its own.
@@ -16,17 +16,7 @@ from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from polluxd.config.settings import MoveSettings, PolicySettings
-from polluxd.config.value_types import (
-    Duration,
-    Exponent,
-    Kappa,
-    LeastGain,
-    Objective,
-    Power,
-    Seconds,
-    Share,
-    StartGpus,
-)
+from polluxd.config.value_types import Duration, Seconds, Share
 from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
 
@@ -36,32 +26,12 @@ Factor = Annotated[float, Field(gt=0, lt=1000)]
 
 @dataclass(frozen=True, slots=True, config=CHECKED)
 class Knowledge:
-    """What policy `pollux` knows and does. By default, what the daemon does."""
+    """What polluxd knows beside the jobs' reports, and how it moves jobs. Its policy has a table of its own."""
 
-    objective: Objective = PolicySettings().objective
-    """What a plan optimises: `completion-time` or `fair-share`."""
-    kappa: Kappa = PolicySettings().kappa
-    """Objective `completion-time`: weight of the last job to end."""
-    reacts: bool = True
-    """It decides when jobs arrive and end, too, not only every interval."""
     remembers: bool = True
     """The fits that earlier runs of the same application left are known from a job's first start on."""
-    start_gpus: StartGpus = PolicySettings().start_gpus
-    """Most GPUs that a job starts with."""
     gpu_speeds: bool = True
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
-    daemon: bool = False
-    """polluxd's own controller runs, in virtual time: see the simulator's page."""
-    remaining_work: bool = True
-    """The training length that users declare is known. Without it, set `remaining_work_power` to 0, too."""
-    waiting_power: Exponent = PolicySettings().waiting_power
-    """Exponent of a waiting job's slowdown in its weight."""
-    remaining_work_power: Exponent = PolicySettings().remaining_work_power
-    """Exponent of remaining work in a job's weight."""
-    least_gain: LeastGain = PolicySettings().least_gain
-    """A GPU has to add this share of what each adds at the job's most efficient size, or is left idle."""
-    hysteresis: Share = PolicySettings().hysteresis
-    """A running job moves only where its predicted goodput rises by more than this share."""
     cooldown: Duration = MoveSettings().cooldown_s
     """Seconds for which a moved job is left alone once it trains again (the daemon's `moves.cooldown_s`), and no
     longer than the move took."""
@@ -84,27 +54,24 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, config=CHECKED)
 class Cloud:
-    """Nodes that the policy rents and gives back."""
+    """Nodes that are rented: off until a job is placed there. polluxd rents none while `cloud_hour_value` in `[policy]`
+    is 0."""
 
-    least: PositiveInt
-    """Nodes that are always rented."""
+    least: Annotated[int, Field(ge=0)]
+    """Nodes that are always on."""
     most: PositiveInt
-    """Policies other than `pollux` rent this many."""
+    """All nodes. Policies other than `pollux` and `pollux-paper` have them on all the time."""
     boot_seconds: Duration = 120.0
     """From the order of a node to its use."""
     price: Duration = 1.0
     """Of one node for an hour, from the order to the return."""
-    patience: Duration = 300.0
-    """Seconds between two changes of size."""
+    idle_seconds: Duration = 300.0
+    """A node is off again when no job was there for so long (Slurm's `SuspendTime`). Policy `pollux-paper` changes the
+    number of nodes no more often."""
     low: Share = 0.35
-    """UTILITY below which nodes are given back (Pollux, section 4.2.2)."""
+    """UTILITY below which `pollux-paper` gives nodes back (Pollux, section 4.2.2)."""
     high: Share = 0.65
-    """UTILITY above which nodes are rented."""
-    hour_value: Duration = 0.0
-    """What it is worth that a job ends an hour sooner. Above 0, nodes beyond `least` are rented by their price, as
-    polluxd does it (`cloud_hour_value`), and `low` and `high` have no effect."""
-    day_budget: Duration | None = None
-    """Most that these nodes may cost in a day, where they are rented by their price."""
+    """UTILITY above which `pollux-paper` rents nodes."""
 
     def __post_init__(self) -> None:
         if self.least > self.most:
@@ -137,7 +104,8 @@ class Scenario:
     interval: Annotated[Seconds, Field(ge=1)] = 60.0
     """Between decisions; arrivals and freed GPUs wait for the next one, except for policies that react."""
     floor: Seconds = 10.0
-    """A policy that reacts decides no more often than this (the daemon's `cycle.floor_s`), or every `interval`."""
+    """polluxd, and policies that react as it does, decide no more often than this (the daemon's `cycle.floor_s`), or
+    every `interval`."""
     poll: Seconds = 5.0
     """How often such a policy looks (the daemon's `cycle.poll_s`), at most every `interval`."""
     restart_seconds: Duration = 30.0
@@ -166,10 +134,10 @@ class Scenario:
     """Node failures in the whole cluster."""
     repair_seconds: Duration = 1800.0
     """Until a failed node is back."""
-    power: Power = -1.0
-    """Exponent p of the fitness, for the objective `fair-share` and for policy `pollux-paper`."""
     trace: Trace = Field(default_factory=Trace)
     pollux: Knowledge = Field(default_factory=Knowledge)
+    policy: PolicySettings = field(default_factory=PolicySettings, hash=False)
+    """Settings of polluxd's policy, as in `[policy]` of `polluxd.toml`. `power` holds for `pollux-paper`, too."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of all random numbers: the same seed gives the same result."""
     groups: tuple[NodeGroup, ...] = ()
@@ -183,6 +151,12 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.restart_range is not None and self.restart_range[0] > self.restart_range[1]:
             raise ValueError(f"restart_range: {list(self.restart_range)}: expected the smaller number first")
+        if self.policy.paused:
+            raise ValueError("policy.paused: no job would ever start")
+        if self.policy.cloud_prices:
+            raise ValueError("policy.cloud_prices: expected the price of a rented node as cloud.price")
+        for conflict in self.policy.conflicts():
+            raise ValueError(f"policy.{conflict}")
         derived: dict[str, float] = {
             "floor": min(self.floor, self.interval),
             "poll": min(self.poll, self.interval),

@@ -102,14 +102,14 @@ def _run(
 def played(
     submissions: Sequence[Submission],
     applications: Mapping[str, Application],
-    policy: Policy,
+    policy: Policy | Pollux,
     scenario: Scenario,
     progress: Progress | None = None,
 ) -> SimulationResult:
-    """Run the trace: under polluxd's own controller where the scenario says so, and the policy is polluxd's."""
-    if scenario.pollux.daemon and isinstance(policy, Pollux):
+    """Run the trace: policy `pollux` by polluxd's own controller, another one by its decisions."""
+    if isinstance(policy, Pollux):
         # polluxd's rooms are not loaded for runs without them.
         from polluxd.sim.daemon_engine import simulate_daemon  # noqa: PLC0415
 
-        return simulate_daemon(submissions, applications, policy, scenario, progress)
+        return simulate_daemon(submissions, applications, scenario, progress)
     return simulate(submissions, applications, policy, scenario, progress)

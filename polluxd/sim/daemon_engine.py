@@ -11,16 +11,17 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import Config, parse_config
-from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.config.settings import CycleSettings, MoveSettings, PolicySettings
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.errors import ConfigError
-from polluxd.model import Plan, Snapshot, Step
+from polluxd.model import Node, Plan, Snapshot, Step
 from polluxd.policy import Cache, decide
-from polluxd.sim.applications import Application
+from polluxd.sim.applications import TYPICAL_SPEEDS, Application
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import Moment, Progress, SimulationResult, Unfinished, View, trainings
 from polluxd.sim.policies.daemon_view import nodes, spec
@@ -29,6 +30,7 @@ from polluxd.sim.ranks import Ranks, Surroundings
 from polluxd.sim.simulated_job import SimulatedJob, node_name
 from polluxd.sim.workload import Submission
 from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.fake_power import PowerSaving
 from polluxd.store.fake import FakeRows, FakeStore
 
 NEWS_S = 0.5
@@ -38,28 +40,28 @@ FORGETS_S = 300.0
 PATIENCE = 3
 """Floors between two decisions after which an occasion is not put off any more."""
 LONGEST = 400 * 86400.0
+RENTED = "rented"
+"""The feature that has the price. The cloud's `least` nodes are the cluster's own."""
+Decide = Callable[..., Plan]
+"""As `polluxd.policy.decide`."""
 
 
 def simulate_daemon(
     submissions: Sequence[Submission],
     applications: Mapping[str, Application],
-    policy: Pollux,
     scenario: Scenario,
     progress: Progress | None = None,
+    decide: Decide = decide,
 ) -> SimulationResult:
-    """Run the trace to its end under polluxd itself.
+    """Run the trace to its end under polluxd itself. `decide` is its policy, for whoever wants to watch it.
 
-    `policy` has the settings, and what agents know.
+    Raises ConfigError where the scenario leaves polluxd no node to use.
     """
-    if scenario.cloud is not None:
-        raise ConfigError(
-            "cloud: the Slurm of this simulation boots no nodes; simulate a cloud without --daemon"
-        )
     quiet = logging.getLogger("polluxd")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     try:
-        return _World(submissions, applications, policy, scenario).run(progress)
+        return _World(submissions, applications, scenario, decide).run(progress)
     finally:
         quiet.setLevel(level)
 
@@ -71,15 +73,18 @@ class _World:
         self,
         submissions: Sequence[Submission],
         applications: Mapping[str, Application],
-        policy: Pollux,
         scenario: Scenario,
+        decide: Decide,
     ) -> None:
-        self._scenario = scenario
-        self._jobs = trainings(submissions, applications, policy, scenario)
-        everything = View(0.0, scenario, scenario.sizes, ())
-        self.slurm = FakeSlurm(nodes(everything), now=0.0, forgets_s=FORGETS_S)
+        self._scenario, self._policy = scenario, decide
+        self._jobs = trainings(submissions, applications, Pollux(scenario), scenario)
+        cloud = scenario.cloud
+        self._saving = None if cloud is None else PowerSaving(cloud.boot_seconds, cloud.idle_seconds)
+        self.slurm = FakeSlurm(_nodes(scenario), now=0.0, forgets_s=FORGETS_S, saving=self._saving)
         self._rows = FakeRows(self.slurm.clock)
-        self._around = Surroundings(self.slurm, self._rows, scenario, policy.declares)
+        self._around = Surroundings(self.slurm, self._rows, scenario)
+        self._unused = 0.0
+        """Node-seconds before the first job came."""
         self._ranks: dict[int, Ranks] = {}
         self._waiting = list(self._jobs)
         self._ended = 0
@@ -90,7 +95,7 @@ class _World:
         """A job came, or a node went or came back."""
         self._outages = scenario.outages(max(job.time for job in submissions) + 30 * 86400.0)
         self._down: dict[str, float] = {}
-        self._config = _configuration(policy, scenario)
+        self._config = _configuration(scenario)
         store = FakeStore(self._rows, lease_s=math.inf)
         epoch = store.lead()
         assert epoch is not None
@@ -136,7 +141,17 @@ class _World:
                 left = len(self._waiting) + len(self._ranks)
                 raise Unfinished(f"{left} jobs have not ended after 400 simulated days")
         return SimulationResult(
-            self._jobs, tuple(self._moments), tuple(self._decision_seconds), idle_seconds=self._idle_seconds
+            self._jobs,
+            tuple(self._moments),
+            tuple(self._decision_seconds),
+            self._nodes_on() - self._unused,
+            self._idle_seconds,
+        )
+
+    def _nodes_on(self) -> float:
+        """Return the node-seconds for which nodes were on."""
+        return (
+            self._scenario.nodes * self.slurm.clock() if self._saving is None else self._saving.node_seconds
         )
 
     def _looks_in_vain(self) -> bool:
@@ -186,6 +201,8 @@ class _World:
 
     def _submit(self, job: SimulatedJob) -> None:
         self._happened = True
+        if job.number == 0:
+            self._unused = self._nodes_on()
         user = job.number % self._scenario.users + 1
         job_id = self.slurm.submit(
             spec(job, self._scenario.gpus),
@@ -220,7 +237,7 @@ class _World:
 
     def _decide(self, snapshot: Snapshot, cache: Cache) -> Plan:
         began = time.perf_counter()
-        plan = decide(snapshot, cache=cache)
+        plan = self._policy(snapshot, cache=cache)
         self._decision_seconds.append(time.perf_counter() - began)
         return plan
 
@@ -233,27 +250,64 @@ class _World:
         self._moments.append(Moment(now, len(jobs), busy, weight / busy if busy else 0.0))
 
 
-def _configuration(policy: Pollux, scenario: Scenario) -> Config:
+def _configuration(scenario: Scenario) -> Config:
     """Return polluxd's configuration: the defaults, and what the scenario says."""
     cycle, moves = CycleSettings(), MoveSettings()
     longest = max(scenario.restart_range or (scenario.restart_seconds,))
     found = parse_config(
         {
             "mode": "enforce",
-            "slurm": {"cluster": "simulated", "gpu_speeds": policy.speeds(scenario)},
+            "slurm": {"cluster": "simulated", "gpu_speeds": _speeds(scenario)},
             "database": {"url": "postgresql://nobody@127.0.0.1/nothing"},
             "cycle": {
                 "interval_s": scenario.interval,
-                "floor_s": scenario.floor if policy.reacts else scenario.interval,
+                "floor_s": scenario.floor,
                 "poll_s": scenario.poll,
                 "busy_poll_s": min(cycle.busy_poll_s, scenario.poll),
             },
             "moves": {
-                "cooldown_s": policy.cooldown,
+                "cooldown_s": scenario.pollux.cooldown,
                 "paths": ["requeue"] if scenario.moves is None else list(moves.paths),
                 "training_timeout_s": max(moves.training_timeout_s, 2 * longest),
             },
         },
         "simulation",
     )
-    return found.model_copy(update={"policy": policy.settings})
+    return found.model_copy(update={"policy": _settings(scenario)})
+
+
+def _settings(scenario: Scenario) -> PolicySettings:
+    """Return the policy's settings: the scenario's, with what its cloud costs and takes."""
+    cloud, settings = scenario.cloud, scenario.policy
+    if cloud is None:
+        return settings
+    worth = settings.cloud_hour_value or any(settings.cloud_account_hour_values.values())
+    if not cloud.least and not worth and not settings.cloud_least:
+        raise ConfigError(
+            "cloud.least is 0, and polluxd rents no node while policy.cloud_hour_value is 0: expected what it is worth "
+            "that a job ends an hour sooner, in the money of cloud.price; set cloud_hour_value under [policy]"
+        )
+    return replace(
+        settings,
+        cloud_prices={RENTED: cloud.price},
+        cloud_boot_s=cloud.boot_seconds,
+        cloud_return_s=cloud.idle_seconds + MoveSettings().default_cost_s,
+    )
+
+
+def _nodes(scenario: Scenario) -> tuple[Node, ...]:
+    """Return the cluster before the first job: rented nodes are off."""
+    found = nodes(View(0.0, scenario, scenario.sizes, ()))
+    if scenario.cloud is None:
+        return found
+    own, rented = found[: scenario.cloud.least], found[scenario.cloud.least :]
+    return (*own, *(replace(node, features=frozenset({RENTED}), power="off") for node in rented))
+
+
+def _speeds(scenario: Scenario) -> dict[str, float]:
+    """Return the speed of each GPU type as an administrator would configure it."""
+    return {
+        group.gpu_type: TYPICAL_SPEEDS.get(group.gpu_type.lower(), 1.0) * group.speed
+        for group in (scenario.groups if scenario.pollux.gpu_speeds else ())
+        if group.gpu_type.lower() in TYPICAL_SPEEDS or group.speed != 1.0
+    }

@@ -39,20 +39,27 @@ class View:
     jobs: tuple[SimulatedJob, ...]
     """Submitted and not ended, in order of submission."""
     absent: frozenset[int] = frozenset()
-    """Nodes that are not rented at present; their capacity is 0."""
+    """Nodes that the policy does not rent at present; their capacity is 0."""
 
 
-class Policy(Protocol):
-    """A scheduling rule. A fresh one is made for each run; it may keep state."""
+class Agents(Protocol):
+    """What the agents of the jobs do under a policy."""
 
     chooses_batch: bool = False
-    """Its jobs' agents choose the batch size; otherwise the user's is held."""
+    """They choose the batch size; otherwise the user's is held."""
+    remembers: bool = False
+    """They know what earlier runs of their application measured."""
+    seconds_between_fits: float = 0.0
+    """They renew their fit no more often."""
+
+
+class Policy(Agents, Protocol):
+    """A scheduling rule. A fresh one is made for each run; it may keep state."""
+
     reacts: bool = False
     """Decides on arrivals and departures too, not only every interval."""
-    remembers: bool = False
-    """Agents know what earlier runs of their application measured."""
-    seconds_between_fits: float = 0.0
-    """Agents renew their fit no more often."""
+    nodes: int | None = None
+    """How many nodes it has rented at present; None: all that there are."""
     borrowers: Mapping[int, float] = MappingProxyType({})
     """By job number, the share of full speed of each job that runs in the idle cycles of others' GPUs."""
 
@@ -82,8 +89,9 @@ class SimulationResult:
     """Wall-clock; the one thing in a run that is not reproducible."""
     node_seconds: float = 0.0
     """Nodes rented, from the first arrival to the last end."""
-    idle_seconds: float = 0.0
-    """For which polluxd's watch found GPUs idle beside a waiting job, and no rule that explains it; `--daemon` only."""
+    idle_seconds: float | None = None
+    """For which polluxd's watch found GPUs idle beside a waiting job, and no rule that explains it; None: polluxd did
+    not run."""
 
 
 class BadDecision(ConfigError):
@@ -126,12 +134,7 @@ class _Engine:
         self._down: dict[int, float] = {}
         self._sizes = scenario.sizes
         self._borrowers: Mapping[int, float] = {}
-        self._rented = list(range(scenario.nodes))
-        self._booting: dict[int, float] = {}
-        self._resized_at = self._looked_at = float("-inf")
         self._node_seconds = 0.0
-        if scenario.cloud is not None and hasattr(policy, "nodes_wanted"):
-            self._rented = self._rented[: scenario.cloud.least]
 
     def run(self, progress: Progress | None) -> SimulationResult:
         waiting = list(self._jobs)
@@ -144,11 +147,12 @@ class _Engine:
                 # Nothing happens until the next arrival; the grid of ticks stays where it is.
                 skipped = step * ((waiting[0].submission.time - self._now) // step)
                 self._now += skipped
-                self._resize(active, skipped if self._moments else 0.0)
+                if self._moments:
+                    self._node_seconds += skipped * self._nodes(idle=True)
             self._advance(active, step)
             self._now += step
             if active or self._moments:
-                self._node_seconds += step * len(self._rented)
+                self._node_seconds += step * self._nodes()
             self._fail(active)
             still = [job for job in active if job.ended_at is None]
             if len(still) < len(active):
@@ -166,6 +170,13 @@ class _Engine:
             self._jobs, tuple(self._moments), tuple(self._decision_seconds), self._node_seconds
         )
 
+    def _nodes(self, idle: bool = False) -> int:
+        """How many nodes are paid for; a policy that rents them keeps the least of them while there is no job."""
+        cloud, rented = self._scenario.cloud, self._policy.nodes
+        if cloud is None or rented is None:
+            return self._scenario.nodes
+        return cloud.least if idle else rented
+
     def _due(self, active: Sequence[SimulatedJob]) -> bool:
         since = self._now - self._decided_at
         if since >= self._scenario.interval:
@@ -174,8 +185,7 @@ class _Engine:
 
     def _present(self, active: Sequence[SimulatedJob]) -> list[int]:
         """Jobs, and nodes that cannot be used: a change of either is news."""
-        unusable = {*self._down, *(node for node, at in self._booting.items() if at > self._now)}
-        return [*[job.number for job in active], *sorted(-1 - node for node in unusable)]
+        return [*[job.number for job in active], *sorted(-1 - node for node in self._down)]
 
     def _advance(self, active: Sequence[SimulatedJob], seconds: float) -> None:
         slow: set[int] = set()
@@ -200,45 +210,10 @@ class _Engine:
                     job.fail(self._now, 0.5)
 
     def _view(self, active: Sequence[SimulatedJob]) -> View:
-        absent = frozenset(range(len(self._rented), self._scenario.nodes)) | {
-            node for node, at in self._booting.items() if at > self._now
-        }
-        capacity = tuple(
-            0 if node in self._down or node in absent else size for node, size in enumerate(self._sizes)
-        )
-        return View(self._now, self._scenario, capacity, tuple(active), absent)
-
-    def _resize(self, active: Sequence[SimulatedJob], idle_seconds: float = 0.0) -> None:
-        """Order nodes, or give some back; their jobs stop at a checkpoint.
-
-        Nodes take their time to boot.
-        """
-        cloud = self._scenario.cloud
-        wanted = getattr(self._policy, "nodes_wanted", None)
-        if cloud is None or wanted is None:
-            self._node_seconds += idle_seconds * len(self._rented)
-            return
-        self._booting = {node: at for node, at in self._booting.items() if at > self._now}
-        soon = self._now - self._resized_at < cloud.patience
-        if active and (soon or self._now - self._looked_at < self._scenario.interval):
-            return
-        self._looked_at = self._now
-        size = wanted(self._view(active)) if active else cloud.least
-        size = min(max(size, cloud.least), cloud.most)
-        if size != len(self._rented):
-            self._resized_at = self._now
-        for node in self._rented[size:]:
-            self._booting.pop(node, None)
-            for job in active:
-                if any(seat == node for seat, _ in job.seats):
-                    job.place((), self._now, 0.0)
-        for node in range(len(self._rented), size):
-            self._booting[node] = self._now + cloud.boot_seconds
-        self._rented = list(range(size))
-        self._node_seconds += idle_seconds * size
+        capacity = tuple(0 if node in self._down else size for node, size in enumerate(self._sizes))
+        return View(self._now, self._scenario, capacity, tuple(active))
 
     def _decide(self, active: Sequence[SimulatedJob]) -> None:
-        self._resize(active)
         view = self._view(active)
         if self._policy.chooses_batch:
             for job in active:
@@ -289,7 +264,7 @@ class _Engine:
 def trainings(
     submissions: Sequence[Submission],
     applications: Mapping[str, Application],
-    policy: Policy,
+    policy: Agents,
     scenario: Scenario,
 ) -> tuple[SimulatedJob, ...]:
     """Return the trace's jobs before they are submitted, with agents as the policy wants them."""
@@ -318,7 +293,7 @@ def _training(
     number: int,
     job: Submission,
     on: Mapping[str, Application],
-    policy: Policy,
+    policy: Agents,
     scenario: Scenario,
     memory: Memory | None,
 ) -> SimulatedJob:

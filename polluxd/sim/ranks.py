@@ -32,8 +32,6 @@ class Surroundings:
     slurm: FakeSlurm
     rows: FakeRows
     scenario: Scenario
-    declares: bool
-    """Agents report the declared lengths."""
 
 
 class Ranks:
@@ -72,6 +70,8 @@ class Ranks:
                 # Its node went down: it goes on from its last checkpoint.
                 job.fail(before, 0.5)
             return False
+        if shown.raw_state != "RUNNING":
+            return False  # its nodes boot
         if shown.restart_count != self._attempt:
             before = self._start(shown)
             self._publish(before)
@@ -161,7 +161,7 @@ class Ranks:
         shown = self._around.slurm.truth(companion)
         if shown.state.finished or shown.state is JobState.COMPLETING:
             self._joining = None
-        if shown.state is not JobState.RUNNING or shown.start_time is None or self._stopped is not None:
+        if shown.raw_state != "RUNNING" or shown.start_time is None or self._stopped is not None:
             return None
         ready = max(shown.start_time + self._boot["start"], before, self.job.trains_at)
         if ready > now:
@@ -213,7 +213,7 @@ class Ranks:
             nodes=job.nodes,
             batch_size=job.total_batch,
             progress=job.progress,
-            target=job.target if self._around.declares else None,
+            target=job.target,
             checkpointed=True,
             first_step_at=self._first_step_at,
             gpu_type=agent.fitted_on,

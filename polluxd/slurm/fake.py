@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake_job import FakeJob, shown
+from polluxd.slurm.fake_power import PowerSaving
 from polluxd.slurm.protocol import ClusterState, Companion, Geometry, SlurmJob
 
 CRED_EXPIRE_S = 120.0
@@ -45,6 +46,7 @@ class FakeSlurm:
         slurmdbd: whether the cluster has slurmdbd, which lets running jobs shrink.
         forgets_s: how long after its end a job is shown (slurm.conf's MinJobAge) [s].
         kept_off_s: how long after its end an attempt bars its nodes to the job's next one [s]: a start there fails.
+        saving: power saving, of the nodes that are off at first; None: none, and a job starts at once on any node.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class FakeSlurm:
         slurmdbd: bool = True,
         forgets_s: float = math.inf,
         kept_off_s: float = 0.0,
+        saving: PowerSaving | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._now = now
@@ -65,6 +68,9 @@ class FakeSlurm:
         self._slurmdbd = slurmdbd
         self._forgets_s = forgets_s
         self._kept_off_s = kept_off_s
+        self._saving = saving
+        if saving is not None:
+            saving.keep(self._nodes.values())
         self._submitted = 0
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
@@ -132,7 +138,9 @@ class FakeSlurm:
         until = self._now + seconds
         following = self._now + 0.05
         while self._now < until:
-            self._now = min(until, following)
+            before, self._now = self._now, min(until, following)
+            if self._saving is not None:
+                self._saving.count(self._nodes.values(), self._now - before)
             self._pass_time()
             following = min((at for at in self._events() if at > self._now), default=until)
 
@@ -345,10 +353,12 @@ class FakeSlurm:
                 raise fault.error
 
     def _events(self) -> Iterator[float]:
-        """Yield when the state of each job may change by itself."""
+        """Yield when the state of each job or node may change by itself."""
+        if self._saving is not None:
+            yield from self._saving.events()
         for job in self._jobs.values():
             match job.state:
-                case JobState.RUNNING if job.started is not None:
+                case JobState.RUNNING if job.started is not None and job.raw_state == "RUNNING":
                     yield job.started + (math.inf if job.runtime is None else job.runtime)
                     yield job.started + (math.inf if job.time_limit_s is None else job.time_limit_s)
                 case JobState.COMPLETING:
@@ -364,7 +374,7 @@ class FakeSlurm:
                 if job.ended is None or self._now < job.ended + self._forgets_s
             }
         for job in self._jobs.values():
-            if job.state is JobState.RUNNING and job.started is not None:
+            if job.raw_state == "RUNNING" and job.started is not None:
                 if job.runtime is not None and self._now >= job.started + job.runtime:
                     self._leave(job, JobState.COMPLETED)
                 elif job.time_limit_s is not None and self._now >= job.started + job.time_limit_s:
@@ -374,6 +384,17 @@ class FakeSlurm:
         for job in self._jobs.values():
             if job.state is JobState.PENDING:
                 self._try_start(job)
+        if self._saving is not None:
+            self._save_power(self._saving)
+
+    def _save_power(self, saving: PowerSaving) -> None:
+        """Switch nodes on and off. A job whose nodes have booted runs from now on: Slurm sets its start time again."""
+        used = {name for job in self._jobs.values() for name in job.held}
+        for name, power in saving.changes(self._nodes, used, self._now).items():
+            self._nodes[name] = replace(self._nodes[name], power=power)
+        for job in self._jobs.values():
+            if job.raw_state == "CONFIGURING" and all(self._nodes[name].power == "on" for name in job.held):
+                job.raw_state, job.started = "RUNNING", self._now
 
     def _leave(self, job: FakeJob, becomes: JobState) -> None:
         job.state, job.raw_state, job.becomes = JobState.COMPLETING, "COMPLETING", becomes
@@ -420,6 +441,12 @@ class FakeSlurm:
             return
         job.held = dict.fromkeys(sorted(names), job.gpus_per_node)  # the first has the batch script
         job.state, job.raw_state, job.started = JobState.RUNNING, "RUNNING", self._now
+        if self._saving is not None and any(self._nodes[name].power != "on" for name in job.held):
+            job.raw_state = "CONFIGURING"
+            for name in job.held:
+                if self._nodes[name].power == "off":
+                    self._saving.boot(name, self._now)
+                    self._nodes[name] = replace(self._nodes[name], power="booting")
 
     def _waits(self, job: FakeJob) -> bool:
         other = self._jobs.get(job.depends_on) if job.depends_on is not None else None

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
+from polluxd.config.settings import PolicySettings
 from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Cloud, Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import played
 from polluxd.sim.generator import generate
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks.simulator_tables import table
@@ -22,12 +24,25 @@ LENGTH = 0.3
 INTERVAL_S = 300.0
 BUDGET = 1.0
 BOOT_S = 120.0
+IDLE_S = 300.0
 
-CLOUDS: Mapping[str, Cloud] = {
-    **{f"fixed, {n} nodes": Cloud(n, n) for n in (1, 2, 3, 4)},
-    "paper's rule": Cloud(OWN, MOST),
-    **{f"by price, an hour is worth {v:g}": Cloud(OWN, MOST, hour_value=v) for v in (1.0, 4.0)},
-    f"by price, 16, budget {BUDGET:g} a day": Cloud(OWN, MOST, hour_value=16.0, day_budget=BUDGET),
+
+class Rule(NamedTuple):
+    """A way to choose the nodes: a policy, the nodes that are always on, all nodes, and polluxd's settings."""
+
+    policy: str
+    least: int
+    most: int
+    hour_value: float = 0.0
+    day_budget: float | None = None
+
+
+RULES: Mapping[str, Rule] = {
+    **{f"fixed, {n} nodes": Rule("pollux", n, n) for n in (1, 2, 3, 4)},
+    "paper's rule and policy": Rule("pollux-paper", OWN, MOST),
+    **{f"by price, an hour is worth {v:g}": Rule("pollux", OWN, MOST, v) for v in (1.0, 4.0)},
+    f"by price, 16, budget {BUDGET:g} a day": Rule("pollux", OWN, MOST, 16.0, BUDGET),
+    "by price, 4, no own node": Rule("pollux", 0, MOST, 4.0),
 }
 
 LOADS = (8, 32, 96, 192)
@@ -35,20 +50,22 @@ LOADS = (8, 32, 96, 192)
 LOAD_DAYS = 5
 OWN_PRICE = 0.3
 """Of an own node for an hour: purchase over its life, power and care, where a rented one costs 1."""
-CLUSTERS: Mapping[str, Cloud] = {
-    f"{MOST} own nodes": Cloud(MOST, MOST),
-    f"{OWN} own node, {MOST - OWN} rented by price": Cloud(OWN, MOST, hour_value=4.0),
-    f"{OWN} own node, {MOST - OWN} rented by the paper's rule": Cloud(OWN, MOST),
+CLUSTERS: Mapping[str, Rule] = {
+    f"{MOST} own nodes": Rule("pollux", MOST, MOST),
+    f"{OWN} own node, {MOST - OWN} rented by price": Rule("pollux", OWN, MOST, 4.0),
+    f"{OWN} own node, {MOST - OWN} rented by the paper's rule": Rule("pollux-paper", OWN, MOST),
 }
 
 Result = dict[str, float]
 
 
-def day(cloud: Cloud, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Result:
+def day(rule: Rule, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Result:
     """Run one random day. The node hours are the engine's."""
-    scenario = Scenario(nodes=cloud.most, cloud=cloud, seed=seed, interval=INTERVAL_S)
+    cloud = Cloud(rule.least, rule.most, boot_seconds=BOOT_S, idle_seconds=IDLE_S)
+    worth = PolicySettings(cloud_hour_value=rule.hour_value, cloud_day_budget=rule.day_budget)
+    scenario = Scenario(nodes=cloud.most, cloud=cloud, policy=worth, seed=seed, interval=INTERVAL_S)
     submitted = generate(BUILT_IN, jobs, hours, cluster_gpus=4 * MOST, seed=seed, length=LENGTH)
-    run = simulate(submitted, BUILT_IN, POLICIES["pollux"](scenario), scenario)
+    run = played(submitted, BUILT_IN, POLICIES[rule.policy](scenario), scenario)
     begin, end = submitted[0].time, max(job.ended_at or 0.0 for job in run.jobs)
     cost = cloud.price * run.node_seconds / 3600.0
     return {
@@ -60,11 +77,11 @@ def day(cloud: Cloud, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Resu
     }
 
 
-def loaded(cloud: Cloud, jobs: int) -> tuple[float, float]:
+def loaded(rule: Rule, jobs: int) -> tuple[float, float]:
     """Return the cost of a finished training at so many a day, and the mean completion time in hours."""
-    days = [day(cloud, seed, jobs, 24.0) for seed in range(LOAD_DAYS)]
-    own = OWN_PRICE * 24.0 * cloud.least
-    cost = fmean((own + cloud.price * max(found["rented"], 0.0)) / found["jobs"] for found in days)
+    days = [day(rule, seed, jobs, 24.0) for seed in range(LOAD_DAYS)]
+    own = OWN_PRICE * 24.0 * rule.least
+    cost = fmean((own + max(found["rented"], 0.0)) / found["jobs"] for found in days)
     return cost, fmean(found["jct_h"] for found in days)
 
 
@@ -86,9 +103,11 @@ def page(found: Mapping[str, Sequence[Result]], loads: Mapping[str, Sequence[tup
     return f"""# Rented nodes
 
 Written by `make bench-cloud`: {len(limited)} random days of {JOBS} jobs over {HOURS:g} hours, {LENGTH:g} times as long
-as the shipped applications, on up to {MOST} nodes of 4 GPUs in the simulator. A node costs 1 an hour and boots in
-{BOOT_S:g} s; polluxd decides every {INTERVAL_S:g} s, and when jobs come and end. Under the paper's rule and by price,
-{OWN} node is always there. Cost: mean over the days, all nodes included. Completion: mean over jobs and days. Most
+as the shipped applications, on up to {MOST} nodes of 4 GPUs in the simulator. A node costs 1 an hour, boots in
+{BOOT_S:g} s and is off again {IDLE_S:g} s after its last job. Fixed and by price: polluxd's own controller, which
+decides every {INTERVAL_S:g} s, and when jobs come and end. The paper's rule is policy `pollux-paper`, which decides
+every {INTERVAL_S:g} s. Under this rule and by price, {OWN} node is always there unless a row says otherwise. Cost:
+mean over the days, all nodes included. Completion: mean over jobs and days. Most
 rented: the largest cost of a day's workload beyond the nodes that are always there; jobs may run on into the next day.
 
 {table(("nodes", "cost of a day", "mean completion [h]", "most rented"), rows)}
@@ -132,8 +151,8 @@ def main() -> None:
     args = parser.parse_args()
     found: dict[str, list[Result]] = {}
     with ProcessPoolExecutor(args.processes) as pool:
-        for name, cloud in CLOUDS.items():
-            found[name] = list(pool.map(day, [cloud] * args.days, range(args.days), chunksize=5))
+        for name, rule in RULES.items():
+            found[name] = list(pool.map(day, [rule] * args.days, range(args.days), chunksize=5))
             means = {key: round(fmean(r[key] for r in found[name]), 3) for key in found[name][0]}
             print(name, means, flush=True)
         loads = {name: list(pool.map(loaded, [c] * len(LOADS), LOADS)) for name, c in CLUSTERS.items()}

@@ -13,8 +13,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from polluxd.config.settings import PolicySettings
 from polluxd.sim.cluster import NodeGroup, Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import played
 from polluxd.sim.measures import measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
@@ -43,8 +44,9 @@ def run(spec: str, data: Path) -> dict[str, float]:
     trace, policy, least_gain, kappa = spec.split(":")
     apps = load_profiles(data / "profiles")
     jobs = read_workload(data / "workloads" / f"{trace}.csv", apps, cluster_gpus=SIA.gpus)
-    scenario = replace(SIA, pollux=replace(SIA.pollux, least_gain=float(least_gain), kappa=float(kappa)))
-    found = measure(simulate(jobs, apps, POLICIES[policy](scenario), scenario), scenario)
+    settings = PolicySettings(least_gain=float(least_gain), kappa=float(kappa))
+    scenario = replace(SIA, policy=settings)
+    found = measure(played(jobs, apps, POLICIES[policy](scenario), scenario), scenario)
     return {
         "mean": found["avg_jct_s"],
         "p99": found["p99_jct_s"],

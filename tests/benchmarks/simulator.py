@@ -21,6 +21,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: se
 
 import numpy as np
 
+from polluxd.config.settings import PolicySettings
 from polluxd.sim.cluster import Knowledge, NodeGroup, Scenario
 from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
@@ -45,16 +46,14 @@ PUBLISHED = {
     "optimus": (4087, 6914, 3944, 5302),
 }
 SEEDS = (0, 1, 2)
-PRICE = Knowledge(objective="completion-time", daemon=True)
-"""polluxd's own controller, as with `--daemon`. Other policies move jobs at once."""
-PLAIN = Scenario(pollux=PRICE)
-SHARE = Scenario(pollux=Knowledge(objective="fair-share", daemon=True))
+PLAIN = Scenario()
+SHARE = Scenario(policy=PolicySettings(objective="fair-share"))
 PRODUCT = replace(PLAIN, moves=MoveCosts())
 ROUGH = replace(PLAIN, jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0)
 MIXED = replace(PLAIN, groups=(NodeGroup("t4", 8, 4), NodeGroup("v100", 4, 4), NodeGroup("a100", 2, 8)))
 RIGID = ("rigid8", "rigid16", "rigid16-overload", "rigid32")
 RIGID_SEEDS = (5, 6)
-KAPPAS = (0.0, PRICE.kappa, 5.0, 10.0)
+KAPPAS = (0.0, PLAIN.policy.kappa, 5.0, 10.0)
 CLASSES: tuple[tuple[str, Sequence[str], Scenario, Sequence[str]], ...] = (
     *((kind, tuple(f"{kind}-{seed}" for seed in RIGID_SEEDS), PLAIN, ("size",)) for kind in RIGID),
     ("workloads", WORKLOADS, PLAIN, ("gpus", "application")),
@@ -72,10 +71,10 @@ WRONG = {
     "noise scales off by 30 %": replace(PLAIN, noise_jitter=0.3),
 }
 ABLATION = {
-    "without earlier runs' fits": replace(PLAIN, pollux=replace(PRICE, remembers=False)),
-    "without the declared lengths": replace(PLAIN, pollux=replace(PRICE, remaining_work=False)),
-    "without decisions on arrival and end": replace(PLAIN, pollux=replace(PRICE, reacts=False)),
-    "starting on one GPU, as the paper's": replace(PLAIN, pollux=replace(PRICE, start_gpus=1)),
+    "without earlier runs' fits": replace(PLAIN, pollux=Knowledge(remembers=False)),
+    "without the declared lengths": replace(PLAIN, lengths="none"),
+    "without decisions on arrival and end": replace(PLAIN, floor=PLAIN.interval),
+    "starting on one GPU, as the paper's": replace(PLAIN, policy=PolicySettings(start_gpus=1)),
     "with eight users, who divide the first starts": replace(PLAIN, users=8),
 }
 
@@ -193,7 +192,7 @@ def knob(bench: Bench) -> str:
     rows = []
     for title, traces in (("usual load", SHORT), ("twice the load", DOUBLED)):
         for kappa in KAPPAS:
-            ours = replace(PLAIN, pollux=replace(PRICE, kappa=kappa))
+            ours = replace(PLAIN, policy=PolicySettings(kappa=kappa))
             rows.append(pairs(bench, f"{title}, kappa {kappa:g}", traces, ours, PLAIN).row())
     return table(HEAD, rows)
 
@@ -276,8 +275,8 @@ with the jobs was chosen on workloads 1 and 6, the doubled workloads, three of t
 discount of the price and the width of the tail were chosen. The p99 of 120 jobs is nearly the time of the second
 longest one.
 
-`pollux` is polluxd's own controller in virtual time (`--daemon`): its moves wait for each other, and its reports are up
-to 30 s old. The other policies move jobs at once. A test holds both ways to the same means within 1 %.
+`pollux` is polluxd's own controller in virtual time: its moves wait for each other, and its reports are up to 30 s old.
+The other policies move jobs at once.
 
 `pollux` knows what a real daemon knows. Of earlier runs: per application and GPU type one fit, that of the run which
 saw most GPUs, from the moment that the agent starts and asks for it (the database begins empty; each term is off by 5 %

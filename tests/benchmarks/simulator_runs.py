@@ -32,6 +32,7 @@ SOURCES = (
     "polluxd/apply",
     "polluxd/slurm/fake.py",
     "polluxd/slurm/fake_job.py",
+    "polluxd/slurm/fake_power.py",
     "polluxd/store/fake.py",
     "polluxd/model",
     "agent/pollux/goodput.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import played
 from polluxd.sim.generator import Trace, generate, stiffened
 from polluxd.sim.measures import measure
 from polluxd.sim.policies.pollux import Pollux
@@ -17,7 +17,7 @@ def test_rigid_jobs_are_a_class_and_classes_add_up_to_the_whole(apps):
     assert {job.gpus for job in rigid} == {8}
     assert stiffened(jobs, apps, Trace(), 2) == jobs
     scenario = Scenario(nodes=4, users=3)
-    found = measure(simulate(mixed, apps, Pollux(), scenario), scenario)
+    found = measure(played(mixed, apps, Pollux(scenario), scenario), scenario)
     size = found["classes"]["size"]
     assert size["rigid"]["jobs"] == len(rigid)
     worst = found["finish_time_fairness"]["worst"]

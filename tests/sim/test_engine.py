@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.comparison import compare
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import compare, played
 from polluxd.sim.measures import Alone, contention, measure
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.workload import Submission
@@ -27,7 +26,7 @@ def figures(run, scenario):
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_ends_every_job_alike_each_time(name, burst, apps):
-    first, second = (simulate(burst, apps, POLICIES[name](SMALL), SMALL) for _ in range(2))
+    first, second = (played(burst, apps, POLICIES[name](SMALL), SMALL) for _ in range(2))
     assert all(job.ended_at > job.submission.time for job in first.jobs)
     assert figures(first, SMALL) == figures(second, SMALL)
     assert max(moment.gpus for moment in first.moments) <= SMALL.gpus
@@ -36,14 +35,14 @@ def test_every_policy_ends_every_job_alike_each_time(name, burst, apps):
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_failures_noise_and_drawn_restarts_only_cost_time(name, burst, apps):
     rough = replace(SMALL, failures_per_day=60.0, jitter=0.1, restart_range=(15.0, 250.0), seed=3)
-    run = simulate(burst, apps, POLICIES[name](rough), rough)
+    run = played(burst, apps, POLICIES[name](rough), rough)
     assert all(job.ended_at is not None for job in run.jobs)
 
 
 def test_one_job_alone_takes_its_work_and_its_start(apps):
     app = apps["speech"]
     job = Submission("only", 0.0, "speech", 1, app.limits.initial)
-    run = simulate([job], apps, POLICIES["tiresias"](SMALL), SMALL)
+    run = played([job], apps, POLICIES["tiresias"](SMALL), SMALL)
     step, _ = app.times((1,), app.limits.initial)
     expected = 60.0 + 30.0 + app.progress(app.epochs) * step
     assert run.jobs[0].ended_at == pytest.approx(expected)
@@ -53,7 +52,7 @@ def test_one_job_alone_takes_its_work_and_its_start(apps):
 def test_interference_slows_multi_node_jobs_that_share_a_node(apps):
     pair = [Submission(f"wide-{i}", 0.0, "vision-small", 6, 512) for i in range(2)]
     clear, hit = (
-        simulate(pair, apps, POLICIES["tiresias"](s), s)
+        played(pair, apps, POLICIES["tiresias"](s), s)
         for s in (Scenario(nodes=3), Scenario(nodes=3, interference=0.5))
     )
     assert hit.jobs[0].ended_at > 1.4 * clear.jobs[0].ended_at

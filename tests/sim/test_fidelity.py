@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from polluxd.sim.cluster import Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.comparison import played
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import read_workload
@@ -29,7 +29,7 @@ BENCH = bool(os.environ.get("POLLUX_BENCH"))
 def mean_jct(osdi21, name, number):
     apps = load_profiles(osdi21 / "profiles")
     jobs = read_workload(osdi21 / "workloads" / f"workload-{number}.csv", apps, cluster_gpus=64)
-    run = simulate(jobs, apps, POLICIES[name](Scenario()), Scenario())
+    run = played(jobs, apps, POLICIES[name](Scenario()), Scenario())
     return np.mean([job.ended_at - job.submission.time for job in run.jobs])
 
 

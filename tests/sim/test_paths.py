@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT, Placement
-from polluxd.sim.cluster import LENGTHS, Knowledge, Scenario
-from polluxd.sim.engine import simulate
+from polluxd.sim.cluster import LENGTHS, Scenario
+from polluxd.sim.comparison import played
 from polluxd.sim.move_costs import HeldNodes, MoveCosts
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.workload import Submission
@@ -39,9 +40,9 @@ def test_a_companion_gives_back_all_its_nodes_or_the_job_is_requeued():
 
 @pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
 def test_jobs_resize_in_place_and_lose_less_than_by_restarts(burst, apps, objective):
-    flat = Scenario(nodes=4, pollux=Knowledge(objective=objective))
+    flat = Scenario(nodes=4, policy=PolicySettings(objective=objective))
     paths = replace(flat, moves=MoveCosts())
-    slow, fast = (simulate(burst, apps, POLICIES["pollux"](s), s) for s in (flat, paths))
+    slow, fast = (played(burst, apps, POLICIES["pollux"](s), s) for s in (flat, paths))
     taken = {path for job in fast.jobs for path in job.costs}
     assert {"resize", "requeue"} <= taken
     assert sum(j.lost_seconds for j in fast.jobs) < 0.3 * sum(j.lost_seconds for j in slow.jobs)
@@ -67,7 +68,7 @@ def test_declared_lengths_may_be_wrong_missing_or_lies():
 
 @pytest.mark.parametrize("lengths", sorted(LENGTHS))
 def test_whatever_users_declare_every_job_ends(apps, lengths):
-    scenario = Scenario(nodes=2, lengths=lengths, pollux=Knowledge(objective="completion-time"))
+    scenario = Scenario(nodes=2, lengths=lengths)
     jobs = [Submission(f"job-{i}", 30.0 * i, "speech", 1, 80, 0.3) for i in range(6)]
-    run = simulate(jobs, apps, POLICIES["pollux"](scenario), scenario)
+    run = played(jobs, apps, POLICIES["pollux"](scenario), scenario)
     assert all(job.ended_at is not None for job in run.jobs)

@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError
 from polluxd.sim.cluster import Cloud, Knowledge, NodeGroup, Scenario
 from polluxd.sim.generator import Trace
@@ -22,7 +23,6 @@ lengths = "lies"
 users = 3
 failures_per_day = 2
 repair_seconds = 60
-power = -inf
 nodes_per_rack = 2
 rack_slowdown = 0.5
 interference = 0.3
@@ -36,9 +36,12 @@ sweep = 4
 length = 0.5
 most_jobs = 9
 [pollux]
-kappa = inf
 remembers = false
+[policy]
+power = -inf
+kappa = inf
 start_gpus = 2
+user_weights = { user-1 = 2.0 }
 [moves]
 requeue = 12.5
 [cloud]
@@ -51,7 +54,7 @@ price = 2
 def test_a_file_says_what_the_scenario_is(tmp_path):
     path = tmp_path / "scenario.toml"
     path.write_text(WHOLE)
-    assert read_scenario(path, {"seed": 3, "pollux": {"objective": "fair-share"}, "nodes": None}) == Scenario(
+    assert read_scenario(path, {"seed": 3, "policy": {"objective": "fair-share"}, "nodes": None}) == Scenario(
         nodes=6,
         interval=4.0,
         floor=4.0,
@@ -63,13 +66,19 @@ def test_a_file_says_what_the_scenario_is(tmp_path):
         users=3,
         failures_per_day=2.0,
         repair_seconds=60.0,
-        power=-math.inf,
         nodes_per_rack=2,
         rack_slowdown=0.5,
         interference=0.3,
         groups=(NodeGroup("a100", 4, 8), NodeGroup("t4", 2, 4, 0.5)),
         trace=Trace(hours=2.0, sweep=4, length=0.5, most_jobs=9),
-        pollux=Knowledge(objective="fair-share", kappa=math.inf, remembers=False, start_gpus=2),
+        pollux=Knowledge(remembers=False),
+        policy=PolicySettings(
+            objective="fair-share",
+            power=-math.inf,
+            kappa=math.inf,
+            start_gpus=2,
+            user_weights={"user-1": 2.0},
+        ),
         moves=MoveCosts(requeue=12.5),
         cloud=Cloud(1, 6, price=2.0),
         seed=3,
@@ -77,11 +86,11 @@ def test_a_file_says_what_the_scenario_is(tmp_path):
 
 
 def test_without_a_file_all_is_as_declared_and_options_win_over_a_file(tmp_path):
-    assert read_scenario(None, {"nodes": None, "pollux": {"objective": None}}) == Scenario()
+    assert read_scenario(None, {"nodes": None, "policy": {"objective": None}}) == Scenario()
     path = tmp_path / "scenario.toml"
-    path.write_text("nodes = 3\n[pollux]\nobjective = 'fair-share'\nkappa = 3\n")
-    found = read_scenario(path, {"nodes": 5, "pollux": {"objective": "completion-time"}})
-    assert found == Scenario(nodes=5, pollux=Knowledge(objective="completion-time", kappa=3.0))
+    path.write_text("nodes = 3\n[policy]\nobjective = 'fair-share'\nkappa = 3\n")
+    found = read_scenario(path, {"nodes": 5, "policy": {"objective": "completion-time"}})
+    assert found == Scenario(nodes=5, policy=PolicySettings(kappa=3.0))
 
 
 @pytest.mark.parametrize(
@@ -92,9 +101,9 @@ def test_without_a_file_all_is_as_declared_and_options_win_over_a_file(tmp_path)
         ("speed = 1", r"speed: no such key"),
         ("pollux = 3", r"pollux: the value should be a table, got 3"),
         ("pollux.speed = 1", r"pollux.speed: no such key"),
-        ("pollux.objective = 'speed'", r"pollux.objective: .*'completion-time', got 'speed'"),
+        ("policy.objective = 'speed'", r"policy.objective: .*'completion-time', got 'speed'"),
         ("lengths = 'long'", r"lengths: .*'lies' or 'early', got 'long'"),
-        ("power = 2", r"power: .*less than or equal to 1, got 2"),
+        ("policy.power = 2", r"policy.power: .*less than or equal to 1, got 2"),
         ("restart_range = [9]", r"restart_range.1: missing"),
         ("restart_range = [9, 2]", r"expected the smaller number first"),
         ("restart_range = [0, 2]", r"restart_range.0: .*greater than 0"),
@@ -106,7 +115,10 @@ def test_without_a_file_all_is_as_declared_and_options_win_over_a_file(tmp_path)
         ("groups = [{ gpu_type = 't4' }]", r"groups.0.nodes: missing"),
         ("groups = [{ gpu_type = '', nodes = 1, gpus_per_node = 1 }]", r"groups.0.gpu_type"),
         ("cloud = { least = 4, most = 2 }", r"least \(4\) must not be above most \(2\)"),
-        ("cloud = { least = 0, most = 2 }", r"cloud.least: .*got 0"),
+        ("cloud = { least = -1, most = 2 }", r"cloud.least: .*got -1"),
+        ("policy.paused = true", r"policy.paused: no job would ever start"),
+        ("policy.cloud_prices = { x = 1 }", r"policy.cloud_prices: expected .* as cloud.price"),
+        ("policy = { user_guarantees = { a = 2 }, user_ceilings = { a = 1 } }", r"policy.user_guarantees.a"),
         (
             "cloud = { least = 1, most = 2 }\n[[groups]]\ngpu_type='t4'\nnodes=3\ngpus_per_node=4",
             r"cloud.most is 2: expected 3",

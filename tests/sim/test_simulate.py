@@ -80,7 +80,7 @@ def test_the_scenario_reaches_the_result(tmp_path):
     )
     shown = command("--generate", 3, "--policy", "fifo", "--objective", "fair-share", "--json", out)
     assert "COST" not in shown.output
-    assert json.loads(out.read_text())["scenario"]["pollux"]["objective"] == "fair-share"
+    assert json.loads(out.read_text())["scenario"]["policy"]["objective"] == "fair-share"
 
 
 def test_output_of_sacct_is_recognised_and_its_first_jobs_can_be_taken(tmp_path):
@@ -154,7 +154,7 @@ def test_only_one_source_of_jobs_is_taken(trace):
         (["--policy", "json:loads"], "loads has no method decide"),
         (["--policy", ":"], "expected MODULE:CLASS"),
         (["--nodes", "0"], "simulate: nodes: .*got 0"),
-        (["--objective", "speed"], "simulate: pollux.objective: .*got 'speed'"),
+        (["--objective", "speed"], "simulate: policy.objective: .*got 'speed'"),
         (["--scenario", "no-such.toml"], "no-such.toml: cannot be read"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),
         (["--profiles", "no-such-folder"], "no such directory"),

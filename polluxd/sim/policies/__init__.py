@@ -23,9 +23,9 @@ from polluxd.sim.policies.slaq import Slaq
 from polluxd.sim.policies.themis import Themis
 from polluxd.sim.policies.tiresias import Tiresias
 
-POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
-    "pollux": lambda scenario: Pollux(scenario.power, scenario.pollux),
-    "pollux-paper": lambda scenario: PolluxPaper(scenario.power),
+POLICIES: Mapping[str, Callable[[Scenario], Policy | Pollux]] = {
+    "pollux": Pollux,
+    "pollux-paper": PolluxPaper,
     "tiresias": lambda _scenario: Tiresias(),
     "optimus": lambda _scenario: Optimus(),
     "gandiva": lambda _scenario: Gandiva(),
@@ -43,7 +43,7 @@ POLICIES: Mapping[str, Callable[[Scenario], Policy]] = {
 """Each makes a fresh policy for one run."""
 
 
-def policy_named(name: str) -> Callable[[Scenario], Policy]:
+def policy_named(name: str) -> Callable[[Scenario], Policy | Pollux]:
     """Return what makes the policy of this name, or `MODULE:CLASS` of the working folder or of an installed package.
 
     Raises ConfigError where there is none.

@@ -103,7 +103,7 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     It allows no more GPUs than the application can use.
     """
     if job.submission.rigid:
-        return _spec(job.submission.gpus, job.submission.gpus, "")
+        return _spec(job.submission.gpus, job.submission.gpus)
     return _spec(1, min(most_gpus(job.app), gpus))
 
 

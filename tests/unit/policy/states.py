@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
-from polluxd.sim.cluster import Knowledge, Scenario
-from polluxd.sim.engine import View, simulate
-from polluxd.sim.policies import daemon_view
-from polluxd.sim.policies.pollux import Pollux
+from polluxd.policy import Cache, decide
+from polluxd.sim.cluster import Scenario
+from polluxd.sim.daemon_engine import simulate_daemon
 from polluxd.sim.profiles import load_profiles
-from polluxd.sim.simulated_job import Seats
 from polluxd.sim.workload import Submission
 from tests import build
 
@@ -142,18 +140,6 @@ def life(
             alive[newest], agents[newest] = arrival(rng, newest)
 
 
-class _Recorder(Pollux):
-    """The daemon's policy, which keeps the snapshots that it decides on."""
-
-    def __init__(self) -> None:
-        super().__init__(knowledge=Knowledge(objective="fair-share"))
-        self.seen: list[Snapshot] = []
-
-    def decide(self, view: View) -> Mapping[int, Seats]:
-        self.seen.append(daemon_view.snapshot(view, self._jobs(view), self.settings))
-        return super().decide(view)
-
-
 def recorded(data: Path, workload: str, scenario: Scenario, keep: int) -> list[Snapshot]:
     """Return `keep` states from the simulated run of one workload.
 
@@ -166,7 +152,13 @@ def recorded(data: Path, workload: str, scenario: Scenario, keep: int) -> list[S
             Submission(row["name"], float(row["time"]), row["application"], 1, int(row["batch_size"]))
             for row in csv.DictReader(lines)
         )
-    policy = _Recorder()
-    simulate(jobs, apps, policy, scenario)
-    busy = [state for state in policy.seen if state.jobs]
+    busy: list[Snapshot] = []
+
+    def watched(snapshot: Snapshot, *, cache: Cache) -> Plan:
+        if snapshot.jobs:
+            busy.append(snapshot)
+        return decide(snapshot, cache=cache)
+
+    shared = replace(scenario, policy=PolicySettings(objective="fair-share"))
+    simulate_daemon(jobs, apps, shared, decide=watched)
     return busy[:: max(len(busy) // keep, 1)]
