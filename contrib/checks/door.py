@@ -26,7 +26,7 @@ EXCEPTIONS = {
     "agent/pollux/slurm_job/allocation.py": "counts /dev/nvidia*",
     "agent/pollux/slurm_job/code_version.py": "lists the agent's own modules",
     "agent/pollux/selftest/checks.py": "in the folder that `temporary_folder` made",
-    "agent/pollux/selftest/ranks.py": "in the folder that `temporary_folder` made",
+    "agent/pollux/selftest/on_ranks.py": "in the folder that `temporary_folder` made",
     "agent/pollux/wrap/checkpoints.py": "looks at names, times and sizes of a trainer's files, and opens none",
     "contrib/examples/elastic/": "a user's script, which writes what any training script writes",
     "contrib/examples/emulated.py": "data that scikit-learn carries; the result goes by the door",

@@ -36,8 +36,8 @@ PACKAGES = (ROOT / "polluxd", ROOT / "agent" / "pollux")
 TESTS = ROOT / "tests"
 LIMITS = Path(__file__).with_name("limits.json")
 # Module names with one meaning in several rooms: the errors of a distribution, the fake of a protocol, the state
-# machine of a room.
-ONE_MEANING = {"errors", "fake", "machine"}
+# machine of a room, the program that `python -m` runs.
+ONE_MEANING = {"errors", "fake", "machine", "__main__"}
 # Its modules have the names of their commands.
 COMMANDS = "polluxd.cli."
 # Underscored, and documented all the same: os._exit, sys._getframe, and the methods of named tuples.

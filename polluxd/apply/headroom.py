@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, isinf
 
-from polluxd.apply.limit_scopes import Bounds, Lookup, Scope
+from polluxd.apply.limit_scopes import JobBounds, LimitScope, Lookup, submit_slots
 from polluxd.apply.startable import Eligibility, time_left
-from polluxd.apply.submit_slots import submit_slots
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement
 from polluxd.slurm.limits import JobLimits
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -139,7 +138,7 @@ def _minutes_used(state: ClusterState, bounds: Lookup) -> Mapping[tuple[str, str
 
 def _of_running_minutes(
     job: SlurmJob,
-    bounds: Bounds,
+    bounds: JobBounds,
     used: Mapping[tuple[str, str], Mapping[int, float]],
     state: ClusterState,
     reach: tuple[set[str], int],
@@ -173,7 +172,7 @@ def _in_gpus(tres: str, most: int, job: SlurmJob, kinds: set[str], largest: int)
     return most * largest if tres == "node" else None
 
 
-def _kept_out(job: SlurmJob, bounds: Bounds, state: ClusterState) -> str:
+def _kept_out(job: SlurmJob, bounds: JobBounds, state: ClusterState) -> str:
     """The rule by which Slurm would start the job nowhere; empty: none."""
     used_up = [
         f"{rule} of {scope.name} is used up" for scope in bounds.scopes for rule in scope.limits.used_up
@@ -195,7 +194,7 @@ def _groups(
     nodes: Mapping[str, Node],
 ) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility], frozenset[int]]:
     """Limits on GPUs of several jobs, jobs that no group has room for, and plain jobs that get room in all groups."""
-    limited: dict[str, Scope] = {}
+    limited: dict[str, LimitScope] = {}
     use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
     mine = {job.job_id for job in ours}

@@ -21,7 +21,7 @@ SHARE = 0.01
 
 
 @dataclass(slots=True)
-class _Growth:
+class _PaidGrowth:
     """A move by which a job grows, and the moves of other users' jobs that make room for it."""
 
     job_id: int
@@ -43,7 +43,7 @@ class OthersPay:
         self, further: Callable[[Move, str, float], None] = lambda move, result, seconds: None
     ) -> None:
         self._further = further
-        self._growths: dict[int, _Growth] = {}
+        self._growths: dict[int, _PaidGrowth] = {}
         """By the id of the move."""
         self._lost: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         """By the job that did not grow: seconds lost by each other job."""
@@ -60,7 +60,7 @@ class OthersPay:
                 and not taken.isdisjoint(move.source.nodes)
             }
             if losers and grows.target.gpus > grows.source.gpus:
-                self._growths[grows.id] = _Growth(grows.job_id, losers)
+                self._growths[grows.id] = _PaidGrowth(grows.job_id, losers)
 
     def ended(self, move: Move, result: str, seconds: float) -> None:
         """Take in the end of a move: `completed`, `failed` or `withdrawn`, so many seconds after it was planned."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from polluxd.apply.actions import Action, Do, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
-from polluxd.apply.former_nodes import FormerNodes
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import next_action
@@ -24,7 +23,7 @@ from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.protected import Protection
 from polluxd.apply.refusals import Refusals
-from polluxd.apply.startable import Eligibility, combined, eligibility, forbids
+from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused

@@ -20,9 +20,9 @@ from polluxd.errors import ConfigError
 from polluxd.sim import plots
 from polluxd.sim.applications import Application
 from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster_logs import Log, read_log, recognise
 from polluxd.sim.comparison import OnProgress, applications_of, compare
 from polluxd.sim.generator import generate, stiffened
-from polluxd.sim.logs import Log, read_log, recognise
 from polluxd.sim.policies import POLICIES, policy_named
 from polluxd.sim.recorded import fitting, replayed
 from polluxd.sim.scenario_file import read_scenario

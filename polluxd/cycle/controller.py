@@ -89,7 +89,7 @@ class Controller:
         self._facts = ClusterFacts.of(config)
         self._unreadable: frozenset[str] = frozenset()
         self._trusted = TrustedReports()
-        self._triggers = Triggers(reconciler, self._trusted.seen)
+        self.triggers = Triggers(reconciler, self._trusted.seen)
         self._waiting = WaitingTimes()
         self._boots: Boots | None = None
         self._boots_written: dict[str, Any] = {}
@@ -197,7 +197,7 @@ class Controller:
         now = replace(records, moves=[*records.moves, *begun])
         self._measure(state, snapshot, plan, now, doubts, idle)
         self._decided_at = self._monotonic()
-        self._triggers.decided(state, records.reports, begun)
+        self.triggers.decided(state, records.reports, begun)
         if leads:
             self._reconciler.waiting.contend(
                 contenders, state.taken_at, self._reconciler.former.eligibility(state)
@@ -268,9 +268,9 @@ class Controller:
         since, cycle = self._monotonic() - self._decided_at, self._config.cycle
         if since >= cycle.interval_s:
             return True
-        waits = self._triggers.resizing() and not self._triggers.can_start_one(state)
+        waits = self.triggers.resizing() and not self.triggers.can_start_one(state)
         least = cycle.floor_s * (_PATIENCE if waits else 1)
-        return since >= least and self._triggers.since_decision(state, reports)
+        return since >= least and self.triggers.since_decision(state, reports)
 
     def _record(self, snapshot: Snapshot, plan: Plan, *, note: str, durations: dict[str, float]) -> int:
         """Write the cycle and its plan, log it, and return its id."""

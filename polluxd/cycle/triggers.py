@@ -28,7 +28,7 @@ class Triggers:
         self._present: frozenset[object] = frozenset()
         self._left_alone: frozenset[int] = frozenset()
         """Jobs that moved or rested at the last decision."""
-        self._measured: frozenset[tuple[int, int, str]] = frozenset()
+        self.measured: frozenset[tuple[int, int, str]] = frozenset()
         """Measurements that some decision knew. A job adds at most three for each number of GPUs that it ever held,
         whatever it reports."""
         self._resized: frozenset[tuple[int, int]] = frozenset()
@@ -42,7 +42,7 @@ class Triggers:
             return True
         if self._waiting(state) and not all(map(self._moves.occupied, self._left_alone)):
             return True
-        return self._idle(state) > 0 and not self._measurements(state, reports) <= self._measured
+        return self._idle(state) > 0 and not self._measurements(state, reports) <= self.measured
 
     def resizing(self) -> bool:
         """Whether a resize in place of the last decision is under way still.
@@ -65,8 +65,8 @@ class Triggers:
         self._present = _present(state)
         alive = {job.job_id for job in state.jobs if job.spec is not None and not job.state.finished}
         self._left_alone = frozenset(filter(self._moves.occupied, alive))
-        kept = {measured for measured in self._measured if measured[0] in alive}
-        self._measured = frozenset(kept | self._measurements(state, reports))
+        kept = {measured for measured in self.measured if measured[0] in alive}
+        self.measured = frozenset(kept | self._measurements(state, reports))
         resized = {(move.job_id, move.target.gpus) for move in begun if move.path == "resize"}
         self._awaited = frozenset(resized - self._resized)
         self._resized = frozenset(resized | {known for known in self._resized if known[0] in alive})

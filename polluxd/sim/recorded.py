@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polluxd.sim.applications import Application, most_gpus, placement_of, split_batch
-from polluxd.sim.logs import Log, Recorded
+from polluxd.sim.cluster_logs import Log, Recorded
 from polluxd.sim.workload import Submission, TraceError
 
 LEAST_EFFICIENCY = 0.5

@@ -17,7 +17,6 @@ from pathlib import Path
 from polluxd.errors import SlurmGarbled, SlurmRefused
 from polluxd.model import JobState, Node
 from polluxd.slurm.commands import Commands
-from polluxd.slurm.mail import quiet_mail
 from polluxd.slurm.node_records import attribute, parse_nodes
 from polluxd.slurm.present_words import FORMAT, PresentWords
 from polluxd.slurm.protocol import ClusterState, Geometry, SlurmJob
@@ -36,6 +35,9 @@ _TASKS_AT_ONCE = 100
 _COMPLETING = re.compile(r"\sJobState=[A-Z_,]*COMPLETING")
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _SLURMDBD = re.compile(r"^AccountingStorageType\s*=\s*accounting_storage/slurmdbd\s*$", re.MULTILINE)
+_MAIL_TYPES = re.compile(r"\sMailType=([A-Z0-9_,]+)")
+_OF_MOVES = frozenset({"BEGIN", "REQUEUE"})
+"""scontrol(1), MailType: what Slurm would send of the two halves of a move through the queue."""
 
 
 class ScontrolClient(Commands):
@@ -339,3 +341,19 @@ def _tasks(job: SlurmJob) -> str:
 
 def _time_limit(seconds: float) -> str:
     return f"TimeLimit={max(1, ceil(seconds / 60.0))}"
+
+
+def quiet_mail(record: str) -> str:
+    """Return the MailType by which a job's moves send no mail: a move is no news for its user.
+
+    Args:
+        record: `scontrol -o show job`. Users' text stands in it, too: whatever that claims, the result is one of
+            Slurm's own words, and is for the user's own job.
+
+    Returns:
+        Empty where the job sends no mail about its moves.
+    """
+    found = _MAIL_TYPES.findall(record)
+    types = found[-1].split(",") if found else []
+    kept = [name for name in types if name not in _OF_MOVES]
+    return "" if len(kept) == len(types) else ",".join(kept) or "NONE"

@@ -1,6 +1,6 @@
 """The only code that talks to Postgres."""
 
-from .protocol import CycleStore
+from .cycle_store import CycleStore
 from .store import Store
 from .views import (
     CycleRecords,

@@ -9,9 +9,9 @@ import pytest
 
 from polluxd.sim.applications import placement_of, split_batch
 from polluxd.sim.cluster import Scenario
+from polluxd.sim.cluster_logs import HELIOS, PHILLY, PHILLY_JSON, SACCT, read_log, recognise
 from polluxd.sim.engine import simulate
 from polluxd.sim.generator import generate
-from polluxd.sim.logs import HELIOS, PHILLY, PHILLY_JSON, SACCT, read_log, recognise
 from polluxd.sim.policies import POLICIES
 from polluxd.sim.recorded import replayed
 from polluxd.sim.workload import TraceError

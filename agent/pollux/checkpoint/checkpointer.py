@@ -50,7 +50,7 @@ class Checkpointer:
         """Seconds from the last step before the newest restart to the first step after it."""
         self._training, self._attempt = training, attempt
         self.writer: CheckpointWriter | None = None
-        self._restarts: FruitlessRestarts | None = None
+        self.restarts: FruitlessRestarts | None = None
         self._saved_at = time.monotonic()
         self._state: dict[str, Any] | None = None
         share, files = attempt.settings.memory_share, attempt.directory is not None
@@ -92,8 +92,8 @@ class Checkpointer:
             # A joiner gets its state from rank 0, and rank 0 counts the attempts.
             self.writer = CheckpointWriter(model, attempt.directory, 1)
         elif attempt.directory is not None:
-            self._restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
-            self._restarts.begin(exchange)
+            self.restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
+            self.restarts.begin(exchange)
             self.writer = CheckpointWriter(model, attempt.directory, world.size)
             self.writer.store.fingerprint = fingerprint_of([model])
             record = training.models[0].record
@@ -121,8 +121,8 @@ class Checkpointer:
         """Tell the next start what stands, unless restarts are of a later training of the script."""
         memory = node_memory()
         if self._training.progress.finished:
-            if self._restarts is not None:
-                self._restarts.checkpointed()
+            if self.restarts is not None:
+                self.restarts.checkpointed()
         elif memory is not None and not self.from_memory:
             self.memory.begin()
             memory.shared.saved = steps
@@ -371,10 +371,10 @@ class Checkpointer:
         }
 
     def _note_checkpoint(self) -> None:
-        if self._restarts is not None and self.writer is not None and self.writer.written:
-            self._restarts.checkpointed()
-            if (memory := node_memory()) is not None and self.writer.saved is not None:
-                memory.shared.saved = self.writer.saved
+        if self.restarts is not None and self.writer is not None and self.writer.written:
+            self.restarts.checkpointed()
+            if (memory := node_memory()) is not None and self.saved is not None:
+                memory.shared.saved = self.saved
 
     # -- what stands ------------------------------------------------------------------------------------------
 

@@ -29,6 +29,11 @@ class HostCopy:
         self._copied: dict[tuple[Any, ...], torch.Tensor] = {}
         self._events: list[torch.cuda.Event] = []
 
+    @property
+    def held(self) -> bool:
+        """Whether there are buffers."""
+        return bool(self._buffers)
+
     def prepare(self, state: Any) -> None:
         """Make the buffers that `state` will need and touch their memory."""
         self._walk(state, (), self._make)

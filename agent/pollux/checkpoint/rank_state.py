@@ -27,7 +27,7 @@ from pollux.ranks.control import ControlExchange
 from pollux.ranks.plain_values import dumps
 from pollux.ranks.sharded_state import SHARD, marker
 from pollux.ranks.sharding import is_shard
-from pollux.training.script_state import Snapshot
+from pollux.training.script_state import ScriptSnapshot
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
@@ -196,7 +196,8 @@ class RankState:
 def snapshots(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts with the script's as they are now: each gives its state once, on every rank."""
     return {
-        name: Snapshot(part) if name.rpartition(".")[2] in _SCRIPT else part for name, part in parts.items()
+        name: ScriptSnapshot(part) if name.rpartition(".")[2] in _SCRIPT else part
+        for name, part in parts.items()
     }
 
 

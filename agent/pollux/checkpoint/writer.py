@@ -46,7 +46,7 @@ class CheckpointWriter:
         """This attempt has written one."""
         self.seconds = 0.0
         """What the newest one that a thread wrote took."""
-        self._copies = HostCopy()
+        self.copies = HostCopy()
         self._beside = True
         """There is memory for a copy, from which a thread writes."""
         self.small = False
@@ -130,15 +130,15 @@ class CheckpointWriter:
             self.store.save(state, shards, meta=meta, exchange=self._writers)
             self.saved, self.written = step, True
             return
-        copies = self._copies.take({"state": state, "shards": shards})
+        copies = self.copies.take({"state": state, "shards": shards})
 
         def write() -> None:
             begun = time.monotonic()
-            self._copies.await_transfers()
+            self.copies.await_transfers()
             self.store.save(copies["state"], copies["shards"], meta=meta, exchange=self._writers)
             if self.small:
                 copies.clear()
-                self._copies.release()
+                self.copies.release()
             self.seconds = time.monotonic() - begun
 
         self._step = step
@@ -161,8 +161,8 @@ class CheckpointWriter:
         self.small = needed <= SMALL
         if self.small:
             return
-        self._copies.prepare({"shards": shards})
-        self._start(lambda: self._copies.prepare({"state": state}))
+        self.copies.prepare({"shards": shards})
+        self._start(lambda: self.copies.prepare({"state": state}))
 
     def wait(self) -> None:
         """Wait for a checkpoint that is being written; log why it failed. Any rank may call this alone."""

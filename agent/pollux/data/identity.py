@@ -35,7 +35,7 @@ Identity = list[Any]
 def identity(dataset: Any, length: int, workers: int) -> Identity:
     """Return what the data is known by. `workers`: of its loader."""
     numbers = sorted({0, length // 2, length - 1})
-    reader = _Reader(dataset)
+    reader = _SampleReader(dataset)
     found: list[Any] = [length]
     ends = time.monotonic() + BUDGET_S
     try:
@@ -65,7 +65,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class _Reader(Dataset[Any]):
+class _SampleReader(Dataset[Any]):
     """Gives [number, checksums of a sample's parts]."""
 
     def __init__(self, dataset: Any) -> None:

@@ -59,7 +59,9 @@ class ElasticData(ABC):
     Leaving the loop early keeps the place.
     """
 
-    def __init__(self, share: RankShare, *, seed: int, drop_last: bool, equal_parts: bool = False) -> None:
+    def __init__(
+        self, share: RankShare, *, seed: int = 0, drop_last: bool = False, equal_parts: bool = False
+    ) -> None:
         self.drop_last, self.equal_parts = drop_last, equal_parts
         self.num_workers = 0
         """Worker processes; they read their batches again when sizes change."""

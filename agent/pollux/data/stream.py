@@ -52,6 +52,7 @@ class ElasticStream(ElasticData):
     epochs and progress; without it, `length` is 0 until one pass has been read.
 
     A rank holds the samples that are read and not committed: those of one step over all ranks, before `transform`.
+    Other arguments are those of `ElasticData`: seed, drop_last, equal_parts.
     `repeatable=False` says that the samples are drawn at random in each reading, as from a simulator: none is compared.
     Raises DataError if the stream is empty, ends before a restored place, or gives other samples before it.
     """
@@ -61,16 +62,14 @@ class ElasticStream(ElasticData):
         dataset: Iterable[Any],
         share: RankShare,
         *,
-        seed: int = 0,
         length: int | None = None,
         transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        drop_last: bool = False,
-        equal_parts: bool = False,
         pin_memory: bool = False,
         repeatable: bool = True,
+        **place: Any,
     ) -> None:
-        super().__init__(share, seed=seed, drop_last=drop_last, equal_parts=equal_parts)
+        super().__init__(share, **place)
         if length is not None and length < 1:
             raise DataError(f"expected a stream of at least 1 sample, got length={length}")
         self.dataset = dataset

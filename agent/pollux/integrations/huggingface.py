@@ -107,7 +107,7 @@ class ElasticMixin(_AnyTrainer):  # type: ignore[misc]
     """Makes a Trainer elastic: `class Mine(ElasticMixin, Seq2SeqTrainer)`.
 
     `batch_size` is M0, over all GPUs; `max_batch_size`, `per_gpu` and `grow_after` bound what the agent may choose, as
-    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir, ...).
+    in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, seed, checkpoint_dir, ...).
     """
 
     control: Any

@@ -148,7 +148,7 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     """Trains through `pollux.attach`, on any number of ranks.
 
     `batch_size` is M0 where it is not the loader's; `max_batch_size`, `per_gpu` and `grow_after` bound what the agent
-    may choose, as in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, mode, checkpoint_dir,
+    may choose, as in `Job.loader`. `attach` holds further arguments of `pollux.attach` (scaling, seed, checkpoint_dir,
     ddp_kwargs, ...). Raises PolluxAgentError for settings that it cannot work with.
     """
 

@@ -210,7 +210,7 @@ class Coordinator:
             move = move or decision.resize
             self._act(replace(decision, resize=0))
         if move:
-            self._resize(move) if resizes else self.resizer.put_off()
+            self.resize(move) if resizes else self.resizer.put_off()
 
     def _decide(self) -> Decision:
         """Return rank 0's decision; other ranks' results are not used."""
@@ -309,7 +309,7 @@ class Coordinator:
                 self._note_restorable(self.checkpointer.keeps or self.checkpointer.memory.on)
             training.pause()
         if decision.resize:
-            self._resize(decision.resize)
+            self.resize(decision.resize)
 
     def _drain(self, move: int, seconds: float | None) -> None:
         tied = self.training.tied  # the move may be one to another number of ranks
@@ -321,7 +321,7 @@ class Coordinator:
         with self.endings.off():
             self.drains.drain(move, receipt, self.exchange)
 
-    def _resize(self, move: int) -> None:
+    def resize(self, move: int) -> None:
         check_equal(self.training, self.exchange)
         self._keep_drain(self.exchange.take())
         self._regrouping.move(move, self.resizer)

@@ -71,7 +71,6 @@ def attach(
     scaler: Any | None = None,
     scaling: str | Rule = "auto",
     adaptive: bool | None = None,
-    mode: str | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     name: str | None = None,
     seed: int = 0,
@@ -91,9 +90,7 @@ def attach(
         scaler: AMP's GradScaler; the agent saves and restores it.
         scaling: the learning-rate rule: "auto", "adascale", "sqrt-adascale", "none", or a function.
         adaptive: whether the batch size may change. None: POLLUX_ADAPTIVE decides (yes or no; a Pollux job's
-            directives set it), else yes outside Slurm, and in a plain Slurm job yes only where `mode` is given.
-        mode: "observe" (measure and report), "advise" (also say what the agent would choose) or "enforce". None:
-            POLLUX_MODE, else "enforce".
+            directives set it), else yes outside Slurm, and no in a plain Slurm job.
         checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
         name: the training's name among those that this script attaches, such as f"fold-{k}". A restart finds the
             training's checkpoints by it. None: by its number, as a script attaches the same ones in each attempt.
@@ -153,9 +150,9 @@ def attach(
             f"expected measure_share as a share of the time, above 0 and up to 1, got {share!r}"
         )
     memory = MemoryBounds(world.device, attempt.directory, profile.gpu_type)
-    effective_mode, may_adapt = mode_for(mode, adaptive, attempt.adaptive)
+    mode, may_adapt = mode_for(adaptive, attempt.adaptive)
     training = Training(
-        world, first, profile, memory, mode=effective_mode, adaptive=may_adapt, scaler=scaler, state=state
+        world, first, profile, memory, mode=mode, adaptive=may_adapt, scaler=scaler, state=state
     )
     training.timer.cost.share = float(share)
     job = Job(training, attempt, joiner)

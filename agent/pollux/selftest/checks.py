@@ -131,7 +131,16 @@ def run(
 ) -> Figures:
     """Run a check of `ranks` on so many ranks. A single rank uses the GPU also where several cannot share it."""
     gpus = machine.gpus if ranks == 1 else machine.shared_gpus
-    words = ["--nproc", str(ranks), *options, "-m", "pollux.selftest.ranks", check, str(folder), *arguments]
+    words = [
+        "--nproc",
+        str(ranks),
+        *options,
+        "-m",
+        "pollux.selftest.on_ranks",
+        check,
+        str(folder),
+        *arguments,
+    ]
     return finish([launch(machine, folder, gpus, words)], folder)
 
 
@@ -156,7 +165,7 @@ def run_resized(machine: Machine, folder: Path) -> Figures:
         "POLLUX_LAUNCH_KEY": secrets.token_hex(16),
         "POLLUX_EXCHANGE_INTERVAL": "0",
     }
-    words = ["--nproc", str(half), "-m", "pollux.selftest.ranks", "resize", str(folder)]
+    words = ["--nproc", str(half), "-m", "pollux.selftest.on_ranks", "resize", str(folder)]
     try:
         nodes = [
             launch(machine, folder, gpus, words, **step, SLURM_NODEID=str(node), SLURMD_NODENAME=f"n{node}")

@@ -11,7 +11,7 @@ from pollux.slurm_job.access import GatewayAccess, read_access
 from pollux.slurm_job.environment import Times, checkpoint_directory, number, training_directory, yes
 from pollux.slurm_job.runs import UNSEEN
 from pollux.slurm_job.shared_folder import of_one_node, why_of_this_attempt
-from pollux.slurm_job.trainings import Training, attached
+from pollux.slurm_job.trainings import NamedTraining, attached
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Attempt:
     """The way to the scheduler; None outside a Pollux job."""
     directory: Path | None
     """Folder of this training's checkpoints; None without any."""
-    training: Training
+    training: NamedTraining
     """This training among those of this process."""
     seed: int
     alone: bool

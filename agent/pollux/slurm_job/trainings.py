@@ -37,7 +37,7 @@ def checked(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class NamedTraining:
     """A training among those of its process."""
 
     name: str = ""
@@ -59,13 +59,13 @@ class Attached:
         """None was attached yet."""
         return not self.counts
 
-    def next(self, folder: Path | None, name: str | None) -> Training:
+    def next(self, folder: Path | None, name: str | None) -> NamedTraining:
         """Return the training that is attached next in a run's folder."""
         number = self.counts[folder] + 1
         own = f"attach-{name or number}" if name or number > 1 else ""
-        return Training(own, self.first)
+        return NamedTraining(own, self.first)
 
-    def add(self, folder: Path | None, name: str | None) -> Training:
+    def add(self, folder: Path | None, name: str | None) -> NamedTraining:
         """Begin the next training in a run's folder. Raises PolluxAgentError if the user gives a name twice."""
         if name is not None and (folder, checked(name)) in self.names:
             raise PolluxAgentError(

@@ -50,7 +50,7 @@ class ScriptState:
         return set(self._values)
 
 
-class Snapshot:
+class ScriptSnapshot:
     """A part with its state as it was when this was made."""
 
     def __init__(self, part: Any) -> None:

@@ -267,12 +267,12 @@ class Advisor:
             try:
                 if self.advise():
                     self._pause = min(self._pause * 1.3, LAST_REFIT)
-                    self._report_early()
+                    self.report_early()
             except Exception:  # advice must never end a training
                 logger.exception("the throughput model could not be refitted; the batch size stays")
                 self._pause = LAST_REFIT
 
-    def _report_early(self) -> None:
+    def report_early(self) -> None:
         """Report the first fit on more GPUs, and the first noise scale, at once.
 
         After each of them the scheduler may let the job grow.

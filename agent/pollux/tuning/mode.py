@@ -21,20 +21,17 @@ class Mode(StrEnum):
 
 
 def mode_for(
-    given: str | None, adaptive: bool | None, default: bool, environ: Mapping[str, str] = os.environ
+    adaptive: bool | None, default: bool, environ: Mapping[str, str] = os.environ
 ) -> tuple[Mode, bool]:
     """Return the mode, and whether the batch size may change.
 
-    `given` is the script's argument; without it POLLUX_MODE counts, which the submission hook sets from `#POLLUX
-    mode=`; else the mode is enforce. `adaptive` is the script's argument, too; without it, a given mode means yes, else
-    `default` counts. Raises PolluxAgentError for an unknown mode.
+    POLLUX_MODE is the mode, which the submission hook sets from `#POLLUX mode=`; without it the mode is enforce.
+    `adaptive` is the script's argument; without it, `default` counts. Raises PolluxAgentError for an unknown mode.
     """
-    text = (given if given is not None else environ.get("POLLUX_MODE", "")).strip().lower()
+    text = environ.get("POLLUX_MODE", "").strip().lower()
     try:
         mode = Mode(text or Mode.ENFORCE)
     except ValueError:
-        known, where = ", ".join(Mode), "mode" if given is not None else "POLLUX_MODE"
-        raise PolluxAgentError(f"expected {where} to be one of {known}, got {text!r}") from None
-    if adaptive is None:
-        adaptive = default or given is not None
-    return mode, adaptive and mode is Mode.ENFORCE
+        known = ", ".join(Mode)
+        raise PolluxAgentError(f"expected POLLUX_MODE to be one of {known}, got {text!r}") from None
+    return mode, (default if adaptive is None else adaptive) and mode is Mode.ENFORCE

@@ -7,9 +7,10 @@ import hashlib
 import http.client
 import json
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -130,3 +131,28 @@ class Caller:
         """Return status and code of an error."""
         status, answer = self.ask(method, path, document, body=body)
         return status, answer["error"]["code"]
+
+
+def connect(url: str) -> socket.socket:
+    """Return a connection on which nothing was sent."""
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S)
+
+
+def until_closed(raw: socket.socket) -> bytes:
+    """Return all that the gateway sends until it hangs up."""
+    received = b""
+    with suppress(ConnectionError):
+        while data := raw.recv(65536):
+            received += data
+    return received
+
+
+def document_of(raw: socket.socket) -> bytes:
+    """Return an answer with its document."""
+    received = b""
+    while not received.endswith(b"}"):
+        data = raw.recv(65536)
+        assert data, received
+        received += data
+    return received

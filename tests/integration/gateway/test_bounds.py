@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
 import ssl
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,37 +15,22 @@ from polluxd.errors import ConfigError
 from polluxd.gateway.server import GatewayServer
 from polluxd.gateway.visitors import Bounds
 from tests.certificate import certificate
-from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
+from tests.integration.gateway.serving import (
+    PATIENCE_S,
+    Caller,
+    connect,
+    document_of,
+    serving,
+    token_of,
+    until_closed,
+    user_token_of,
+)
 from tests.integration.store.reports import payload
 
 pytestmark = pytest.mark.slurm
 
 QUICK = Bounds(request_s=0.3, idle_s=PATIENCE_S)
 PATIENT = Bounds(request_s=PATIENCE_S, strangers=8, strangers_of_name=6, of_token=2)
-
-
-def connect(url):
-    parts = urlsplit(url)
-    return socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S)
-
-
-def until_closed(raw):
-    """Return all that the gateway sends until it hangs up."""
-    received = b""
-    with suppress(ConnectionError):
-        while data := raw.recv(65536):
-            received += data
-    return received
-
-
-def document_of(raw):
-    """Return an answer with its document."""
-    received = b""
-    while not received.endswith(b"}"):
-        data = raw.recv(65536)
-        assert data, received
-        received += data
-    return received
 
 
 @pytest.mark.parametrize(

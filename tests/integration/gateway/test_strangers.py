@@ -23,11 +23,13 @@ from polluxd.gateway.visitors import Bounds
 from tests.integration.gateway.serving import (
     PATIENCE_S,
     Caller,
+    connect,
+    document_of,
     serving,
     token_of,
+    until_closed,
     user_token_of,
 )
-from tests.integration.gateway.test_bounds import connect, document_of, until_closed
 
 pytestmark = pytest.mark.slurm
 

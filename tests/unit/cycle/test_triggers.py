@@ -175,7 +175,7 @@ def test_a_resize_that_never_ends_delays_one_decision() -> None:
     assert cycle.after() == 1
     (move,) = cycle.store.open_moves()
     assert move.path == "resize"
-    triggers = cycle.controller._triggers
+    triggers = cycle.controller.triggers
     for size, waits in ((8, False), (12, True)):
         another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
         cycle.acting._acted_on = {job: another}
@@ -221,10 +221,10 @@ def test_jobs_that_are_gone_are_forgotten() -> None:
     cycle, job = trained()
     cycle.rows.reports[job] = report()
     cycle.after()
-    triggers = cycle.controller._triggers
-    assert triggers._measured == {(job, 4, "fit"), (job, 4, "noise")}
+    triggers = cycle.controller.triggers
+    assert triggers.measured == {(job, 4, "fit"), (job, 4, "noise")}
     cycle.slurm.finish(job)
     cycle.after()
     cycle.slurm.advance(1e4)
     cycle.controller.step()
-    assert triggers._measured == set()
+    assert triggers.measured == set()

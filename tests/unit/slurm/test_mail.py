@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polluxd.slurm.mail import quiet_mail
+from polluxd.slurm.scontrol import quiet_mail
 
 
 @pytest.mark.parametrize(

@@ -163,12 +163,12 @@ def test_without_memory_for_a_copy_the_training_waits_for_the_file(
     assert "Ask for more memory (--mem)" in caplog.text
     save(writer, {"values": values}, 1)
     assert (writer.busy, writer.saved, writer.written) == (False, 1, True)
-    assert not writer._copies._buffers
+    assert not writer.copies.held
     monkeypatch.setattr("pollux.checkpoint.writer.memory_left", lambda: RESERVE + 4000)
     monkeypatch.setattr("pollux.checkpoint.writer.SMALL", 3999)
     writer.prepare({"values": values}, rank=0)
     writer.wait()
-    assert writer._copies._buffers
+    assert writer.copies.held
     assert not writer.small
 
 
@@ -182,6 +182,6 @@ def test_the_copy_of_a_small_state_is_gone_when_it_is_written(
         save(writer, {"values": values}, step)
         values.values += 1
         writer.wait()
-        assert not writer._copies._buffers
+        assert not writer.copies.held
         state, _ = writer.store.read(writer.store.paths()[-1])
         assert float(state["values"]["v"][0]) == step - 1

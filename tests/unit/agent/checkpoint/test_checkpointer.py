@@ -151,7 +151,7 @@ def test_a_short_interval_holds_for_the_first_checkpoint_too(made: Any) -> None:
 def test_what_a_thread_has_written_is_noted_once_it_is_over(made: Any) -> None:
     noted: list[str] = []
     made.writer.writes, made.writer.written, made.writer.seconds = True, True, 9.0
-    made.it._restarts = SimpleNamespace(checkpointed=lambda: noted.append("checkpointed"))
+    made.it.restarts = SimpleNamespace(checkpointed=lambda: noted.append("checkpointed"))
     made.it.due()
     assert (made.it.writing, made.writer.calls, noted, made.it.slowest) == (True, [], [], 0.0)
     made.writer.writes = False

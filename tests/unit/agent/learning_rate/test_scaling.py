@@ -194,7 +194,7 @@ def test_each_parameter_group_has_its_own_factor_and_all_is_observable() -> None
         [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 0.02}], lr=0.01
     )
     rates: list[list[float]] = []
-    job = attach(model, optimizer, mode="enforce")
+    job = attach(model, optimizer, adaptive=True)
     # Registered after the agent's own, so it sees the rates that the step is taken with.
     optimizer.register_step_pre_hook(lambda *_: rates.append([g["lr"] for g in optimizer.param_groups]))
     x = torch.randn(64, 4)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pollux.loop import finite
 from pollux.loop.finite import FiniteCheck, all_finite
-from tests.unit.agent.loop.test_operations import Counted
+from tests.unit.agent.loop.operations import Counted
 
 
 class Late:

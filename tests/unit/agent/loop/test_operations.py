@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pollux import attach
+from tests.unit.agent.loop.operations import Counted
 
 BATCH = 8
 BEGIN = 60
@@ -28,18 +28,6 @@ CYCLES = 82
 MOST = 0.03
 SHAPES = {"many": (4, 30), "large": (96, 4)}
 """Width and number of the hidden layers."""
-
-
-class Counted(TorchDispatchMode):
-    """Counts operations of this thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        return func(*args, **(kwargs or {}))
 
 
 def network(width: int, layers: int) -> nn.Sequential:

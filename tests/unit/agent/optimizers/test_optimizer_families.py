@@ -335,9 +335,7 @@ def test_the_rule_follows_the_family(make: Make, wanted: float) -> None:
 def train(optimizer_class: Any, caplog: Any, **options: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    job = attach(
-        model, optimizer_class(model.parameters()), mode="enforce", measuring={"every": 1}, **options
-    )
+    job = attach(model, optimizer_class(model.parameters()), adaptive=True, measuring={"every": 1}, **options)
     x = torch.randn(256, 4)
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 4, max_batch_size=32, per_gpu=(1, 8))
     with caplog.at_level(logging.WARNING, "pollux"):

@@ -39,7 +39,7 @@ from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job.access import GatewayAccess
 from pollux.slurm_job.code_version import code_version
 from pollux.slurm_job.environment import CHOSEN_INTERFACE
-from pollux.slurm_job.trainings import Training
+from pollux.slurm_job.trainings import NamedTraining
 from pollux.training.growing_model import GrowingModel
 
 LAUNCHED = {"POLLUX_LAUNCHED_AT": "1.0"}
@@ -58,7 +58,7 @@ def training(models: int = 1, *, managed: bool = True, own: bool = True, **chang
 
 
 def started(**changes: Any) -> Any:
-    own = {"access": "one", "directory": Path("/somewhere"), "training": Training(), "unshared": ""}
+    own = {"access": "one", "directory": Path("/somewhere"), "training": NamedTraining(), "unshared": ""}
     return SimpleNamespace(**own | changes)
 
 
@@ -116,7 +116,7 @@ def test_ranks_may_join_an_only_rank_where_the_job_can_be_resized_in_place() -> 
         assert not may_grow(alone, started(), where)  # type: ignore[arg-type]
     assert not may_grow(alone, started(directory=None), LAUNCHED)  # type: ignore[arg-type]
     assert not may_grow(alone, started(unshared="/tmp is this job's own"), LAUNCHED)  # type: ignore[arg-type]
-    later = started(training=Training("attach-2", first=False))
+    later = started(training=NamedTraining("attach-2", first=False))
     assert not may_grow(alone, later, LAUNCHED), "joiners would join at the script's first training"  # type: ignore[arg-type]
     grown = training(model=GrowingModel(nn.Linear(1, 1)))
     assert resizes_in_place(grown, started(), LAUNCHED)

@@ -81,7 +81,7 @@ class Sharded(Plain):
         super().__init__(directory)
         self.held = self.parameters  # as a script may hold them
         coordinator = self.job.coordinator
-        resize, begin_loop = coordinator._resize, coordinator.begin_loop
+        resize, begin_loop = coordinator.resize, coordinator.begin_loop
 
         def compared(move: int) -> None:
             before = self.everything()
@@ -98,7 +98,7 @@ class Sharded(Plain):
             if comes:
                 self.everything()  # the other ranks compare
 
-        coordinator._resize, coordinator.begin_loop = compared, begun  # type: ignore[method-assign]
+        coordinator.resize, coordinator.begin_loop = compared, begun  # type: ignore[method-assign]
 
     def make(self) -> nn.Module:
         if not dist.is_initialized():

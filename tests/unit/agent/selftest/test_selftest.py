@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pollux.selftest import checks, ranks
+from pollux.selftest import checks, on_ranks
 from pollux.selftest.checks import CHECKS, Check, CheckFailed, Machine, carry_out, finish, of_gpus
-from pollux.selftest.ranks import STEPS, TOLERANCE, error_of, judged, train
+from pollux.selftest.on_ranks import STEPS, TOLERANCE, error_of, judged, train
 
 CPU = Machine("CPU")
 
@@ -53,11 +53,11 @@ def test_no_kill_and_no_move_are_faults(tmp_path: Path, monkeypatch: pytest.Monk
     def trained(steps: int, **_: Any) -> Any:
         return train(1)
 
-    monkeypatch.setattr(ranks, "train", trained)
+    monkeypatch.setattr(on_ranks, "train", trained)
     with pytest.raises(RuntimeError, match="no rank was killed"):
-        ranks.restart(tmp_path)
+        on_ranks.restart(tmp_path)
     with pytest.raises(RuntimeError, match="two moves"):
-        ranks.resize(tmp_path)
+        on_ranks.resize(tmp_path)
 
 
 def test_its_help_needs_no_torch() -> None:

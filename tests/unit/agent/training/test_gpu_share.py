@@ -18,9 +18,7 @@ LIMITS = BatchLimits(8, 128, 1, 128)
 
 def begun(per_gpu: tuple[int, int] | None = None, *, adaptive: bool = True) -> Any:
     model = torch.nn.Linear(2, 1)
-    job = attach(
-        model, torch.optim.SGD(model.parameters(), lr=0.01), mode="enforce" if adaptive else "observe"
-    )
+    job = attach(model, torch.optim.SGD(model.parameters(), lr=0.01), adaptive=adaptive)
     job.loader(torch.utils.data.TensorDataset(torch.zeros(256, 2)), 8, max_batch_size=64, per_gpu=per_gpu)
     job.close()
     return job.training

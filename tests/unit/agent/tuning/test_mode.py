@@ -22,16 +22,15 @@ PARAMS = ThroughputParams(0.05, 0.001, 0.04, 0.0, 0.1, 0.0, 1.0)
 NOISY = NoiseScale(sqr=1.0, var=20.0)
 
 
-def test_script_then_environment_then_enforce() -> None:
-    assert mode_for("observe", None, True, {"POLLUX_MODE": "advise"}) == (Mode.OBSERVE, False)
-    assert mode_for(None, None, True, {"POLLUX_MODE": "advise"}) == (Mode.ADVISE, False)
-    assert mode_for(None, None, True, {}) == (Mode.ENFORCE, True)
-    assert mode_for(None, None, False, {}) == (Mode.ENFORCE, False), "plain training outside of Pollux"
-    assert mode_for("enforce", None, False, {}) == (Mode.ENFORCE, True), "a script may ask for it there"
-    assert mode_for("enforce", False, True, {}) == (Mode.ENFORCE, False), "adaptive=False has the last word"
-    assert mode_for("advise", True, True, {}) == (Mode.ADVISE, False)
+def test_the_environment_then_enforce() -> None:
+    assert mode_for(None, True, {"POLLUX_MODE": "advise"}) == (Mode.ADVISE, False)
+    assert mode_for(None, True, {}) == (Mode.ENFORCE, True)
+    assert mode_for(None, False, {}) == (Mode.ENFORCE, False), "plain training outside of Pollux"
+    assert mode_for(True, False, {}) == (Mode.ENFORCE, True), "a script may ask for it there"
+    assert mode_for(False, True, {}) == (Mode.ENFORCE, False), "adaptive=False has the last word"
+    assert mode_for(True, True, {"POLLUX_MODE": "Observe"}) == (Mode.OBSERVE, False)
     with pytest.raises(PolluxAgentError, match=r"POLLUX_MODE.*observe, advise, enforce.*'asdvise'"):
-        mode_for(None, None, True, {"POLLUX_MODE": "asdvise"})
+        mode_for(None, True, {"POLLUX_MODE": "asdvise"})
 
 
 def begin(maximum: int | None, **options: Any) -> tuple[bool, int]:
@@ -51,11 +50,12 @@ def test_a_script_outside_of_slurm_adapts_unasked(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     assert begin(320) == (True, 320)
     assert begin(None) == (False, 32), "no larger batch was allowed"
-    assert begin(320, mode="observe") == (False, 32)
     assert begin(320, adaptive=False) == (False, 32)
     monkeypatch.setenv("POLLUX_ADAPTIVE", "no")
     assert begin(320) == (False, 32)
-    assert begin(320, mode="enforce") == (True, 320), "the script's own word counts for more"
+    assert begin(320, adaptive=True) == (True, 320), "the script's own word counts for more"
+    monkeypatch.setenv("POLLUX_MODE", "observe")
+    assert begin(320, adaptive=True) == (False, 32)
 
 
 def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_slurm_job_that_did_not_opt_in_trains_plainly(monkeypatch: pytest.Monk
 
 
 def train(
-    mode: str, sampling: int = 1, adaptive: bool | None = None
+    mode: str, sampling: int = 1, adaptive: bool = True
 ) -> tuple[Any, list[tuple[int, ...]], dict[str, Any]]:
     """Run 40 passes at a batch of 32 that learn of a high noise scale.
 
@@ -80,7 +80,9 @@ def train(
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = attach(model, optimizer, mode=mode, adaptive=adaptive, measuring={"every": sampling})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLLUX_MODE", mode)
+        job = attach(model, optimizer, adaptive=adaptive, measuring={"every": sampling})
     loader = job.loader(dataset, 32, max_batch_size=320, per_gpu=(4, 320))
     advisor = job.training.advisor
     assert advisor is not None

@@ -158,7 +158,7 @@ def test_a_size_that_was_measured_during_a_fit_is_told_with_the_next_fit(
     monkeypatch.setattr(profile, "fit", measured_meanwhile)
     for _ in range(2):
         assert advisor.advise()
-        advisor._report_early()
+        advisor.report_early()
         monkeypatch.undo()
     assert heard == [(1, 1), (2, 1)]
 

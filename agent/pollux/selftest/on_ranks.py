@@ -1,6 +1,6 @@
 """What a rank of a check does.
 
-    pollux run --nproc N -m pollux.selftest.ranks CHECK FOLDER [ARGUMENT]
+    pollux run --nproc N -m pollux.selftest.on_ranks CHECK FOLDER [ARGUMENT]
 
 Most checks make a training whose weights are known, however its batch is divided: the batch is the whole data set, so
 plain torch in one process gives the right weights. A rank that finds a fault raises; rank 0 writes its figures to
