@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 60.0
 """Longest time from a whole request to its answer."""
+LONGEST_QUERY = 256
+"""Bytes after the question mark of a URL."""
 QUESTION_S = 2.0
 """Longest statement of a user's question."""
 QUESTIONS = 6
@@ -165,6 +167,7 @@ class GatewayService:
 
     async def answer(self, endpoint: MessagePath, request: Request) -> Response:
         """Return the answer, or a refusal."""
+        connection: Visitor = request.scope["state"]["connection"]
         try:
             async with asyncio.timeout(ANSWER_S):
                 document = await self._serve(endpoint, request)
@@ -182,10 +185,12 @@ class GatewayService:
         except Exception as error:
             self._say(error)
             return _refusal(HttpRefusal(500, "fault", "a fault in polluxd: its log says where"))
+        finally:
+            connection.checked = False
         if document is None:
             return Response(status_code=204)
         content = document.model_dump_json().encode() if isinstance(document, BaseModel) else document
-        request.scope["state"]["connection"].make_room(len(content))
+        connection.make_room(len(content))
         return _json(content)
 
     def _say(self, error: Exception) -> None:
@@ -253,6 +258,8 @@ async def _message(endpoint: MessagePath, request: Request) -> Any:
     """Read and check what a request says. Raises Refused."""
     try:
         if endpoint.method == "GET":
+            if len(request.scope["query_string"]) > LONGEST_QUERY:
+                raise http_errors.not_sensible(f"expected a query of at most {LONGEST_QUERY} bytes")
             return endpoint.reads.model_validate(dict(request.query_params))
         body = bytearray()
         async for part in request.stream():
@@ -378,10 +385,12 @@ ENDPOINTS = (
 """Everything that the gateway answers."""
 
 
-def _json(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, media_type="application/json")
+def _json(content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(content, status, headers, media_type="application/json")
 
 
 def _refusal(refusal: HttpRefusal) -> Response:
     answer = ErrorAnswer(error=ErrorDetail(code=refusal.code, message=refusal.message[:2000]))
-    return _json(answer.model_dump_json().encode(), refusal.status)
+    # Refusals have no pace: whoever sends too much has to connect again, and connections have one.
+    headers = {"connection": "close"} if refusal.status == 429 else None
+    return _json(answer.model_dump_json().encode(), refusal.status, headers)

@@ -21,7 +21,7 @@ _REQUEST = 1
 _HEAD = struct.Struct("=IHHII")
 """nlmsghdr."""
 _UID_AT = _HEAD.size + 4 + 48 + 12
-"""idiag_uid of an inet_diag_msg."""
+"""idiag_uid of an inet_diag_msg; idiag_inode follows."""
 _ANY = 0xFFFFFFFF
 
 
@@ -69,7 +69,11 @@ class Peers:
                     break
         except OSError:
             return None
-        return struct.unpack_from("=I", answer, _UID_AT)[0] if kind == _BY_FAMILY else None
+        if kind != _BY_FAMILY:
+            return None
+        uid, inode = struct.unpack_from("=II", answer, _UID_AT)
+        # A socket that its process has closed belongs to nobody: the kernel has uid 0 for it.
+        return uid if inode else None
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -76,7 +76,6 @@ class Tokens:
                 decode = partial(self._munge.decode, request.credential.encode())
                 payload, uid = await self._run(decode, self._decoding)
             except MungeError as error:
-                client.checked = False
                 raise token_refused(str(error)) from None
         if not self._of_user.take(uid):
             raise too_often("you ask for too many tokens: use those that you have")
@@ -132,7 +131,6 @@ class Tokens:
             client.checked = True
             found = await self._run(partial(self._records.token_of, digest), self._looking)
             if found is None:
-                client.checked = False
                 self._known.pop(digest, None)
                 _put(self._unknown, digest, now + 5.0, 10_000)
                 raise token_refused("the gateway does not know this token (any more)")

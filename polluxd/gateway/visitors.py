@@ -32,8 +32,8 @@ class Bounds:
     """From the first byte of a request, or from the connection, to the last byte of the request."""
     idle_s: float = 75.0
     """Between two requests of a connection that has shown a token."""
-    request_bytes: int = 65536
-    """Of a request that is not complete, head and body."""
+    request_bytes: int = 8192
+    """Of a request that is not complete, head and body: what it costs grows with its headers."""
     known: int = 8192
     """Connections that have shown a token; beyond it, the user with most of them loses the oldest."""
     strangers: int = 2048
@@ -41,7 +41,8 @@ class Bounds:
     arrivals: tuple[float, float] = (200.0, 512.0)
     """Of one name, a second, and at once after a rest; more are closed at once, since letting in costs more."""
     unread_bytes: int = 4 * 2**20
-    """Of all answers to a user that were not read; beyond it, those of the user's other connections are dropped."""
+    """Of all answers to a user that were not read; beyond it, those of the user's other connections are dropped, until
+    half of it is left."""
     of_token: int = 6
     """Connections that show the same token."""
 
@@ -56,6 +57,8 @@ class Visitors:
         self._of_name: dict[str, OrderedDict[Visitor, None]] = {}
         self._of_token: dict[str, OrderedDict[Visitor, None]] = {}
         self._of_user: dict[int, OrderedDict[Visitor, None]] = {}
+        self._unread: dict[int, int] = {}
+        """Of each user, bytes of answers since the last look at what is unread, and of what was unread then."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -82,12 +85,20 @@ class Visitors:
 
     def make_room(self, visitor: Visitor, size: int) -> None:
         """Before an answer of `size` bytes to a user, drop other ones that the user has not read, the oldest first."""
-        others = [(each, each.unread()) for each in self._of_user.get(visitor.uid, ()) if each is not visitor]
-        total = size + sum(unread for _, unread in others)
-        for each, unread in others:
-            if unread and total > self.bounds.unread_bytes:
-                total -= unread
-                self.end(each)
+        total = size + self._unread.get(visitor.uid, 0)
+        if total > self.bounds.unread_bytes:
+            # A user may have thousands of connections. They are looked at once in so many bytes, not for each answer.
+            others = [
+                (each, each.unread()) for each in self._of_user.get(visitor.uid, ()) if each is not visitor
+            ]
+            total = size + sum(unread for _, unread in others)
+            enough = total if total <= self.bounds.unread_bytes else self.bounds.unread_bytes // 2
+            for each, unread in others:
+                if unread and total > enough:
+                    total -= unread
+                    self.end(each)
+        if visitor.uid in self._of_user:
+            self._unread[visitor.uid] = total
 
     def recognise(self, visitor: Visitor, uid: int, token: str) -> None:
         """A connection has shown a valid token."""
@@ -121,6 +132,8 @@ class Visitors:
         _remove(self._of_name, visitor.name, visitor)
         _remove(self._of_token, visitor.token, visitor)
         _remove(self._of_user, visitor.uid, visitor)
+        if visitor.uid not in self._of_user:
+            self._unread.pop(visitor.uid, None)
 
 
 def _remove(groups: dict[Any, OrderedDict[Visitor, None]], key: object, visitor: Visitor) -> None:
@@ -138,7 +151,7 @@ class Visitor(HttpToolsProtocol):
         self.name = name
         """See `Peers`."""
         self.checked = False
-        """Its credential or token is looked at."""
+        """The credential or token of its request is looked at; an answer ends that."""
         self.token = ""
         self.uid = -1
         self._entrance = entrance
@@ -157,9 +170,12 @@ class Visitor(HttpToolsProtocol):
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._set_deadline()
         self._received += len(data)
-        super().data_received(data)
-        if self._received > self._bounds.request_bytes and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._received > self._bounds.request_bytes:
             self.send_400_response(f"expected at most {self._bounds.request_bytes} bytes of a request")
+        else:
+            super().data_received(data)
 
     def on_headers_complete(self) -> None:
         unsent = self.transport.get_write_buffer_size()

@@ -77,6 +77,7 @@ def test_a_second_request_of_a_known_client_is_bounded_too(records, cluster, sto
     [
         b"GET /v1/health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 100_000,
         b"GET /" + b"a" * 100_000,
+        b"GET /v1/health HTTP/1.1\r\nHost: x\r\n" + b"a:\r\n" * 3000 + b"\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"\x00\xff\n\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -91,6 +92,19 @@ def test_what_is_no_request_of_bounded_size_ends_the_connection(records, cluster
         answer = until_closed(raw)
         assert b" 200 " not in answer
         assert Caller(url).ask("GET", "/v1/health")[0] == 200
+
+
+def test_a_query_is_bounded_before_it_is_read(records, cluster):
+    """Thousands of parameters take a hundred times as long as a question."""
+    with serving(records, cluster=cluster) as url:
+        user = Caller(url, user_token_of(records))
+        for asking, path in (
+            (Caller(url), "/v1/health?" + "a&" * 200),
+            (user, "/v1/jobs?ended=" + "%20" * 200),
+        ):
+            status, answer = asking.ask("GET", path)
+            assert (status, answer["error"]["message"]) == (422, "expected a query of at most 256 bytes")
+        assert user.ask("GET", "/v1/jobs?ended=true")[0] == 200
 
 
 def test_silent_strangers_give_way_the_oldest_first(records, cluster):

@@ -19,7 +19,7 @@ import pytest
 from polluxd.errors import ConfigError
 from polluxd.gateway.peers import Peers
 from polluxd.gateway.server import GatewayServer
-from polluxd.gateway.visitors import Bounds
+from polluxd.gateway.visitors import Bounds, Visitors
 from tests.integration.gateway.serving import (
     PATIENCE_S,
     Caller,
@@ -90,6 +90,21 @@ def test_elsewhere_a_name_is_an_address_or_a_64(monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of two users")
+def test_a_client_that_has_closed_its_socket_is_not_root():
+    """The kernel says that a socket without a process is user 0's."""
+    program = (
+        "import os, socket, sys; os.setuid(12345)\n"
+        "socket.create_connection(('127.0.0.1', int(sys.argv[1]))).sendall(b'G')\n"
+    )
+    peers = Peers()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        words = [sys.executable, "-c", program, str(listener.getsockname()[1])]
+        subprocess.run(words, check=True)
+        assert peers.name(*listener.accept()) == "loopback"
+    peers.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of two users")
 def test_strangers_of_one_user_give_way_before_those_of_others(records, cluster, strangers):
     bounds = Bounds(request_s=PATIENCE_S, strangers=8, strangers_of_name=6)
     with serving(records, cluster=cluster, bounds=bounds) as url, closing(connect(url)) as mine:
@@ -126,6 +141,59 @@ def test_whose_credential_is_looked_at_is_not_closed_for_a_stranger(records, clu
         going.set()
         asking.join(PATIENCE_S)
     assert answers == [200]
+
+
+class Munge:
+    """Says that user 1000 made each credential."""
+
+    def __init__(self, payload):
+        self.payload = json.dumps(payload).encode()
+
+    def decode(self, credential):
+        return self.payload, 1000
+
+
+def test_whose_credential_was_good_for_nothing_gives_way_as_others_do(records, cluster):
+    """Any user makes credentials that munge vouches for."""
+    bounds = Bounds(request_s=2 * PATIENCE_S, strangers=8, strangers_of_name=4)
+    body = b'{"credential": "MUNGE:a:"}'
+    with serving(records, cluster=cluster, munge=Munge({}), bounds=bounds) as url, ExitStack() as stack:
+        made = []
+        for _ in range(6):
+            made.append(stack.enter_context(closing(connect(url))))
+            head = f"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            made[-1].sendall(head.encode() + body)
+            assert b" 422 " in document_of(made[-1])
+        assert [until_closed(each) for each in made[:2]] == [b"", b""]
+
+
+def test_whoever_sends_too_much_has_to_connect_again(records, cluster):
+    """Else refusals would go out as fast as one client can ask."""
+    with serving(records, cluster=cluster, munge=Munge({"purpose": "user", "nonce": "0" * 32})) as url:
+        asking, answers = Caller(url), []
+        while 429 not in answers:
+            answers.append(asking.ask("POST", "/v1/tokens", {"credential": "MUNGE:a:"})[0])
+            assert (asking.connection.sock is None) == (answers[-1] == 429)
+        assert len(answers) > 1
+
+
+def test_a_users_connections_are_not_looked_at_for_each_answer():
+    """A user may have thousands of them."""
+
+    class Known:
+        name, token, uid, looks = "uid 1000", "", -1, 0
+
+        def unread(self):
+            Known.looks += 1
+            return 0
+
+    entrance, known = Visitors(Bounds(unread_bytes=10_000)), [Known() for _ in range(100)]
+    for number, each in enumerate(known):
+        entrance.arrive(each)
+        entrance.recognise(each, 1000, f"token {number}")
+    for _ in range(100):
+        entrance.make_room(known[0], 200)
+    assert 0 < Known.looks < 300
 
 
 def test_one_users_question_does_not_wait_for_anothers(records, cluster):
