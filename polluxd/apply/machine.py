@@ -33,6 +33,7 @@ from polluxd.apply.actions import (
     Situation,
     Withdraw,
 )
+from polluxd.apply.own_rhythm import drain_limit
 from polluxd.apply.placed import held, same_place
 from polluxd.apply.startable import refused
 from polluxd.model import JobState, Move, Step
@@ -178,6 +179,8 @@ def _not_free(move: Move, limit_s: float) -> str:
 
 def _draining(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.drain_timeout_s
+    if not at.insist:
+        limit = drain_limit(report, job.restart_count, at.waited, at.now, limit)
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by a user or administrator while draining")
     if job.state is JobState.COMPLETING and job.restart_count == at.move.attempt + 1:

@@ -47,6 +47,8 @@ class MoveRules:
     """How many orders to drain a job's agent has left undone."""
     beyond_share: Mapping[int, int] = field(default_factory=dict)
     """GPUs of jobs that hold more than protection by their own users leaves them (`protected`)."""
+    rhythm: Mapping[int, str] = field(default_factory=dict)
+    """Why jobs stay for the sake of their trainers' own rhythm (`own_rhythm`)."""
 
 
 @dataclass(frozen=True, slots=True)

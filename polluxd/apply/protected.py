@@ -13,10 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from polluxd.apply.own_rhythm import OwnRhythm
 from polluxd.apply.past_moves import equal_share
 from polluxd.apply.startable import Eligibility
+from polluxd.config.settings import MoveSettings
 from polluxd.model import JobState, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.store import CycleRecords
 
 
 class Stay(NamedTuple):
@@ -28,7 +31,7 @@ class Stay(NamedTuple):
 
 
 def stay(
-    job: SlurmJob, report: Report | None, spent: str, *, stepped: bool, undrained: int = 0
+    job: SlurmJob, report: Report | None, spent: str, *, stepped: bool, undrained: int = 0, rhythm: str = ""
 ) -> Stay | None:
     """Return why a running job is to stay where it is, by what Slurm, its user or its agent say; None: it may move.
 
@@ -37,6 +40,7 @@ def stay(
         spent: why no job of its user may be restarted now.
         stepped: polluxd has seen a training step of this attempt.
         undrained: orders to drain that its agent refused, or left unanswered.
+        rhythm: why it stays for the sake of its trainer's own rhythm (`own_rhythm`).
     """
     assert job.spec is not None
     if spent:
@@ -58,13 +62,14 @@ def stay(
     if undrained and not (report is not None and report.checkpointed):
         why = "its agent left an order to drain undone, and it has no checkpoint: it is not asked again before it has"
         return Stay(why, of_user=True)
-    return None
+    return Stay(rhythm, of_user=True) if rhythm else None
 
 
 class Protection:
     """What polluxd has seen of attempts itself, and which jobs protection leaves less than they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: MoveSettings) -> None:
+        self.rhythm = OwnRhythm(limits)
         self.stepped: dict[int, int] = {}
         """The newest attempt of each job whose training steps polluxd has seen: no later report takes it back."""
         self.beyond: dict[int, int] = {}
@@ -73,12 +78,14 @@ class Protection:
     def observe(
         self,
         state: ClusterState,
-        reports: Mapping[int, Report],
+        records: CycleRecords,
         eligibility: Mapping[int, Eligibility],
         spent: Callable[[str], str],
         undrained: Callable[[int], int] = lambda _job_id: 0,
     ) -> None:
         """Take in what a decision is made on; the arguments are as in `stay` and `beyond_share`."""
+        reports = records.reports
+        self.rhythm.observe(state, records)
         ours = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         for job_id, job in ours.items():
             report = reports.get(job_id)
@@ -101,8 +108,9 @@ class Protection:
         spent: Callable[[str], str],
         undrained: int,
     ) -> bool:
+        rhythm = self.rhythm.stays.get(job.job_id, "")
         stepped = self.stepped.get(job.job_id) == job.restart_count
-        staying = stay(job, report, spent(job.user), stepped=stepped, undrained=undrained)
+        staying = stay(job, report, spent(job.user), stepped=stepped, undrained=undrained, rhythm=rhythm)
         if staying is not None:
             return staying.of_user
         eligible = eligibility.get(job.job_id)

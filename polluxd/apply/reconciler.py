@@ -64,8 +64,7 @@ class Reconciler:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._slurm = slurm
-        self._store = store
+        self._slurm, self._store = slurm, store
         self.others = OthersPay(ended)
         self._ended = self.others.ended
         self._limits = limits
@@ -74,7 +73,7 @@ class Reconciler:
         self.open = OpenMoves(clock, monotonic)
         self.past = PastMoves(limits.cooldown_s, monotonic)
         self.refusals = Refusals(clock, monotonic)
-        self.protection = Protection()
+        self.protection = Protection(limits)
         self.former = FormerNodes(monotonic)
         self._probed: frozenset[int] = frozenset()
         """Running jobs that polluxd was let update."""
@@ -95,7 +94,7 @@ class Reconciler:
         allowed = bars.lowered(self.others.lowered(headroom(seen.state, records.moves), seen.state))
         may_start = self.eligibility(seen.state, allowed)
         spent = RestartBudget(self._limits, records.restarts).spent
-        self.protection.observe(seen.state, records.reports, may_start, spent, self.past.undrained)
+        self.protection.observe(seen.state, records, may_start, spent, self.past.undrained)
         return MoveRules(
             frozenset(self._limits.paths),
             self._slurm.can_shrink(),
@@ -108,6 +107,7 @@ class Reconciler:
             self.protection.stepped,
             self.past.undrained,
             self.protection.beyond,
+            self.protection.rhythm.stays,
         )
 
     def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:

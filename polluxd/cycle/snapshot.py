@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from polluxd.apply.companions import ClusterView
+from polluxd.apply.own_rhythm import LONGEST_S
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
 from polluxd.apply.placed import ends_at, held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
@@ -168,7 +169,9 @@ def build_snapshot(
                 qos=job.qos,
                 moves=total.count if total else 0,
                 lost_seconds=total.lost_seconds if total else 0.0,
-                move_cost=costs.get("requeue", facts.requeue_cost + state.kept_off_s),
+                move_cost=costs.get(
+                    "requeue", max(facts.requeue_cost, _own_price(report)) + state.kept_off_s
+                ),
                 resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
                 keeps=() if move is not None else keeps(job, report, rules),
                 doubts=judged.doubts.get(job.job_id, ()),
@@ -235,6 +238,13 @@ def _within(
     return placement.gpus, f"its end in about {left:.0f} s, before a further process could start,"
 
 
+def _own_price(report: Report | None) -> float:
+    """What a move of a trainer with a loop of its own costs at least: its start, as it says, within an hour [s]."""
+    if report is None or report.next_save_s is None or report.restart_cost is None:
+        return 0.0
+    return min(report.restart_cost, LONGEST_S)
+
+
 def _time_left(report: Report | None) -> float:
     """The rest of the training by its own report [s]; infinite where it says nothing."""
     if report is None or report.target is None or report.goodput <= 0.0:
@@ -296,7 +306,8 @@ def _stays(
     """Why the job stays where it is, as far as that protects it; None when it may move."""
     if job.state is JobState.RUNNING:
         stepped = rules.stepped.get(job.job_id) == job.restart_count
-        staying = stay(job, report, spent, stepped=stepped, undrained=rules.undrained(job.job_id))
+        undrained, rhythm = rules.undrained(job.job_id), rules.rhythm.get(job.job_id, "")
+        staying = stay(job, report, spent, stepped=stepped, undrained=undrained, rhythm=rhythm)
         if staying is not None:
             return staying
     placement = held(job) or NO_PLACEMENT

@@ -146,6 +146,8 @@ class Report:
     """Why the job can follow no order to move now, as its agent says; empty: it can."""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
+    next_save_s: float | None = None
+    """Seconds from the report to the trainer's own next checkpoint; None: it saves when it is asked."""
     search_rank: float | None = None
     """A trial's claimed rank in its search, from 0 to 1 (the best)."""
     most_gpus: int | None = None
@@ -183,7 +185,7 @@ _UNDECIDED: Mapping[str, Any] = {
         "lr_factor": 1.0,
     },
     **{"checkpointed": False, "restart_cost": None, "data_wait": None},
-    **{"resized": 0, "refused": 0, "refused_why": "", "resize_cost": None},
+    **{"resized": 0, "refused": 0, "refused_why": "", "resize_cost": None, "next_save_s": None},
 }
 """Fields of a report that no decision depends on, with their defaults."""
 

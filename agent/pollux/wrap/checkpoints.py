@@ -24,16 +24,31 @@ class Checkpoints:
 
     Args:
         pattern: glob(7), `**` included. Where it matches a folder, the newest file right in it counts.
+        step: the trainer's newest one. Trainers save each so many steps, which take another time at another size.
     """
 
-    def __init__(self, pattern: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pattern, self._clock = pattern, clock
+    def __init__(
+        self,
+        pattern: str,
+        clock: Callable[[], float] = time.monotonic,
+        step: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._pattern, self._clock, self._step = pattern, clock, step
         self._looked_at = float("-inf")
         self._mark = self._newest()
         self._changed_at: float | None = None
         """When the newest file was last seen to change; None: not since the start."""
-        self._saves: deque[float] = deque(maxlen=3)
+        self._changed_at_step = 0.0
+        self._saves: deque[tuple[float, float]] = deque(maxlen=2)
+        """Times and steps of the newest checkpoints. The first step after a start stands for the one before it."""
+        self._completed = 0
         self._saving = False
+
+    def trains(self) -> None:
+        """Take in that the trainer has made its first step since its start, from the checkpoint before."""
+        self._saves.clear()
+        self._saves.append((self._clock(), self._step()))
+        self._completed = 0
 
     def look(self) -> None:
         """Look at the files, once a second at most."""
@@ -44,9 +59,11 @@ class Checkpoints:
         mark = self._newest()
         if mark != self._mark:
             self._mark, self._changed_at, self._saving = mark, now, True
+            self._changed_at_step = self._step()
         elif self._saving and self._changed_at is not None and now - self._changed_at >= QUIET_S:
             self._saving = False
-            self._saves.append(self._changed_at)
+            self._saves.append((self._changed_at, self._changed_at_step))
+            self._completed += 1
 
     @property
     def present(self) -> bool:
@@ -55,20 +72,35 @@ class Checkpoints:
 
     def saved_since(self, when: float) -> bool:
         """Tell whether a checkpoint was completed that began to change after this time of the clock."""
-        return bool(self._saves) and self._saves[-1] > when
+        return self._completed > 0 and self._saves[-1][0] > when
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest checkpoint was complete, or since the first step."""
+        return self._clock() - self._saves[-1][0] if self._saves else 0.0
+
+    @property
+    def last_step(self) -> float:
+        """The trainer's step at the newest checkpoint, or at its start."""
+        return self._saves[-1][1] if self._saves else 0.0
 
     @property
     def every(self) -> float | None:
-        """Seconds from one checkpoint to the next; None before two were seen."""
-        return self._saves[-1] - self._saves[-2] if len(self._saves) > 1 else None
+        """Steps from one checkpoint to the next, by the last two; None before they were seen."""
+        steps = self._saves[-1][1] - self._saves[-2][1] if len(self._saves) > 1 else 0.0
+        return steps if steps > 0 else None
 
-    def next_in(self, otherwise: float | None = None) -> float | None:
-        """Return the seconds to the next checkpoint, by the last two; `otherwise`: their distance, if unknown here."""
-        every = self.every or otherwise
-        if every is None:
+    def next_in(self, step_s: float | None, every: float | None = None) -> float | None:
+        """Return the seconds to the next checkpoint; None where that is not known. One that is late comes at once.
+
+        Args:
+            step_s: time of a step [s].
+            every: steps between checkpoints, until two were seen here.
+        """
+        every = self.every or every
+        if every is None or step_s is None:
             return None
-        last = self._saves[-1] if self._saves else None
-        return every if last is None else max(every - (self._clock() - last), 0.0)
+        return max(every - (self._step() - self.last_step), 0.0) * step_s
 
     def _newest(self) -> _Mark | None:
         found: _Mark | None = None

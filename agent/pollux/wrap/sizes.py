@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +19,6 @@ from pollux.private_folder import PrivateFolder, read_private, write_durably
 
 log = logging.getLogger("pollux")
 
-NAME = "wrap.json"
 MOST_ROWS = 64
 UNKNOWN_BATCH = 5040
 """Examples of a step whose batch size nobody gave: it divides by most numbers of GPUs."""
@@ -25,6 +26,11 @@ _GUESSED = 0.01
 """Weight of a guessed row against a measured one."""
 _DIVIDES = 0.9
 """Share of a step that is taken to divide over twice the GPUs until it was measured."""
+
+
+def file_in(folder: Path, checkpoints: str) -> Path:
+    """Return the file of a trainer, which its pattern of checkpoints tells from others of the same job."""
+    return folder / f"wrap-{hashlib.sha256(os.path.abspath(checkpoints).encode()).hexdigest()[:12]}.json"
 
 
 @dataclass(slots=True)
@@ -38,16 +44,16 @@ class Sizes:
     fruitless: int = 0
     """Starts in a row that made no step."""
     every: float | None = None
-    """Seconds from one checkpoint to the next."""
+    """Steps from one checkpoint to the next."""
 
     @classmethod
-    def read(cls, folder: Path) -> Sizes:
+    def read(cls, file: Path) -> Sizes:
         """Read what earlier attempts have left; nothing where that makes no sense."""
         with contextlib.suppress(FileNotFoundError):
             try:
-                return cls._parsed(json.loads(read_private(folder / NAME)))
+                return cls._parsed(json.loads(read_private(file)))
             except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-                log.warning("%s says nothing (%s): sizes are measured again", folder / NAME, error)
+                log.warning("%s says nothing (%s): sizes are measured again", file, error)
         return cls()
 
     @classmethod
@@ -59,12 +65,12 @@ class Sizes:
         every = found["every"]
         return cls(rows, bad, int(found["fruitless"]), None if every is None else float(every))
 
-    def write(self, folder: Path) -> None:
+    def write(self, file: Path) -> None:
         """Keep this for later attempts. Raises OSError."""
         found = asdict(self) | {"rows": [[*size, seconds] for size, seconds in self.rows.items()]}
         data = json.dumps(found).encode()
-        with PrivateFolder.make(folder):
-            write_durably(folder / NAME, lambda file: file.write(data))
+        with PrivateFolder.make(file.parent):
+            write_durably(file, lambda opened: opened.write(data))
 
     def most_allowed(self) -> int | None:
         """Return the most GPUs at which the trainer starts; None: it failed at no larger number than it has trained on.

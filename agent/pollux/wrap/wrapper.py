@@ -28,7 +28,7 @@ from pollux.slurm_job.access import GatewayAccess, in_pollux_job
 from pollux.slurm_job.allocation import environment_of_srun, nodes_now, visible_gpus
 from pollux.slurm_job.attempt import Attempt
 from pollux.wrap.checkpoints import Checkpoints
-from pollux.wrap.sizes import UNKNOWN_BATCH, Sizes
+from pollux.wrap.sizes import UNKNOWN_BATCH, Sizes, file_in
 from pollux.wrap.steps import Steps
 from pollux.wrap.trainers import PATTERNS
 
@@ -38,6 +38,8 @@ TICK_S = 0.2
 FRUITLESS = 3
 """Starts in a row without a step after which the job ends as its trainer did."""
 _READ = 65536
+UNKNOWN_SAVE_S = 3600.0
+"""What is said of the next checkpoint of a trainer whose rhythm is not known yet; polluxd waits no longer [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Wrapper:
         folder: Path,
         environ: dict[str, str],
     ) -> None:
-        self._contract, self._attempt, self._access, self._folder = contract, attempt, access, folder
+        self._contract, self._attempt, self._access = contract, attempt, access
         self.nodes, self.gpus = _size(environ)
         self._environ = environment_of_srun(environ) | {
             "POLLUX_NODES": str(self.nodes),
@@ -98,10 +100,13 @@ class Wrapper:
             # A pipe would keep lines back that name steps.
             "PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED", "1"),
         }
-        self._sizes = Sizes.read(folder)
-        self._checkpoints = Checkpoints(contract.checkpoints)
+        self._file = file_in(folder, contract.checkpoints)
+        self._sizes = Sizes.read(self._file)
         self._steps = Steps([contract.step] if contract.step else PATTERNS)
+        self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self._steps.number)
         self._child: subprocess.Popen[bytes] | None = None
+        self._asked = False
+        """The trainer was sent the signal since its start: its end is none of the training."""
         self._order: tuple[int, float] | None = None
         """The move to stop for, and when its order came."""
         self._signalled_at: float | None = None
@@ -120,14 +125,18 @@ class Wrapper:
                 self._checkpoints.look()
                 if not announced and self._steps.first_at is not None:
                     announced = True
+                    self._checkpoints.trains()
                     self._publisher.wake()
                 self._keep()
-                if self._order is not None:
-                    self._answer(*self._order)
                 assert self._child is not None
-                if self._order is None and (status := self._child.poll()) is not None:
+                status, order = self._child.poll(), self._order
+                if status is not None and not self._asked:
                     self._join()
                     return self._ended(status)
+                if order is not None:
+                    self._answer(*order)
+                elif status is not None:
+                    self._start()  # it has saved and ended for an order that was taken back since
         finally:
             self._publisher.close()
 
@@ -141,7 +150,7 @@ class Wrapper:
             )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error}") from error
-        self._child = child
+        self._child, self._asked = child, False
         assert child.stdout is not None
         assert child.stderr is not None
         pairs = ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
@@ -200,14 +209,15 @@ class Wrapper:
 
     def _take_order(self, move: int) -> None:
         """Called in the publisher's thread."""
-        self._order = move, time.monotonic()
+        self._order = (move, time.monotonic()) if move else None
+        self._publisher.wake()  # polluxd waits as long as the newest report says
 
     def _answer(self, move: int, ordered_at: float) -> None:
         """Go on with an order: ask for a checkpoint if that may be, and acknowledge the first one that is complete."""
         assert self._child is not None
         now, ended = time.monotonic(), self._child.poll() is not None
         if self._signals is not None and self._signalled_at is None and not ended:
-            self._signalled_at = now
+            self._signalled_at, self._asked = now, True
             self._send(self._signals)
         saved = self._checkpoints.saved_since(ordered_at)
         if self._signalled_at is not None and not saved and not ended:
@@ -223,9 +233,14 @@ class Wrapper:
         if not saved and not ended:
             return
         self._join_if_ended()
-        self._checkpoints.look()
-        step, at = self._steps.number, self._steps.last_at or time.time()
-        stamps: dict[str, Any] = {"step": step, "last_step_at": at, "stopped_at": time.time()}
+        if not saved:
+            log.warning(
+                "the trainer ended without a checkpoint: %.0f s of it are trained again",
+                self._checkpoints.age,
+            )
+        # What is trained from the checkpoint on is trained again: it counts to the cost of the move.
+        at = time.time() - self._checkpoints.age
+        stamps: dict[str, Any] = {"step": self._checkpoints.last_step, "last_step_at": at, "stopped_at": at}
         if self._publisher.acknowledge(move, stamps):
             log.info("move %d: the trainer's checkpoint is complete; it goes on from there", move)
             self._wait_for_end(0)
@@ -284,9 +299,9 @@ class Wrapper:
 
     def _write(self) -> None:
         try:
-            self._sizes.write(self._folder)
+            self._sizes.write(self._file)
         except OSError as error:
-            log.warning("what was measured cannot be kept in %s: %s", self._folder, error)
+            log.warning("what was measured cannot be kept in %s: %s", self._file, error)
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""
@@ -325,6 +340,11 @@ class Wrapper:
             "gain": 1.0,
             "optimizer_steps": int(step),
             "checkpointed": self._checkpoints.present,
+            "next_save_s": self._next_save_s(),
+            "immovable": None
+            if self._checkpoints.present or self._signals
+            else "its trainer has saved no checkpoint yet",
+            "restart_cost": self._start_s(),
             "times": {
                 "launched_at": self._attempt.times.launched_at,
                 **({} if self._steps.first_at is None else {"first_step_at": self._steps.first_at}),
@@ -332,6 +352,20 @@ class Wrapper:
             "resize": "requeue",
             "resized": 0,
         }
+
+    def _next_save_s(self) -> float:
+        """Return the seconds until a checkpoint can be counted on; a trainer that saves on a signal is soon asked."""
+        if self._signals is not None:
+            asked_at = self._signalled_at
+            left = 0.0 if asked_at is None else asked_at + self._contract.grace - time.monotonic()
+            return max(left, 0.0)
+        due = self._checkpoints.next_in(self._steps.seconds, self._sizes.every)
+        return UNKNOWN_SAVE_S if due is None else min(due, UNKNOWN_SAVE_S)
+
+    def _start_s(self) -> float | None:
+        """Return how long this attempt took from its launch to its first step."""
+        launched_at, first_at = self._attempt.times.launched_at, self._steps.first_at
+        return None if launched_at is None or first_at is None else max(first_at - launched_at, 0.0)
 
 
 def _size(environ: dict[str, str]) -> tuple[int, int]:

@@ -58,7 +58,7 @@ def polluxd(
         folder,
         slurm={"timeout_s": 3},
         cycle={"interval_s": interval, "busy_poll_s": 0.2, "leader_lease_s": 5},
-        moves={"cooldown_s": cooldown, "training_timeout_s": training_timeout},
+        moves={"cooldown_s": cooldown, "training_timeout_s": training_timeout, "own_loop_rest": 0},
         policy={"start_gpus": 1},
     )
 

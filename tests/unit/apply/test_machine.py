@@ -116,6 +116,11 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("WAIT", move(DRAINING, waited=30), slurm_job(), {}),
         ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": report()}),
         ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {"found": UNSAVED}),
+        # A trainer that saves by itself is no refuser: its next checkpoint is waited for, within an hour.
+        ("WAIT", move(DRAINING, waited=500), slurm_job(), {"found": report(next_save_s=100.0)}),
+        ("WAIT", move(DRAINING, waited=500), slurm_job(), {"found": report(next_save_s=1e9, checkpointed=False)}),
+        ("reach checkpointed: *", move(DRAINING, waited=3601), slurm_job(), {"found": report(next_save_s=1e9)}),
+        ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": report(next_save_s=9.0), "insist": True}),
         ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {}),
         ("fail: *out of date", move(DRAINING, waited=600), slurm_job(), {"found": report()}),
         # A drain that the agent refuses leaves the job running: its older checkpoint would undo its training since.

@@ -14,6 +14,7 @@ from polluxd.config.settings import MoveSettings
 from polluxd.model import JobSpec, JobState, Placement, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Rules
+from polluxd.store import CycleRecords
 from tests.unit.apply.four_nodes import MAIN, NODES, NOW, job
 from tests.unit.apply.resized_job import says
 
@@ -42,10 +43,10 @@ def beyond(
     spent: Callable[[str], str] = free,
     undrained: Callable[[int], int] = lambda _job_id: 0,
 ) -> dict[int, int]:
-    found = Protection()
+    found = Protection(MoveSettings())
     reports = {} if report is None else {one.job_id: report for one in jobs}
     state = ClusterState(NOW, NODES, jobs, {}, Rules(MAIN))
-    found.observe(state, reports, eligibility or {}, spent, undrained)
+    found.observe(state, CycleRecords(reports=reports), eligibility or {}, spent, undrained)
     return found.beyond
 
 
@@ -62,6 +63,7 @@ SILENT = replace(STEPPED, attempt=1)
         (ALL, {"report": SILENT}),
         (ALL, {"report": says()}),
         (ALL, {"report": replace(STEPPED, immovable="the disk is full")}),
+        (ALL, {"report": replace(STEPPED, at=NOW, next_save_s=1800.0)}),
         (ALL, {"undrained": lambda _job_id: 1}),
         (ALL, {"spent": lambda user: f"the restarts of {user} are used up"}),
         (ALL, {"eligibility": NOWHERE}),
@@ -86,8 +88,13 @@ def test_what_a_user_can_cause_protects_the_equal_share_alone(
 def test_nothing_is_given_back_where_nobody_lacks_it(other: SlurmJob) -> None:
     held = replace(ALL, held_by_user=True)
     rules = Rules({**MAIN, "elsewhere": replace(MAIN["main"], name="elsewhere", nodes=frozenset({"n9"}))})
-    found = Protection()
-    found.observe(ClusterState(NOW, NODES, (held, other), {}, rules), {1: STEPPED, 2: STEPPED}, {}, free)
+    found = Protection(MoveSettings())
+    found.observe(
+        ClusterState(NOW, NODES, (held, other), {}, rules),
+        CycleRecords(reports={1: STEPPED, 2: STEPPED}),
+        {},
+        free,
+    )
     assert found.beyond == {}
 
 
@@ -102,11 +109,11 @@ def test_a_job_that_could_start_nowhere_lacks_nothing() -> None:
 
 
 def test_an_attempt_that_was_seen_to_train_stays_so_whatever_is_reported_later() -> None:
-    found = Protection()
+    found = Protection(MoveSettings())
     state = ClusterState(NOW, NODES, (ALL, waiting(2)), {}, Rules(MAIN))
-    found.observe(state, {1: STEPPED}, {}, free)
+    found.observe(state, CycleRecords(reports={1: STEPPED}), {}, free)
     assert found.stepped == {1: 0}
-    found.observe(state, {1: SILENT}, {}, free)
+    found.observe(state, CycleRecords(reports={1: SILENT}), {}, free)
     assert (found.stepped, found.beyond) == ({1: 0}, {})
 
 

@@ -49,18 +49,27 @@ def test_what_was_there_before_is_no_new_checkpoint(tmp_path, clock):
     assert not checkpoints.saved_since(0.0)
 
 
-def test_the_rhythm_is_that_of_the_last_two(tmp_path, clock):
-    checkpoints = Checkpoints(str(tmp_path / "*" / ".metadata"), clock)
-    assert checkpoints.next_in() is None
-    assert checkpoints.next_in(60.0) == 60.0
-    for number in range(3):
+def test_the_rhythm_is_that_of_the_last_two_in_steps_of_this_size(tmp_path, clock):
+    at = [0.0]
+    checkpoints = Checkpoints(str(tmp_path / "*" / ".metadata"), clock, step=lambda: at[0])
+    assert checkpoints.next_in(1.0) is None
+    assert checkpoints.next_in(1.0, 60.0) == 60.0
+    checkpoints.trains()
+    assert checkpoints.next_in(1.0) is None
+    for number in range(1, 4):
+        at[0] += 30.0
         (tmp_path / f"step-{number}").mkdir()
         (tmp_path / f"step-{number}" / ".metadata").write_text("x")
         os.utime(tmp_path / f"step-{number}" / ".metadata", (number, number))
         for _ in range(3):
             look(checkpoints, clock, 10.0)
-    assert checkpoints.every == 30.0
-    assert checkpoints.next_in() == pytest.approx(10.0)
+        assert checkpoints.every == 30.0, "the first step stands for the checkpoint that it went on from"
+    assert checkpoints.last_step == 90.0
+    at[0] += 10.0
+    assert checkpoints.next_in(None) is None
+    assert checkpoints.next_in(0.5) == pytest.approx(10.0)
+    at[0] += 100.0
+    assert checkpoints.next_in(0.5) == 0.0, "late"
 
 
 def test_a_folder_that_matches_changes_with_what_is_in_it(tmp_path, clock):

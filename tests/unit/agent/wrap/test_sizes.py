@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pollux.goodput import step_time
-from pollux.wrap.sizes import NAME, Sizes
+from pollux.wrap.sizes import Sizes, file_in
 
 
 def predicted(sizes, nodes, gpus, batch=48):
@@ -16,9 +16,17 @@ def predicted(sizes, nodes, gpus, batch=48):
 
 def test_what_is_written_is_read_again(tmp_path):
     sizes = Sizes({(1, 1): 0.5, (2, 8): 0.1}, {4: "status 1: no"}, 2, 170.0)
-    sizes.write(tmp_path / "job")
-    assert Sizes.read(tmp_path / "job") == sizes
+    file = file_in(tmp_path / "job", "out/step-*")
+    sizes.write(file)
+    assert Sizes.read(file) == sizes
     assert Sizes.read(tmp_path / "none") == Sizes()
+
+
+def test_two_trainers_of_one_job_have_a_file_each(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    one = file_in(tmp_path, "tmp/a/step-*")
+    assert one == file_in(tmp_path, "/tmp/a/step-*")
+    assert one != file_in(tmp_path, "tmp/b/step-*")
 
 
 @pytest.mark.parametrize(
@@ -29,8 +37,8 @@ def test_what_is_written_is_read_again(tmp_path):
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_says_nothing(tmp_path, text):
-    (tmp_path / NAME).write_text(text)
-    assert Sizes.read(tmp_path) == Sizes()
+    (tmp_path / "wrap.json").write_text(text)
+    assert Sizes.read(tmp_path / "wrap.json") == Sizes()
 
 
 def test_sizes_that_failed_bound_those_that_are_allowed():
@@ -61,5 +69,5 @@ def test_the_next_size_is_predicted(known, wanted, error):
 
 def test_the_file_is_small(tmp_path):
     sizes = Sizes(bad={gpus: "x" * 200 for gpus in range(64)})
-    sizes.write(tmp_path)
-    assert len(json.dumps(json.loads((tmp_path / NAME).read_text()))) < 20_000
+    sizes.write(tmp_path / "wrap.json")
+    assert len(json.dumps(json.loads((tmp_path / "wrap.json").read_text()))) < 20_000

@@ -1,0 +1,76 @@
+"""Move trainers that save by themselves in their own rhythm: at their next checkpoint, and seldom.
+
+Such a trainer (`pollux wrap`) saves when it chooses, each 30 minutes say, and makes the steps since then again after a
+move. Its report says when its next checkpoint is due. A plan leaves the job where it is until then, and a drain waits
+for it. A user may claim any time, so a plan waits for an hour at most, a drain for another one, and neither protects
+more than the user's equal share of the GPUs (`protected`).
+"""
+
+from __future__ import annotations
+
+from polluxd.config.settings import MoveSettings
+from polluxd.model import JobState, Report
+from polluxd.slurm.protocol import ClusterState
+from polluxd.store import CycleRecords
+
+LONGEST_S = 3600.0
+"""The longest wait for a checkpoint, of a plan and of a drain each."""
+LATE_S = 60.0
+"""How much later than it was due a checkpoint may come: its distance from the last one is no promise."""
+
+
+def due_at(report: Report | None, attempt: int) -> float | None:
+    """Return when the next checkpoint of a job's attempt is due [POSIX s]; None: the job saves when it is asked."""
+    if report is None or report.attempt != attempt or report.next_save_s is None:
+        return None
+    return report.at + report.next_save_s
+
+
+def drain_limit(report: Report | None, attempt: int, waited: float, now: float, limit: float) -> float:
+    """Return how long a drain may take [s]: `limit`, or until a checkpoint that is due later.
+
+    Args:
+        waited: what it has taken up to `now`.
+    """
+    due = due_at(report, attempt)
+    return limit if due is None else max(limit, min(waited + due + LATE_S - now, LONGEST_S))
+
+
+class OwnRhythm:
+    """Which running jobs stay where they are for the sake of their own rhythm, and why."""
+
+    def __init__(self, limits: MoveSettings) -> None:
+        self._limits = limits
+        self._since: dict[int, tuple[int, float]] = {}
+        """By job: the attempt, and when its plans began to wait for a checkpoint that has not come since."""
+        self.stays: dict[int, str] = {}
+
+    def observe(self, state: ClusterState, records: CycleRecords) -> None:
+        """Take in what a decision is made on."""
+        now, since = state.taken_at, self._since
+        self._since, self.stays = {}, {}
+        for job in state.jobs:
+            report, total = records.reports.get(job.job_id), records.totals.get(job.job_id)
+            due = due_at(report, job.restart_count)
+            if job.state is not JobState.RUNNING or report is None or due is None:
+                continue
+            attempt, begun = since.get(job.job_id, (-1, now))
+            if due - now > self._limits.drain_timeout_s:
+                begun = begun if attempt == job.restart_count else now
+                self._since[job.job_id] = job.restart_count, begun
+            cost = total.mean_cost.get("requeue") if total else None
+            if why := self._why(report, due - now, cost, now, begun):
+                self.stays[job.job_id] = why
+
+    def _why(self, report: Report, due_s: float, cost: float | None, now: float, begun: float) -> str:
+        if cost is not None and report.first_step_at is not None:
+            left = report.first_step_at + min(self._limits.own_loop_rest * cost, LONGEST_S) - now
+            if left > 0:
+                return f"trains for {_in_words(left)} more before its next move: one has cost it {cost:.0f} s"
+        if due_s > self._limits.drain_timeout_s and now - begun <= LONGEST_S:
+            return f"moves at its next checkpoint, in about {_in_words(due_s)}"
+        return ""
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"

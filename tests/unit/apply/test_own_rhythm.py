@@ -1,0 +1,80 @@
+"""Trainers that save by themselves are moved at their own checkpoints, and seldom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from polluxd.apply.own_rhythm import LATE_S, LONGEST_S, OwnRhythm, drain_limit
+from polluxd.config.settings import MoveSettings
+from polluxd.model import JobState, Report
+from polluxd.slurm.protocol import ClusterState
+from polluxd.slurm.rules import Rules
+from polluxd.store import CycleRecords, MoveTotals
+from tests.unit.apply.four_nodes import MAIN, NODES, NOW, job
+from tests.unit.apply.resized_job import says
+
+RUNNING = job(1, gpus_per_node_held={"n1": 4}, nodes=("n1",))
+SAVER = says(at=NOW, first_step_at=NOW - 10_000.0, next_save_s=540.0)
+
+
+class Seen:
+    """One job's own rhythm over time."""
+
+    def __init__(self, **limits: object) -> None:
+        self._rhythm = OwnRhythm(MoveSettings(**limits))
+
+    def why(self, report: Report, at: float, shown: object = RUNNING, cost: float | None = None) -> str:
+        totals = {} if cost is None else {1: MoveTotals(1, cost, {"requeue": cost})}
+        state = ClusterState(at, NODES, (shown,), {}, Rules(MAIN))
+        self._rhythm.observe(state, CycleRecords(reports={1: report}, totals=totals))
+        return self._rhythm.stays.get(1, "")
+
+
+def test_a_plan_waits_for_the_next_checkpoint() -> None:
+    seen = Seen()
+    assert seen.why(SAVER, NOW) == "moves at its next checkpoint, in about 9 min"
+    assert seen.why(SAVER, NOW + 480.0) == "moves at its next checkpoint, in about 60 s"
+    assert seen.why(SAVER, NOW + 515.0) == "", "a drain waits for the rest"
+    assert seen.why(replace(SAVER, next_save_s=None), NOW) == ""
+    assert seen.why(replace(SAVER, attempt=7), NOW) == "", "it says nothing of this attempt"
+    assert seen.why(SAVER, NOW, replace(RUNNING, state=JobState.PENDING)) == ""
+
+
+@pytest.mark.parametrize("claimed", [3599.0, 1e9])
+def test_no_plan_waits_for_more_than_an_hour_in_all(claimed: float) -> None:
+    seen, waited = Seen(), 0.0
+    while seen.why(replace(SAVER, at=NOW + waited, next_save_s=claimed), NOW + waited):
+        waited += 30.0
+    assert LONGEST_S <= waited <= LONGEST_S + 60.0
+    for more in range(3):
+        at = NOW + waited + more * 4000.0
+        assert not seen.why(replace(SAVER, at=at, next_save_s=claimed), at), "nor once more in this attempt"
+    # A checkpoint that comes as it was said begins the wait again.
+    assert not seen.why(replace(SAVER, at=at, next_save_s=1.0), at)
+    assert seen.why(replace(SAVER, at=at), at)
+
+
+def test_a_move_is_paid_off_by_training_before_the_next_one() -> None:
+    moved = replace(SAVER, first_step_at=NOW, next_save_s=0.0)
+    assert Seen().why(moved, NOW, cost=45.0) == (
+        "trains for 15 min more before its next move: one has cost it 45 s"
+    )
+    assert not Seen().why(moved, NOW + 901.0, cost=45.0)
+    assert not Seen().why(moved, NOW), "it has not moved yet"
+    assert not Seen().why(replace(moved, next_save_s=None), NOW, cost=45.0), "no trainer of its own loop"
+    assert not Seen(own_loop_rest=0).why(moved, NOW, cost=45.0)
+    assert not Seen().why(moved, NOW + LONGEST_S, cost=1e6), "bounded: a user may claim any cost"
+
+
+def test_a_drain_waits_for_a_checkpoint_that_is_due() -> None:
+    def limit(report: Report | None, waited: float) -> float:
+        return drain_limit(report, 0, waited, NOW + waited, 30.0)
+
+    assert limit(None, 5.0) == 30.0
+    assert limit(replace(SAVER, next_save_s=None), 5.0) == 30.0
+    assert limit(replace(SAVER, attempt=3), 5.0) == 30.0
+    assert limit(SAVER, 5.0) == limit(SAVER, 500.0) == 540.0 + LATE_S
+    assert limit(replace(SAVER, next_save_s=1e9), 5.0) == LONGEST_S
+    assert limit(replace(SAVER, at=NOW + 500.0, next_save_s=100.0), 500.0) == 600.0 + LATE_S
