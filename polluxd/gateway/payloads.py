@@ -229,7 +229,7 @@ class ReportMessage(Message):
     """Why the job can follow no order to move now; null: it can."""
     resize_cost: Seconds | None = None
     next_save_s: Seconds | None = None
-    """Seconds until the trainer's own next checkpoint, which a move has to wait for; null: it saves when it is asked."""
+    """Seconds until the trainer's own next checkpoint, which a move waits for; null: it saves when it is asked."""
     search_rank: Annotated[float, Field(ge=0, le=1)] | None = None
     """Of a trial among the trials of its search that made the same progress; 1: the best. It only divides the search's
     weight."""

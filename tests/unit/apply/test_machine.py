@@ -87,6 +87,7 @@ def act(the_move: Move, job: SlurmJob | None, found: Report | None = None, **mor
 
 FULL = {"refused": 1, "refused_why": "no space left on device"}
 UNSAVED = report(checkpointed=False)
+SOON = report(next_save_s=9.0)
 WAITS = slurm_job(PENDING)
 ROOM, NO_ROOM = free(n1=4, n2=4), free()
 LOST = reach(n1=4, n2=3)
@@ -120,7 +121,7 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("WAIT", move(DRAINING, waited=500), slurm_job(), {"found": report(next_save_s=100.0)}),
         ("WAIT", move(DRAINING, waited=500), slurm_job(), {"found": report(next_save_s=1e9, checkpointed=False)}),
         ("reach checkpointed: *", move(DRAINING, waited=3601), slurm_job(), {"found": report(next_save_s=1e9)}),
-        ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": report(next_save_s=9.0), "insist": True}),
+        ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": SOON, "insist": True}),
         ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {}),
         ("fail: *out of date", move(DRAINING, waited=600), slurm_job(), {"found": report()}),
         # A drain that the agent refuses leaves the job running: its older checkpoint would undo its training since.
