@@ -281,7 +281,7 @@ class MoveSettings(_Section):
     """Expected cost of a resize in place until the job's own are measured."""
     own_loop_rest: Count = 20
     """A trainer of its own loop (`pollux wrap`) trains for so many times the cost of its moves between two of them,
-    but for no more than an hour. 0: no such rest."""
+    within an hour. 0: no such rest."""
     paths: MovePaths = ("resize", "requeue")
     """How polluxd may move running jobs. It takes the fastest path that a job supports."""
     planned_timeout_s: Seconds = 60.0
