@@ -152,6 +152,8 @@ def startable_gpus(job: SlurmJob, state: ClusterState, free: Counter[str]) -> in
     """
     spec = job.spec
     assert spec is not None
+    if free.total() < spec.min_gpus:
+        return 0
     rules = state.rules.partitions
     partitions = {name for name in job.partition.split(",") if name not in rules or rules[name].starts}
     cpus, memory = _in_use(state)

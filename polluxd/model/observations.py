@@ -206,7 +206,10 @@ class JobState(StrEnum):
 
     @property
     def finished(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+        return self in _FINISHED
+
+
+_FINISHED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
