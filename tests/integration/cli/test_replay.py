@@ -109,7 +109,7 @@ def test_the_wider_settings_are_kept(store, polluxctl):
         remaining_work_power=-0.25,
         hysteresis=0.1,
     )
-    assert len(store.setting_audit()) == 6
+    assert len(store.setting_audit()) == 5
     refused = polluxctl("settings", "set", "--user-ceiling", "a=1")
     assert refused.returncode == 2
     assert "user_guarantees.a (2) must not be above user_ceilings.a (1)" in refused.stderr

@@ -74,7 +74,7 @@ def test_init_makes_all_and_may_be_repeated(server, etc):
 def test_check_finds_a_missing_migration(server, etc):
     init(server, etc)
     run("upgrade", config(etc))
-    server.execute("DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'", database="site")
+    server.execute("DELETE FROM pollux.schema_migration WHERE name LIKE '0001%'", database="site")
     done = run("check", config(etc))
     assert done.exit_code == 1
     assert "polluxd migrate" in done.output

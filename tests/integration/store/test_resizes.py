@@ -46,7 +46,7 @@ def test_a_shrink_is_told_until_it_is_acknowledged(store, agent, epoch):
     assert store.open_moves()[0].step is Step.CHECKPOINTED
 
 
-def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report):
+def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report, seen):
     agent(7).publish(report())
     before = store.reports()[7]
     assert (before.resize, before.resized, before.refused, before.resize_cost) == ("requeue", 0, 0, None)
@@ -57,6 +57,8 @@ def test_what_a_job_is_able_to_and_has_done_is_kept(store, agent, report):
     assert after.refused_why.startswith("sbatch is forbidden xx")
     assert len(after.refused_why) == 300
     agent(7, attempt=1).publish(report())
+    assert store.reports()[7].resized == 11, "polluxd has not seen the other attempt"
+    store.sync_jobs([seen(7, restart_count=1)])
     assert store.reports()[7].resized == 0, "another attempt knows nothing of it"
 
 
