@@ -169,13 +169,11 @@ class Checkpointer:
         if self.from_memory and not self.memory.on:
             self._saved_at = -math.inf  # a file soon: what was restored is nowhere else
         world, seed = self._training.world, self._attempt.seed
-        # The ranks of a replica draw the same numbers.
-        each = self._training.models[0].ranks_per_replica
         if self._random is None:
-            training_state.tell_ranks_apart(world.rank // each, seed)
+            training_state.tell_ranks_apart(world.rank, seed)
         else:
             states, steps = self._random
-            training_state.restore_rng(states[::each], world.rank // each, seed, steps, world.device)
+            training_state.restore_rng(states, world.rank, seed, steps, world.device)
             self._random = None
 
     # -- ranks that come in -----------------------------------------------------------------------------------

@@ -164,9 +164,9 @@ class ElasticLoader(ElasticData):
         self._shuffle = shuffle
         self._sampler = sampler
         self._length = _length_of(sampler if sampler is not None else dataset)
-        if share.replica_batch > self._length:
+        if share.local_batch > self._length:
             raise BatchError(
-                f"the dataset has {self._length} samples, fewer than one rank's batch of {share.replica_batch}; "
+                f"the dataset has {self._length} samples, fewer than one rank's batch of {share.local_batch}; "
                 "use a smaller batch size"
             )
         if drop_last and self._length < share.full:
@@ -216,7 +216,7 @@ class ElasticLoader(ElasticData):
         found = _length_of(self._sampler if self._sampler is not None else self.dataset)
         if found == self._length:
             return
-        if found < max(self._share.replica_batch, self._share.full if self.drop_last else 0):
+        if found < max(self._share.local_batch, self._share.full if self.drop_last else 0):
             raise BatchError(
                 f"the dataset has {found} samples in pass {self._pass}, and had {self._length}: fewer than a batch of "
                 f"{self._share.world_size} ranks x {self._share.local_batch}; make the loader for the smallest length"
@@ -235,7 +235,7 @@ class ElasticLoader(ElasticData):
                 # As torch does: new workers see what the script has changed in the dataset.
                 self._loader, self._loader_pass = self._make_loader(), self._pass
             # Augmentation in workers depends on seed, pass, place and rank, and not on the global generator.
-            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._share.replica))
+            self._generator.manual_seed(mix_seed(self._seed, self._pass, self._cursor, self._share.rank))
             self._source = iter(self._loader)
         batch = next(self._source)
         return batch, self._feed.planned.popleft()

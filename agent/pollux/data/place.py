@@ -23,28 +23,12 @@ class RankShare:
     world_size: int
     local_batch: int
     """Samples per rank."""
-    ranks_per_replica: int = 1
-    """Ranks that hold one replica of the model together take the same samples: those of all of them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise BatchError(f"expected a rank in 0..{self.world_size - 1}, got {self.rank}")
         if self.local_batch < 1:
             raise BatchError(f"expected at least 1 sample per rank and micro-batch, got {self.local_batch}")
-
-    @property
-    def replica(self) -> int:
-        """The rank's replica of the model, from 0."""
-        return self.rank // self.ranks_per_replica
-
-    @property
-    def replicas(self) -> int:
-        return self.world_size // self.ranks_per_replica
-
-    @property
-    def replica_batch(self) -> int:
-        """Samples per replica."""
-        return self.local_batch * self.ranks_per_replica
 
     @property
     def full(self) -> int:
@@ -294,9 +278,9 @@ class ElasticData(ABC):
         return next_micro_batch(
             length,
             position,
-            rank=self._share.replica,
-            world_size=self._share.replicas,
-            local_batch=self._share.replica_batch,
+            rank=self._share.rank,
+            world_size=self._share.world_size,
+            local_batch=self._share.local_batch,
             drop_last=self.drop_last,
             equal_parts=self.equal_parts,
         )

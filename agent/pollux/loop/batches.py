@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from pollux.errors import LoopMistake, RankLost
 from pollux.loop import slips, summed_losses
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
-from pollux.ranks.sharding import clip_norm, synchronise
+from pollux.ranks.sharding import synchronise
 from pollux.ranks.torch_internals import expect_backward, nodes
 from pollux.training.trained_model import TrainedModel
 
@@ -263,7 +264,7 @@ def whole_step(
         if clip is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            clip_norm([p for group in optimizer.param_groups for p in group["params"]], clip)
+            clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()

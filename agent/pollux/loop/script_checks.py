@@ -12,7 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pollux.errors import PolluxAgentError
 from pollux.ranks.plain_values import encode
-from pollux.ranks.sharding import is_sharded, ranks_per_replica
+from pollux.ranks.sharding import is_sharded
 from pollux.ranks.torch_internals import uncompiled
 from pollux.training.script_state import METHODS, is_stateful
 from pollux.training.trained_model import TrainedModel
@@ -85,11 +85,6 @@ def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> N
     if is_sharded(model) and not is_sharded(first):
         raise PolluxAgentError(
             f"expected the model under fully_shard in `attach`, and {name!r} only beside it"
-        )
-    ranks, others = ranks_per_replica(model), ranks_per_replica(first)
-    if ranks != others:
-        raise PolluxAgentError(
-            f"expected {name!r} to have {others} ranks to a replica, as the model in `attach`, got {ranks}"
         )
 
 

@@ -21,7 +21,7 @@ from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from pollux.noise.samples import SampleBuffer, Squares, added, summed
 from pollux.noise.uneven import StepWeights, as_equal
-from pollux.ranks.sharding import is_sharded, ranks_per_replica
+from pollux.ranks.sharding import is_sharded
 from pollux.ranks.torch_internals import loss_scale, reduces_gradients
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class NoiseMeter:
         own = [p for p in params if p in norms.group_of]
         self._accumulation = AccumulationEstimator(norms, own)
         self._differenced = DifferencedEstimator(norms, own)
-        # The ranks of one replica alone have a part of each gradient.
-        parts = (group is not None,) * 2 if self._hook is None else self._hook.parts
+        parts = (False, False) if self._hook is None else self._hook.parts
         self._buffer = SampleBuffer(norms.groups, device, rows=ROWS, group=group, parts=parts)
 
     def _see_ranks(
@@ -135,11 +134,9 @@ class NoiseMeter:
             return group
         if not self.sharded or dist.get_world_size() < 2:
             return None
-        replicas = dist.get_world_size() // ranks_per_replica(model)
-        if replicas > 1:
-            from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
+        from pollux.noise.sharded_noise import ReduceScatterEstimator  # noqa: PLC0415 - loads torch's sharding
 
-            self._hook = ReduceScatterEstimator(self.norms, model, replicas)
+        self._hook = ReduceScatterEstimator(self.norms, model, dist.get_world_size())
         return dist.group.WORLD
 
     def begin(self, initial: int) -> None:
@@ -153,7 +150,7 @@ class NoiseMeter:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks that gradients are averaged over; None: one replica alone."""
+        """The ranks that gradients are averaged over; None: one rank alone."""
         return self._buffer.group if self.distributed else None
 
     @property

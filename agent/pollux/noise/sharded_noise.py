@@ -47,9 +47,7 @@ class _ShardSlice(NamedTuple):
 
 
 class ReduceScatterEstimator:
-    """Two replicas or more under `fully_shard`, HSDP included.
-
-    Under tensor parallelism the ranks of a replica hold a part of its gradient each, and these parts add up, too.
+    """Two ranks or more under `fully_shard`, HSDP included.
 
     Plain averages over the ranks only: neither with a divisor of the user's, nor with gradients reduced in float16,
     which torch scales on the way.
@@ -59,9 +57,9 @@ class ReduceScatterEstimator:
     reductions = 1
     """Not used in loops that do not show where a step begins."""
 
-    def __init__(self, norms: GradientNorms, model: torch.nn.Module, replicas: int) -> None:
+    def __init__(self, norms: GradientNorms, model: torch.nn.Module, ranks: int) -> None:
         self._norms = norms
-        self._size = replicas
+        self._size = ranks
         self._measuring = False
         self._spoiled = False
         self._warned = False
@@ -69,13 +67,13 @@ class ReduceScatterEstimator:
         self._units: list[_Unit] = []
         self._trained = {p for p in model.parameters() if p.requires_grad}
         self._counts_all = all(p in norms.group_of for p in self._trained)
-        """No parameter is another optimizer's, or counted by another rank of this one's replica."""
+        """No parameter is another optimizer's."""
         self._copies = 1
         for module in sharded_modules(model):
             found = list(fsdp_units(module))
             if len(found) != 1:
                 continue  # the module itself holds no parameter
-            self._copies = replicas // found[0].shards
+            self._copies = ranks // found[0].shards
             unit = _Unit(found[0])
             self._units.append(unit)
             found[0].observe(partial(self.see, unit))

@@ -27,7 +27,6 @@ from pollux.ranks.sharding import (
     ShardedOptimizer,
     is_shard,
     local_part,
-    ranks_per_replica,
     under_fully_shard,
     units_of,
 )
@@ -50,8 +49,6 @@ def obstacle_to_resharding(model: torch.nn.Module, optimizer: Optimizer, state: 
     """
     if not under_fully_shard(model):
         return None
-    if ranks_per_replica(model) > 1:
-        return "several ranks hold a replica of its model together (tensor parallelism)"
     units = units_of(model)
     why = next((why for unit in units if (why := unit.obstacle()) is not None), None)
     if why is not None:

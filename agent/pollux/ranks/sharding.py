@@ -6,13 +6,11 @@ This module imports torch's sharding only if the user's script has imported it, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from pollux.errors import CheckpointError, PolluxAgentError
@@ -61,14 +59,14 @@ def units_of(model: torch.nn.Module) -> list[FsdpUnit]:
 
 
 def check_sharded(model: torch.nn.Module, world_size: int) -> None:
-    """Raise PolluxAgentError for a parameter that is not synchronised.
-
-    Every trained parameter must be synchronised over all ranks.
-    """
-    if not under_fully_shard(model):
+    """Raise PolluxAgentError where a trained parameter is not synchronised over all ranks."""
+    sizes = sorted({len(unit.members) for unit in units_of(model)})
+    if sizes != [world_size]:
+        found = f"meshes of {sizes} ranks" if sizes else "DTensors, but no module under fully_shard"
         raise PolluxAgentError(
-            "found parameters that are DTensors, but no module under fully_shard: tensor parallelism alone is not "
-            "supported. The agent scales the data-parallel dimension: call fully_shard over that dimension of the mesh"
+            f"expected fully_shard over all {world_size} ranks, found {found}: the agent scales data parallelism "
+            "alone. Leave a loop with tensor or pipeline parallelism as it is, and put `pollux wrap` before its launch "
+            "command (Your own loop, in the user guide)"
         )
     plain = [name for name, p in model.named_parameters() if p.requires_grad and not is_shard(p)]
     if plain:
@@ -76,72 +74,6 @@ def check_sharded(model: torch.nn.Module, world_size: int) -> None:
             f"expected all trained parameters under fully_shard, found {plain[0]!r} and {len(plain) - 1} more outside: "
             "nothing would average their gradients; call fully_shard on the whole model last"
         )
-    sizes = {len(unit.members) for unit in units_of(model)}
-    if not sizes - {world_size}:
-        return
-    # Under tensor parallelism too, a parameter's mesh has every rank.
-    whole = any(shard.device_mesh.size() == world_size for shard in filter(is_shard, model.parameters()))
-    if len(sizes) > 1 or world_size % max(sizes) or not whole:
-        raise PolluxAgentError(
-            f"expected fully_shard over all {world_size} ranks, or over the data-parallel dimension of a mesh whose "
-            f"other dimension is tensor-parallel, found meshes of {sorted(sizes)}: pipeline parallelism is not "
-            "supported"
-        )
-    each, rank = world_size // max(sizes), dist.get_rank()
-    found = next(unit for unit in units_of(model)).members
-    if found != list(range(rank % each, world_size, each)):
-        raise PolluxAgentError(
-            f"expected the {each} ranks of a replica to be consecutive, found ranks {found} along the data-parallel "
-            "dimension: make the mesh with that dimension first"
-        )
-
-
-def ranks_per_replica(model: torch.nn.Module) -> int:
-    """Return how many ranks hold one replica of the model together.
-
-    More than 1 under tensor parallelism: they take the same samples.
-    """
-    if not (dist.is_initialized() and under_fully_shard(model)):
-        return 1
-    return dist.get_world_size() // max((len(unit.members) for unit in units_of(model)), default=1)
-
-
-def held_elsewhere(model: torch.nn.Module, rank: int, ranks: int) -> list[Tensor]:
-    """Return this rank's parameters that another rank of its replica counts.
-
-    Tensor parallelism leaves some whole, such as a norm's. `ranks`: those of a replica; the first one counts.
-    """
-    if rank % ranks == 0:
-        return []
-    world_size = dist.get_world_size()
-    return [
-        shard
-        for shard in filter(is_shard, model.parameters())
-        # The tensor-parallel dimension is the last one: the ranks of a replica are consecutive.
-        if shard.device_mesh.size() < world_size or shard.placements[-1].is_replicate()
-    ]
-
-
-def clip_norm(params: Sequence[Tensor], limit: float) -> None:
-    """Scale gradients down to a joint norm of at most `limit`.
-
-    They may be sharded over several meshes, which torch's `clip_grad_norm_` refuses: under tensor parallelism a norm's
-    weights are on the data-parallel ranks alone.
-    """
-    by_mesh: dict[Any, list[Tensor]] = {}
-    for param in params:
-        if param.grad is not None:
-            by_mesh.setdefault(getattr(param, "device_mesh", None), []).append(param)
-    if len(by_mesh) < 2:
-        clip_grad_norm_(params, limit)
-        return
-    clipping = torch.nn.utils  # releases of torch without fully_shard have no such functions
-    norms: list[Any] = [
-        clipping.get_total_norm([p.grad for p in alike if p.grad is not None]) for alike in by_mesh.values()
-    ]
-    total = torch.linalg.vector_norm(torch.stack([n.full_tensor() if is_shard(n) else n for n in norms]))
-    for alike in by_mesh.values():
-        clipping.clip_grads_with_norm_(alike, limit, total)
 
 
 def synchronise(model: torch.nn.Module, reduce: bool) -> None:

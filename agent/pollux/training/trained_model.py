@@ -33,7 +33,7 @@ from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.optimizers.families import not_understood
-from pollux.ranks.sharding import check_sharded, held_elsewhere, is_sharded, ranks_per_replica
+from pollux.ranks.sharding import check_sharded, is_sharded
 from pollux.ranks.torch_internals import skips_step
 from pollux.ranks.world import World
 from pollux.training.growing_model import GrowingModel
@@ -76,8 +76,6 @@ class TrainedModel:
             raise PolluxAgentError(f"expected to measure every so many steps, 1 or more, got {measure_every}")
         self.module, self.optimizer, self.scheduler, self.rule = module, optimizer, scheduler, rule
         self.measure_every = measure_every
-        self.ranks_per_replica = 1
-        """Ranks that hold one replica together, by tensor parallelism; they take the same samples."""
         self._ddp = dict(ddp_kwargs or {})
         self.comm_hook: CommunicationHook | None = self._ddp.pop("comm_hook", None)
         """The script's own, which reduces the gradients."""
@@ -133,8 +131,6 @@ class TrainedModel:
         if is_sharded(self.module):
             # A joiner that waits is among the joiners alone.
             check_sharded(self.module, dist.get_world_size() if world.waiting else world.size)
-            self.ranks_per_replica = ranks_per_replica(self.module)
-            self.norms.leave_out(held_elsewhere(self.module, world.rank, self.ranks_per_replica))
             if self.comm_hook is not None or self._ddp:
                 raise PolluxAgentError("expected `ddp_kwargs` for a plain model, got one under fully_shard")
         elif grows or world.distributed:
@@ -252,8 +248,7 @@ class TrainedModel:
         scale: float | None,
     ) -> None:
         """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
-        each = local_batch * self.ranks_per_replica
-        self.meter.begin_group(step, passes, each, samples, whole=whole, halved=halved)
+        self.meter.begin_group(step, passes, local_batch, samples, whole=whole, halved=halved)
         self.schedule.begin()
         self._scale_in_hand = scale
         if scale is not None:

@@ -134,7 +134,7 @@ class Training:
 
     def rank_share(self, local_batch: int) -> RankShare:
         """This rank's share of each micro-batch."""
-        return RankShare(self.world.rank, self.world.size, local_batch, self.models[0].ranks_per_replica)
+        return RankShare(self.world.rank, self.world.size, local_batch)
 
     @property
     def noise_scale(self) -> NoiseScale | None:

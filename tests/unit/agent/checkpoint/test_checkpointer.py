@@ -90,9 +90,7 @@ class Training:
     def __post_init__(self) -> None:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.progress = SimpleNamespace(optimizer_steps=12, examples=384.0)
-        self.models = [
-            SimpleNamespace(ranks_per_replica=1, module=self.model, record=SimpleNamespace(changed=str))
-        ]
+        self.models = [SimpleNamespace(module=self.model, record=SimpleNamespace(changed=str))]
         self.world = SimpleNamespace(rank=0, size=1, device=CPU, waiting=False, distributed=False)
         self.profile = SimpleNamespace(gpu_type="cpu")
         self.tied = ""

@@ -148,7 +148,11 @@ def refused() -> list[str]:
         dist.device_mesh.init_device_mesh("cpu", (4,)),
         {"0": ColwiseParallel(output_layouts=Replicate())},
     )
-    for model in (half, alone, parallel):
+    both = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(both, mesh["tensor"], {"0": ColwiseParallel(output_layouts=Replicate())})
+    fully_shard(both, mesh=mesh["data"])
+    for model in (half, alone, parallel, both):
         try:
             attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
         except PolluxAgentError as error:
@@ -160,8 +164,9 @@ def test_a_model_that_is_sharded_in_part_or_over_some_ranks_is_refused(ranks: An
     for messages in ranks(4, refused):
         assert "on the whole model last" in messages[0]
         assert "over all 4 ranks" in messages[1]
-        assert "tensor parallelism alone is not supported" in messages[2]
         assert on_the_page(messages[2])
+        assert "found meshes of [2] ranks" in messages[3]
+        assert all("`pollux wrap` before its launch command" in message for message in messages[1:])
 
 
 def planted(
