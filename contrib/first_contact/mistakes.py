@@ -123,8 +123,8 @@ def command_rows(cluster: DevCluster) -> list[dict[str, Any]]:
         (("expalin", "7"), {}, "did you mean 'explain'"),
         (("explain", "abc"), {}, "expected a job id"),
         (("explain", "999999"), {}, "is not known to polluxd"),
-        (("jobs",), {"SLURM_CONF": "/nowhere/slurm.conf"}, "no Slurm answers here"),
-        (("usage", "1"), {"PATH": "/nowhere"}, "no Slurm answers here"),
+        (("jobs",), {"SLURM_CONF": "/proc/nowhere/slurm.conf"}, "no Slurm answers here"),
+        (("usage", "1"), {"PATH": "/proc/nowhere"}, "no Slurm answers here"),
         (("jobs",), {"POLLUX_GATEWAY": "http://127.0.0.1:1"}, "polluxd's gateway does not answer"),
     ):
         env = {**cluster.client_environment, "POLLUX_GATEWAY": cluster.gateways.addresses[0], **variables}

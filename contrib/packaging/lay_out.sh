@@ -11,12 +11,17 @@ wheels=$to/wheel
 venv=$to/pollux-runtime/usr/lib/pollux
 export PYTHONDONTWRITEBYTECODE=1
 
-# One private virtual environment in /usr/lib/pollux, on the system's /usr/bin/python3, filled from wheels.
+# One private virtual environment in /usr/lib/pollux, on the system's /usr/bin/python3, filled from wheels. What is fetched,
+# for it or to build with, has the hash that hashes.sh has written down.
+here=contrib/packaging
 /usr/bin/python3 -m venv "$tools"
-"$tools/bin/pip" wheel -q --no-deps --wheel-dir "$wheels" ./agent .
+"$tools/bin/pip" install -q --require-hashes --no-deps --only-binary :all: -r $here/hashes-build.txt
+"$tools/bin/pip" wheel -q --require-hashes --no-deps --prefer-binary --use-pep517 --no-build-isolation \
+  --wheel-dir "$wheels/fetched" -r $here/hashes.txt
+"$tools/bin/pip" wheel -q --no-deps --no-build-isolation --wheel-dir "$wheels" ./agent .
 /usr/bin/python3 -m venv --without-pip "$venv"
-"$tools/bin/pip" --python "$venv/bin/python3" install -q --prefer-binary --use-pep517 -c constraints.txt \
-  "$wheels"/*.whl
+"$tools/bin/pip" --python "$venv/bin/python3" install -q --no-index --no-deps "$wheels"/fetched/*.whl "$wheels"/*.whl
+"$tools/bin/pip" --python "$venv/bin/python3" check
 # The environment moves: only its scripts and its configuration name where it was built.
 grep -rlIZ "^#!.*$venv" "$venv/bin" | xargs -0 sed -i '1s|^#!.*python.*|#!/usr/lib/pollux/bin/python3|'
 sed -i '/^command/d' "$venv/pyvenv.cfg"

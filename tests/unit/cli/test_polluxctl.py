@@ -315,7 +315,7 @@ def test_top_sorts_and_filters_by_user(store, polluxctl):
 @pytest.mark.parametrize("words", [("jobs",), ("explain", "7"), ("usage", "7")])
 def test_where_there_is_no_slurm_a_short_sentence_says_so(polluxctl, monkeypatch, words):
     monkeypatch.setattr(access, "may_read_database", lambda _config: False)
-    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("PATH", "/proc/nowhere")
     said = polluxctl(*words)
     assert re.fullmatch(
         r"polluxctl: no Slurm answers here: run polluxctl where squeue works \(.{5,60}\)\n", said.err

@@ -181,7 +181,7 @@ def test_another_users_file_is_refused(tmp_path: Path) -> None:
         ({"argv": ["--nproc", "none", "x.py"]}, "its argv is none of `pollux run`"),
         ({"argv": ["--companion", "/x"]}, "it is of a companion itself"),
         ({"argv": []}, "expected a SCRIPT to run"),
-        ({"cwd": "/nowhere/at/all"}, "expected the directory of the other job's `pollux run` here"),
+        ({"cwd": "/proc/nowhere"}, "expected the directory of the other job's `pollux run` here"),
         ({}, "does not answer at 127.0.0.1"),
     ],
 )

@@ -262,4 +262,4 @@ def test_a_certificate_is_verified(own_certificate: Path) -> None:
         with pytest.raises(GatewayAway, match="CERTIFICATE_VERIFY_FAILED"):
             Gateway([address], ca).ask("GET", "/v1/health", token=TOKEN)
     with pytest.raises(GatewayAway):
-        Gateway([f"https://localhost:{port}"], "/nowhere.pem").ask("GET", "/v1/health", token=TOKEN)
+        Gateway([f"https://localhost:{port}"], "/proc/nowhere.pem").ask("GET", "/v1/health", token=TOKEN)

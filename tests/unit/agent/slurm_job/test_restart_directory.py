@@ -65,7 +65,7 @@ def test_what_another_user_put_there_is_not_used(shared: Path, home: Path, what:
         elif what == "file":
             path.touch()
         else:
-            path.symlink_to(own if what == "link to an own folder" else "/nowhere")
+            path.symlink_to(own if what == "link to an own folder" else home / "nowhere")
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
 
     put(shared / "pollux-checkpoints")
@@ -102,8 +102,8 @@ def test_a_restart_finds_the_checkpoints_wherever_the_first_start_had_to_put_the
     shared: Path, home: Path
 ) -> None:
     first, numbered = shared / "pollux-checkpoints", shared / f"pollux-checkpoints-{os.getuid()}"
-    first.symlink_to("/nowhere")
-    numbered.symlink_to("/nowhere")
+    first.symlink_to(home / "nowhere")
+    numbered.symlink_to(home / "nowhere")
     away = directory(shared)
     assert away == home / "pollux-checkpoints" / "1-17"
     away.mkdir()
