@@ -186,8 +186,8 @@ def slurm_conf(check: str, remedy: str, old: str, new: str) -> Fault:
 
 PARTITION = "update partitionname=pollux state="
 FORGET = (
-    "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0010%';"
-    "DELETE FROM pollux.schema_migration WHERE name LIKE '0010%'"
+    "CREATE TABLE away AS SELECT * FROM pollux.schema_migration WHERE name LIKE '0001%';"
+    "DELETE FROM pollux.schema_migration WHERE name LIKE '0001%'"
 )
 REMEMBER = "INSERT INTO pollux.schema_migration SELECT * FROM away; DROP TABLE away"
 LEASE = "UPDATE pollux.leader SET lease_until = now() {} interval '1 day'"

@@ -112,12 +112,13 @@ def summary(found: Figures) -> str:
     waited = fmean(job["waited_s"] for job in found.jobs) if found.jobs else None
     held = sum(job["gpu_seconds"] for job in found.jobs) / seconds
     gap = decisions["mean_gap"]
+    moved = sum(move.id in found.costs for move in found.moves)  # a first placement is no move
     return "\n".join(
         (
             f"{found.cluster}, {clock(found.since)} to {clock(found.until)}",
             f"{count(len(found.jobs), 'job')}, {len(ended)} ended; mean completion {duration(completion)}, "
             f"mean wait {duration(waited)}; {number(3)(held)} GPUs held on average",
-            f"{count(len(found.moves), 'move')}; training lost to moves: "
+            f"{count(moved, 'move')}; training lost to moves: "
             f"{duration(sum(job['lost_s'] for job in found.jobs))}",
             f"{count(decisions['count'], 'decision')}, {number(3)(decisions['mean_s'])} s each, one in twenty over "
             f"{number(3)(decisions['slow_s'])} s; mean gap to the proven bound "
