@@ -409,7 +409,8 @@ ORDER BY r.id DESC LIMIT :most) m
 ORDER BY id;
 
 -- name: jobs_view
--- One row per job, of :most at most; those that have not ended come first. What it is, what it has, what it reports, what was last decided and moved.
+-- One row per job, of :most at most, of user :uid (null: of all); those that have not ended come first, then those that have
+-- ended since :since. What it is, what it has, what it reports, what was last decided and moved.
 SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.slurm_reason, j.attempt, j.spec, j.nodes,
        j.gpus, j.submitted_at, j.started_at, j.ended_at, j.left_alone,
        p.received_at AS reported_at, p.report,
@@ -422,7 +423,8 @@ SELECT j.job_id, j.uid, j.name, j.user_name, j.account, j.partition, j.state, j.
        END AS silent_since
 FROM (SELECT * FROM pollux.job
       WHERE cluster = :cluster AND (CAST(:job_id AS bigint) IS NULL OR job_id = :job_id)
-        AND (:ended OR ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL)
+        AND (CAST(:uid AS bigint) IS NULL OR uid = :uid)
+        AND (ended_at IS NULL OR CAST(:job_id AS bigint) IS NOT NULL OR ended_at >= to_timestamp(:since))
       ORDER BY ended_at IS NULL DESC, job_id DESC LIMIT :most) j
 LEFT JOIN LATERAL (
     SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt <= j.attempt

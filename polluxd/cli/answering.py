@@ -33,6 +33,10 @@ SHOWN_OF_OTHERS = (
     "ended_at", "age_s", "attempt",
 )  # fmt: skip
 """Keys of a job's row that squeue shows of everybody's jobs."""
+_MOST_OWN = 2000
+"""Jobs of a user in an answer with those that have ended: the newest."""
+_LONGEST_NAME = 64
+"""Characters of another user's job name in an answer."""
 _PRIVACY_S = 60.0
 """Time between two looks at PrivateData."""
 _STATUS = ("cluster", "mode", "paused", "decided_at")
@@ -108,13 +112,19 @@ class Answering:
 
     def _jobs(self, uid: int, *, ended: bool) -> list[dict[str, Any]]:
         now, hidden = time.time(), self._hidden(uid)
-        views, lost = self._reader.read("jobs", lambda: (self._store.jobs_view(), lost_seconds(self._store)))
+        store = self._store
+        # A user may have submitted and cancelled any number of jobs: nobody else's question reads them.
+        views, lost = self._reader.read(
+            "jobs", lambda: (store.jobs_view(ended=False), lost_seconds(store, ended=False))
+        )
+        if ended and uid == 0:
+            views, lost = store.jobs_view(), lost_seconds(store)
+        elif ended:
+            own = store.jobs_view(uid=uid, most=_MOST_OWN)
+            views, lost = [*own, *(view for view in views if view.uid != uid)], lost_seconds(store)
         rows = []
         for view in views:
-            own = uid in (0, view.uid)
-            if view.ended_at is not None and not (ended and own):
-                continue
-            if own:
+            if uid in (0, view.uid):
                 rows.append(job_row(view, lost.get(view.job_id, 0.0), now))
             elif not hidden:
                 rows.append(_as_squeue_shows(view, now))
@@ -138,7 +148,8 @@ def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:
     row = job_row(view, 0.0, now)
     waits = view.state == "PENDING" and view.slurm_reason not in ("", "None")
     return {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()} | {
-        "reason": f"Slurm: {view.slurm_reason}" if waits else ""
+        "name": view.name[:_LONGEST_NAME],
+        "reason": f"Slurm: {view.slurm_reason}" if waits else "",
     }
 
 

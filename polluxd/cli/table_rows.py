@@ -69,15 +69,15 @@ _OVER = {step.value for step in Step if step.terminal}
 
 def job_rows(store: Store, *, ended: bool = True) -> list[dict[str, Any]]:
     """Return one row per job, running and waiting jobs first. `ended=False` leaves finished jobs out."""
-    now, lost = time.time(), lost_seconds(store)
+    now, lost = time.time(), lost_seconds(store, ended=ended)
     rows = [job_row(view, lost.get(view.job_id, 0.0), now) for view in store.jobs_view(ended=ended)]
     return sorted(rows, key=job_order)
 
 
-def lost_seconds(store: Store) -> Mapping[int, float]:
+def lost_seconds(store: Store, *, ended: bool = True) -> Mapping[int, float]:
     """Return the training that moves have cost, by job [s]."""
     lost: dict[int, float] = defaultdict(float)
-    for cost in store.move_costs():
+    for cost in store.move_costs(ended=ended):
         lost[cost["job_id"]] += cost["total_s"]
     return lost
 

@@ -33,14 +33,20 @@ _MOST = 20_000
 class PeopleStore(Session):
     """The part of the store behind `polluxctl`; role `pollux_read` suffices for what only reads."""
 
-    def jobs_view(self, *, ended: bool = True) -> list[JobView]:
-        """One row per job, by job id; without those that ended unless `ended`."""
-        return [rows.job_view(row) for row in self._ask("jobs_view", job_id=None, ended=ended, most=_MOST)]
+    def jobs_view(
+        self, *, ended: bool = True, since: float = 0.0, uid: int | None = None, most: int = _MOST
+    ) -> list[JobView]:
+        """One row per job of one user or of all, by job id; without those that ended unless `ended`.
+
+        Of those that ended, the newest, since a POSIX time.
+        """
+        asked = {"since": since if ended else float("inf"), "uid": uid, "most": most}
+        return [rows.job_view(row) for row in self._ask("jobs_view", job_id=None, **asked)]
 
     def explain(self, job_id: int) -> JobExplanation | None:
         """Everything known of one job; None where it is not known."""
         with self._transaction() as run:
-            jobs = run("jobs_view", job_id=job_id, ended=True, most=1)
+            jobs = run("jobs_view", job_id=job_id, since=0.0, uid=None, most=1)
             if not jobs:
                 return None
             reported = run("report_of", job_id=job_id)
@@ -132,9 +138,9 @@ class PeopleStore(Session):
         """All remembered moves of one job or of all, oldest first."""
         return [rows.move(row) for row in self._ask("moves", job_id=job_id, most=_MOST)]
 
-    def move_costs(self, job_id: int | None = None) -> list[MoveCost]:
-        """What each completed move cost, split by step; first starts are none."""
-        found = self._ask("completed_moves", active=False, most=_MOST)
+    def move_costs(self, job_id: int | None = None, *, ended: bool = True) -> list[MoveCost]:
+        """What each completed move cost, split by step; first starts are none. Unless `ended`, of present jobs."""
+        found = self._ask("completed_moves", active=not ended, most=_MOST)
         return costs_of(row for row in found if job_id in (None, row["job_id"]))
 
     def rentals(self, since: float) -> list[dict[str, Any]]:

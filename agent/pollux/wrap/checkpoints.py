@@ -23,7 +23,8 @@ class Checkpoints:
     """What matches a pattern, by this process's clock: a file system's may differ from the node's.
 
     Args:
-        pattern: glob(7), `**` included. Where it matches a folder, the newest file right in it counts.
+        pattern: glob(7), `**` included. Where it matches a folder, the newest file right in it counts. What belongs to
+            another user counts for nothing: it would let an order be answered without a checkpoint.
         step: the trainer's newest one. Trainers save each so many steps, which take another time at another size.
     """
 
@@ -106,17 +107,21 @@ class Checkpoints:
         found: _Mark | None = None
         for name in itertools.islice(glob.iglob(self._pattern, recursive=True), MOST_NAMES):
             with contextlib.suppress(OSError):
-                mark = _mark(name)
-                found = mark if found is None else max(found, mark)
+                if mark := _mark(name):
+                    found = mark if found is None else max(found, mark)
         return found
 
 
-def _mark(name: str) -> _Mark:
+def _mark(name: str) -> _Mark | None:
+    """Return what is newest of a file or a folder; None: it, or a link in its place, is another user's."""
     facts = os.stat(name)
+    if {facts.st_uid, os.lstat(name).st_uid} != {os.geteuid()}:
+        return None
     mark = facts.st_mtime, name, facts.st_size
     if os.path.isdir(name):
         with os.scandir(name) as entries:
             for entry in itertools.islice(entries, MOST_NAMES):
                 inside = entry.stat(follow_symlinks=False)
-                mark = max(mark, (inside.st_mtime, entry.path, inside.st_size))
+                if inside.st_uid == facts.st_uid:
+                    mark = max(mark, (inside.st_mtime, entry.path, inside.st_size))
     return mark

@@ -17,6 +17,8 @@ from ..report.drawings import at_time, thinned
 from ..report.figures import Figures, figures, held_and_waiting
 
 PERIOD_S = 6 * 3600.0
+MOST_JOBS = 5000
+"""The newest jobs that are counted."""
 SAMPLES = 72
 """Decisions of the period whose nodes are counted."""
 _REST = 20.0
@@ -63,7 +65,8 @@ class Overview:
         return {key: value for key, value in document.items() if whole or key not in _OF_OWNERS}
 
     def _read(self, now: float) -> dict[str, Any]:
-        store, views = self._store, self._store.jobs_view()
+        store = self._store
+        views = store.jobs_view(since=now - PERIOD_S, most=MOST_JOBS)
         present = (v.submitted_at for v in views if v.ended_at is None or v.ended_at > now - PERIOD_S)
         since = max(now - PERIOD_S, min(present, default=now - PERIOD_S))
         # The newest sample once more: its stretch of time may have a later decision by now.

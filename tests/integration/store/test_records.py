@@ -98,6 +98,18 @@ def test_boots_of_nodes_outlive_a_process(store, new_store):
     assert new_store().boots() == {"since": {"c1": 1.5}}
 
 
+def test_jobs_of_one_user_and_those_that_ended_lately(store, seen):
+    store.sync_jobs([seen(7), seen(8, uid=2000), seen(9)])
+    store.sync_jobs([seen(8, uid=2000)])
+
+    def found(**which):
+        return [row.job_id for row in store.jobs_view(**which)]
+
+    assert (found(), found(ended=False), found(uid=1000)) == ([7, 8, 9], [8], [7, 9])
+    assert (found(since=time.time() - 60), found(since=time.time() + 60)) == ([7, 8, 9], [8])
+    assert (found(most=2), found(uid=2000, ended=False), found(uid=1000, most=1)) == ([8, 9], [8], [9])
+
+
 def test_a_job_that_ended_unseen_is_gone_and_may_come_back(store, seen):
     store.sync_jobs([seen(7), seen(8)])
     store.sync_jobs([seen(8)])

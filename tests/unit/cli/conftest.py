@@ -104,8 +104,10 @@ class MemoryStore:
     points: list[HistoryPoint] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def jobs_view(self, *, ended: bool = True) -> list[JobView]:
-        return [v for v in self.views if ended or v.ended_at is None]
+    def jobs_view(
+        self, *, ended: bool = True, uid: int | None = None, since: float = 0.0, most: int = 0
+    ) -> list[JobView]:
+        return [v for v in self.views if (ended or v.ended_at is None) and uid in (None, v.uid)]
 
     def explain(self, job_id: int) -> JobExplanation | None:
         view = next((v for v in self.views if v.job_id == job_id), None)
@@ -137,7 +139,7 @@ class MemoryStore:
     def moves(self, job_id: int | None = None) -> list[Move]:
         return [m for m in self.known_moves if job_id in (None, m.job_id)]
 
-    def move_costs(self, job_id: int | None = None) -> list[dict[str, Any]]:
+    def move_costs(self, job_id: int | None = None, *, ended: bool = True) -> list[dict[str, Any]]:
         return [
             {
                 "id": m.id,

@@ -49,6 +49,31 @@ def test_finished_jobs_are_shown_to_their_user_alone(answering):
     assert [row["job_id"] for row in answering().jobs(ADA, ended=False)] == [7, 9]
 
 
+def test_no_users_question_reads_ended_jobs_of_others(answering, store, monkeypatch):
+    """One user may have submitted and cancelled twenty thousand of them."""
+    asked, view = [], store.jobs_view
+
+    def counted(*, ended=True, uid=None, since=0.0, most=0):
+        asked.append((ended, uid, since > 0, most))
+        return view(ended=ended, uid=uid)
+
+    monkeypatch.setattr(store, "jobs_view", counted)
+    told = answering()
+    for question in (told.top, told.cluster):
+        question(ADA)
+    for uid in (ADA, BOB):
+        told.jobs(uid, ended=True)
+    assert asked
+    for ended, uid, lately, most in asked:
+        assert not ended or (most and (lately or uid in (ADA, BOB))), asked
+
+
+def test_names_of_others_are_cut(answering, store):
+    store.views[2] = replace(store.views[2], name="x" * 1024)
+    assert len(answering().jobs(ADA, ended=False)[1]["name"]) == 64
+    assert len(answering().jobs(BOB, ended=False)[1]["name"]) == 1024
+
+
 @pytest.mark.parametrize("said", ["PrivateData  = accounts,jobs,usage\n", "PrivateData  = all\n", "nonsense"])
 def test_private_data_hides_others(answering, said):
     assert [row["job_id"] for row in answering(lambda: said).jobs(ADA, ended=False)] == [7]

@@ -88,3 +88,28 @@ def test_files_that_vanish_while_they_are_looked_at_are_none(tmp_path, clock):
     checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
     look(checkpoints, clock, 1.0)
     assert not checkpoints.present
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("what", ["file", "link", "file in a folder"])
+def test_another_users_files_are_no_checkpoint(tmp_path, clock, what):
+    """In a directory that users share, anybody may put one there."""
+    (tmp_path / "log").write_text("the trainer's own")
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    theirs = tmp_path / "step-9"
+    if what == "link":
+        theirs.symlink_to(tmp_path / "log")
+    elif what == "file":
+        theirs.write_text("x")
+    else:
+        theirs.mkdir()
+        os.utime(theirs, (1, 1))
+        checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+        theirs = theirs / "model"
+        theirs.write_text("x")
+        os.utime(theirs.parent, (1, 1))
+    os.chown(theirs, 12345, 12345, follow_symlinks=False)
+    for _ in range(3):
+        look(checkpoints, clock, 1.0)
+    assert not checkpoints.saved_since(100.0)
+    assert checkpoints.present == (what == "file in a folder")
