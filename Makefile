@@ -27,8 +27,8 @@ demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
 shell: setup ## a shell in a private cluster of 16 emulated GPUs with polluxd, as docs/tutorial.md has it (root)
 	@$(PYTHON) -m contrib.devcluster shell --polluxd
 
-compare: setup ## the demo's workload under Pollux, then under plain Slurm; then demo-out/compare.json
-	@$(PYTHON) -m contrib.demo --compare
+compare: setup ## 15 trainings under polluxd, and under plain Slurm in four ways, RUNS=3 times; then demo-out/compare.json
+	@$(PYTHON) -m contrib.demo --compare --runs $(or $(RUNS),3)
 
 # One part of `make test`. pytest stops its servers after INT alone, so TERM becomes INT.
 # make's own flags are for make only: tests call make too.

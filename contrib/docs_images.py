@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contrib.demo.scenes import COMPARISON
+from contrib.demo.gain import COMPARISON
 from polluxd.sim.plots import page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ def main() -> None:
     for name in ("compare.png", "timeline.png"):
         shutil.copy(demo / name, IMAGES / name)
     runs = json.loads((demo / "compare.json").read_text())
-    figures = {name: {key: run[key] for key in run if key != "jobs"} for name, run in runs.items()}
+    figures = {name: part for name, part in runs.items() if name != "jobs"}
     COMPARISON.write_text(json.dumps(figures, indent=1) + "\n")
     fairness(IMAGES / "fairness.png")
 
@@ -56,7 +56,7 @@ def fairness(picture: Path) -> None:
         scenario = Path(folder) / "scenario.toml"
         for name, (objective, power) in OBJECTIVES.items():
             scenario.write_text(
-                f'nodes = 8\nseed = 1\npower = {power}\npollux.objective = "{objective}"\ntrace.hours = 4\n'
+                f'nodes = 8\nseed = 1\npolicy.power = {power}\npolicy.objective = "{objective}"\ntrace.hours = 4\n'
             )
             command = [program, "simulate", "--generate", "60", "--scenario", str(scenario)]
             subprocess.run([*command, "--json", str(written)], check=True)

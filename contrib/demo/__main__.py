@@ -17,8 +17,9 @@ from contrib.devcluster import DevCluster, DevClusterError
 from contrib.devcluster.interrupts import Interrupted, interruptible
 from polluxd.errors import PolluxError
 
+from .comparison import compare
 from .run import RunFailedError, tail
-from .scenes import Stage, compare, demo
+from .scenes import Stage, demo
 from .workload import WorkloadError, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m contrib.demo", description=__doc__)
-    parser.add_argument("--compare", action="store_true", help="run the workload under plain Slurm as well")
-    parser.add_argument("--workload", type=Path, default=Path(__file__).with_name("workload.toml"))
+    parser.add_argument("--compare", action="store_true", help="under plain Slurm as well, in four ways")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each arm of --compare")
+    parser.add_argument(
+        "--workload", type=Path, help="[default: workload.toml, or compare.toml with --compare]"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "demo-out", help="where results go")
     parser.add_argument("--limit", type=float, help="seconds for a run, in place of the workload's limit_s")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder with all logs")
@@ -47,8 +51,9 @@ def main() -> int:
     options = _arguments()
     # Wide enough for a sentence where output goes to a file or a pipe.
     console = Console(width=None if sys.stdout.isatty() else 160)
+    here = Path(__file__).parent
     try:
-        work = load(options.workload)
+        work = load(options.workload or here / ("compare.toml" if options.compare else "workload.toml"))
     except WorkloadError as error:
         console.print(f"demo: {error}", style="red")
         return 2
@@ -67,7 +72,7 @@ def main() -> int:
             cluster = stack.enter_context(
                 DevCluster(scratch / "cluster", nodes=work.nodes, gpus_per_node=work.gpus_per_node)
             )
-            status = compare(stage, cluster) if options.compare else demo(stage, cluster)
+            status = compare(stage, cluster, options.runs) if options.compare else demo(stage, cluster)
     except RunFailedError as error:
         _report_failure(console, error, stage)
     except (DevClusterError, PolluxError, OSError) as error:

@@ -1,9 +1,9 @@
-"""Size jobs as a careful user of plain Slurm does.
+"""Size jobs as users of plain Slurm do, in four ways (`plain_arms`).
 
-The rule is the paper's for tuned jobs (section 5.1): a number of GPUs is valid if the job reaches 50 to 80 % of linear
-speedup over one GPU, with the optimal batch size for each. No figure is typed in. The example states its step times,
-the Pollux run measured the noise scale, and `pollux.goodput` computes the speedups. So the comparison is against users
-who know their jobs perfectly.
+The first is the paper's rule for tuned jobs (section 5.1): a number of GPUs is valid if the job reaches 50 to 80 % of
+linear speedup over one GPU, with the optimal batch size for each. No figure is typed in. The example states its step
+times, the run under polluxd measured the noise scale, and `pollux.goodput` computes the speedups. So the comparison is
+against users who know their jobs perfectly.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from collections.abc import Iterator, Mapping
 
 from pollux.goodput import BatchLimits, Goodput, NoiseScale, ThroughputParams, efficiency, gain
 
+from .static_sizes import best_static
 from .workload import Size, Training, Workload
 
 VALID = (0.5, 0.8)
 """Fractions of linear speedup between which a GPU count is valid (the paper's)."""
+RULE = "the paper's rule for tuned jobs"
+START_S = 8.0
+"""From the start of a job to its first step."""
+EXAMPLES = {"digits": 1438, "tumours": 456}
+"""On which the examples train, by the data set in a script's name."""
 
 
 def shapes(work: Workload) -> Iterator[tuple[int, int]]:
@@ -61,18 +67,12 @@ def linear_fractions(job: Training, phi: float | None, work: Workload) -> dict[t
     return found
 
 
-def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
-    """Return the valid shape nearest the middle of the band.
+def size_of(job: Training, phi: float | None, nodes: int, per_node: int) -> Size:
+    """Return the training on this shape, tuned for it: the best batch size there.
 
-    Where no shape is valid, return the shape nearest the middle. The number of epochs grows by 1 / efficiency, so that
-    the plain run makes the same statistical progress. The learning rate grows by AdaScale's gain. A user who tunes a
-    large batch would do both.
+    The number of epochs grows by 1 / efficiency, so that the plain run makes the same statistical progress. The
+    learning rate grows by AdaScale's gain. A user who tunes a large batch would do both.
     """
-    fractions = linear_fractions(job, phi, work)
-    if not fractions:
-        raise ValueError(f"{job.name}: no placement of the cluster has {job.min_gpus} to {job.max_gpus} GPUs")
-    middle = math.sqrt(VALID[0] * VALID[1])
-    nodes, per_node = min(fractions, key=lambda shape: abs(math.log(max(fractions[shape], 1e-6) / middle)))
     best = goodput_of(job, phi).optimize([nodes], [nodes * per_node])
     batch = int(best.batch_size[0]) if job.adaptive else job.batch_size
     known = noise_of(job, phi) if job.adaptive else None
@@ -85,6 +85,26 @@ def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
     )
 
 
+def seconds_on(job: Training, phi: float | None, nodes: int, per_node: int) -> float:
+    """Return how long the training takes on this shape, its start included; inf where it cannot run."""
+    data = next(number for name, number in EXAMPLES.items() if name in job.script)
+    speed = float(goodput_of(job, phi).optimize([nodes], [nodes * per_node]).goodput[0])
+    return START_S + job.epochs * data / speed if speed > 0 else math.inf
+
+
+def tuned_size(job: Training, phi: float | None, work: Workload) -> Size:
+    """Return the valid shape nearest the middle of the band.
+
+    Where no shape is valid, return the shape nearest the middle.
+    """
+    fractions = linear_fractions(job, phi, work)
+    if not fractions:
+        raise ValueError(f"{job.name}: no placement of the cluster has {job.min_gpus} to {job.max_gpus} GPUs")
+    middle = math.sqrt(VALID[0] * VALID[1])
+    nodes, per_node = min(fractions, key=lambda shape: abs(math.log(max(fractions[shape], 1e-6) / middle)))
+    return size_of(job, phi, nodes, per_node)
+
+
 def tuned_sizes(work: Workload, phi: Mapping[str, float]) -> dict[str, Size]:
     """Return the tuned size of each job, by name.
 
@@ -95,3 +115,25 @@ def tuned_sizes(work: Workload, phi: Mapping[str, float]) -> dict[str, Size]:
         KeyError: an adaptive job has no noise scale.
     """
     return {j.name: tuned_size(j, phi[j.name] if j.adaptive else None, work) for j in work.trainings}
+
+
+def plain_arms(work: Workload, phi: Mapping[str, float]) -> dict[str, dict[str, Size]]:
+    """Return the sizes of each job under each of the ways in which users of plain Slurm size theirs.
+
+    All take the best batch size for their GPUs. Raises KeyError as `tuned_sizes` does.
+    """
+    known = {job.name: phi[job.name] if job.adaptive else None for job in work.trainings}
+    whole = {job.name: min(work.gpus_per_node, job.max_gpus or work.gpus_per_node) for job in work.trainings}
+    found = {
+        RULE: tuned_sizes(work, phi),
+        "one node each": {j.name: size_of(j, known[j.name], 1, whole[j.name]) for j in work.trainings},
+        "min-gpus each": {j.name: size_of(j, known[j.name], 1, j.min_gpus) for j in work.trainings},
+    }
+    seconds = {
+        job.name: {
+            size_of(job, known[job.name], *shape): seconds_on(job, known[job.name], *shape)
+            for shape in linear_fractions(job, known[job.name], work)
+        }
+        for job in work.trainings
+    }
+    return found | {"the best static sizes": best_static(work, seconds, found.values())}

@@ -1,28 +1,24 @@
-"""The runs of the demo: under Pollux, under plain Slurm, and mixed.
+"""The runs of the demo: under polluxd, under plain Slurm, and mixed.
 
-`demo` makes the Pollux run alone. `compare` makes all three.
+`demo` makes the run under polluxd alone; `comparison` makes all.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from contrib.devcluster import DevCluster
 
+from .gain import gain, measured
 from .live import LiveView
 from .measure import Recording
-from .mixed import MOST, plain_half, waits
-from .plain import tuned_sizes
 from .pollux_side import Database, Polluxd
 from .run import Run, RunFailedError
 from .summary import Series, Summary, job_table, move_table
@@ -32,8 +28,6 @@ LAST_REPORT_S = 3.0
 """Time for the agents' last reports and polluxd's last writes after the last job has ended [s]."""
 PICTURE_S = 10.0
 """When the live page is pictured, after the last submission: agents have reported by then [s]."""
-COMPARISON = Path(__file__).with_name("comparison.json")
-"""Mean completion times and idle GPU-seconds of a whole `make compare`; `make docs-images` writes it."""
 
 
 @dataclass(slots=True)
@@ -78,14 +72,17 @@ def _accuracies(results: Mapping[str, Mapping[str, object]]) -> dict[str, float]
     }  # type: ignore[arg-type]
 
 
-def _under_pollux(stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] | None = None) -> Summary:
+def under_pollux(
+    stage: Stage, cluster: DevCluster, plain: Mapping[str, Size] | None = None, *, name: str = "pollux"
+) -> Summary:
     """Run the workload under polluxd.
 
     Args:
         plain: the jobs that are plain jobs of these sizes; polluxctl then reports on none.
+        name: of the run's folder.
     """
     plain = plain or {}
-    folder = stage.folder("mixed" if plain else "pollux")
+    folder = stage.folder(name)
     # Plain jobs may take longer than the limit: only a stuck job should stop such a run.
     work = replace(stage.work, limit_s=3 * stage.work.limit_s) if plain else stage.work
     daemon, database = Polluxd(cluster, folder), Database(cluster)
@@ -137,13 +134,13 @@ def _also_pictured(show: Callable[[Run], None], picture: Thread) -> Callable[[Ru
     return shown
 
 
-def _under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size]) -> Summary:
+def under_plain_slurm(stage: Stage, cluster: DevCluster, sizes: Mapping[str, Size], *, name: str) -> Summary:
     """Run the workload with fixed sizes under Slurm's own scheduler alone."""
-    folder = stage.folder("plain-slurm")
+    folder = stage.folder(name)
     # The plain run may take longer than the limit: only a stuck job should stop it.
     work = replace(stage.work, limit_s=3 * stage.work.limit_s)
     run = Run(work, env=cluster.client_environment, root=stage.root, folder=folder, sizes=sizes)
-    with LiveView(stage.console, "Plain Slurm", stage.work.gpus) as show:
+    with LiveView(stage.console, f"Plain Slurm: {name}", stage.work.gpus) as show:
         recording = run(show, lambda: None)
     batches = _plain_batches(recording, sizes)
     return Summary(recording, stage.work.gpus, _accuracies(run.results()), batches)
@@ -158,16 +155,16 @@ def _plain_batches(recording: Recording, sizes: Mapping[str, Size]) -> dict[int,
     }
 
 
-def _draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
-    from .timeline import draw  # noqa: PLC0415 - matplotlib takes a second to import: not while jobs run
+def draw(stage: Stage, summary: Summary, name: str, title: str) -> None:
+    from .timeline import draw as picture  # noqa: PLC0415 - matplotlib takes a second to import: not while jobs run
 
     zero = summary.recording.started_at
     moves = [{"job_id": m.job_id, "at": m.at - zero} for m in summary.moves]
-    draw(summary.document()["jobs"], moves, stage.out / name, capacity=stage.work.gpus, title=title)
+    picture(summary.document()["jobs"], moves, stage.out / name, capacity=stage.work.gpus, title=title)
 
 
-def _draw_side_by_side(stage: Stage, runs: dict[str, Summary]) -> None:
-    from .timeline import draw_side_by_side  # noqa: PLC0415 - as above
+def draw_side_by_side(stage: Stage, runs: dict[str, Summary]) -> None:
+    from .timeline import draw_side_by_side as pictures  # noqa: PLC0415 - as above
 
     titled = [
         (
@@ -176,22 +173,22 @@ def _draw_side_by_side(stage: Stage, runs: dict[str, Summary]) -> None:
         )
         for name, run in runs.items()
     ]
-    draw_side_by_side(titled, stage.out / "compare.png", capacity=stage.work.gpus)
+    pictures(titled, stage.out / "compare.png", capacity=stage.work.gpus)
 
 
-def _must_be_complete(summary: Summary) -> None:
+def must_be_complete(summary: Summary) -> None:
     faults = summary.faults()
     if faults:
         raise RunFailedError("; ".join(faults))
 
 
-def _close_pollux_run(stage: Stage, summary: Summary) -> None:
+def close_pollux_run(stage: Stage, summary: Summary) -> None:
     """Write, draw and print the results of the Pollux run."""
     console, work = stage.console, stage.work
     summary.write(stage.out / "summary.json")
     took = summary.recording.ended_at - summary.recording.started_at
     title = f"{len(work.trainings)} trainings on {work.gpus} GPUs under Pollux"
-    _draw(stage, summary, "timeline.png", title)
+    draw(stage, summary, "timeline.png", title)
     console.print()
     console.print(job_table(summary))
     console.print()
@@ -224,115 +221,9 @@ def demo(stage: Stage, cluster: DevCluster) -> int:
     Raises:
         RunFailedError: the run failed or its summary is incomplete.
     """
-    summary = _under_pollux(stage, cluster)
-    _close_pollux_run(stage, summary)
-    _must_be_complete(summary)
-    measured = json.loads(COMPARISON.read_text())
+    summary = under_pollux(stage, cluster)
+    close_pollux_run(stage, summary)
+    must_be_complete(summary)
     stage.console.print("\nreport.txt says why each move was made. In the last whole `make compare`:")
-    stage.console.print(gain(measured), style="bold", highlight=False, soft_wrap=True)
+    stage.console.print(gain(measured()), style="bold", highlight=False, soft_wrap=True)
     return 0
-
-
-def gain(runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what polluxd gained against plain Slurm in one sentence; `runs` as in compare.json."""
-    ours, theirs = runs["pollux"], runs["plain_slurm"]
-    change = 100 * (1 - ours["mean_jct_s"] / theirs["mean_jct_s"])
-    return (
-        f"Under polluxd a training ended after {ours['mean_jct_s']:.0f} s on average, under plain Slurm after "
-        f"{theirs['mean_jct_s']:.0f} s: {abs(change):.0f} % {'sooner' if change >= 0 else 'later'}, with "
-        f"{ours['idle_gpu_s']:.0f} instead of {theirs['idle_gpu_s']:.0f} idle GPU-seconds."
-    )
-
-
-def _comparison(pollux: Summary, plain: Summary, sizes: Mapping[str, Size]) -> Table:
-    table = Table(
-        title="Pollux and plain Slurm", title_justify="left", pad_edge=False, box=None, header_style="bold"
-    )
-    table.add_column("name")
-    for title in (
-        "completed Pollux",
-        "completed plain",
-        "accuracy Pollux",
-        "accuracy plain",
-        "GPUs plain",
-        "batch plain",
-    ):
-        table.add_column(title, justify="right")
-    theirs = {job["name"]: job for job in plain.document()["jobs"]}
-    for job in pollux.document()["jobs"]:
-        other, size = theirs[job["name"]], sizes[job["name"]]
-        table.add_row(
-            *(job["name"], f"{job['jct_s']:.0f} s", f"{other['jct_s']:.0f} s"),
-            *(f"{job['accuracy']:.3f}", f"{other['accuracy']:.3f}", str(size.gpus), str(size.batch_size)),
-        )
-    mean, mean_plain = pollux.recording.mean_jct_s or 0.0, plain.recording.mean_jct_s or 0.0
-    table.add_section()
-    table.add_row("mean", f"{mean:.0f} s", f"{mean_plain:.0f} s")
-    return table
-
-
-def plain_sizes(work: Workload, pollux: Summary) -> dict[str, Size]:
-    """Return each training's fixed size under plain Slurm, by name.
-
-    Raises:
-        RunFailedError: the Pollux run did not measure the noise scale of some training.
-    """
-    missing = [t.name for t in work.trainings if t.adaptive and t.name not in pollux.noise_scale]
-    if missing:
-        raise RunFailedError(
-            f"no noise scale was ever reported by {', '.join(missing)}: cannot tune the plain jobs"
-        )
-    return tuned_sizes(work, pollux.noise_scale)
-
-
-def compare(stage: Stage, cluster: DevCluster) -> int:
-    """Make the three runs on the same cluster, one after the other.
-
-    Returns:
-        0 when all summaries are complete and plain jobs wait no longer beside Pollux jobs.
-
-    Raises:
-        RunFailedError: a run failed or its summary is incomplete.
-    """
-    pollux = _under_pollux(stage, cluster)
-    _close_pollux_run(stage, pollux)
-    _must_be_complete(pollux)
-    sizes = plain_sizes(stage.work, pollux)
-    stage.console.print("\nThe same workload under plain Slurm, sizes as a careful user would tune them:")
-    for name, size in sizes.items():
-        stage.console.print(
-            f"  {name}: {size.gpus} GPUs on {size.nodes} node(s), batch size {size.batch_size}, "
-            f"{size.epochs:.1f} epochs, learning rate {size.lr:.3g}",
-            highlight=False,
-        )
-    plain = _under_plain_slurm(stage, cluster, sizes)
-    _must_be_complete(plain)
-    half = plain_half(stage.work, sizes)
-    stage.console.print(f"\nThe same workload under polluxd, with plain jobs: {', '.join(half)}.")
-    mixed = _under_pollux(stage, cluster, half)
-    _must_be_complete(mixed)
-    waited = waits(mixed.recording, plain.recording, half)
-    runs = {
-        name: {key: document[key] for key in ("mean_jct_s", "idle_gpu_s", "jobs")}
-        for name, document in (
-            ("pollux", pollux.document()),
-            ("plain_slurm", plain.document()),
-            ("mixed", mixed.document()),
-        )
-    }
-    runs["mixed"] |= waited.document()
-    (stage.out / "compare.json").write_text(json.dumps(runs, indent=1) + "\n")
-    _draw(stage, plain, "timeline-plain-slurm.png", "The same trainings under plain Slurm, sizes fixed")
-    _draw(stage, mixed, "timeline-mixed.png", f"The same trainings, plain jobs: {', '.join(half)}")
-    _draw_side_by_side(stage, {"plain Slurm": plain, "polluxd": pollux})
-    stage.console.print()
-    stage.console.print(_comparison(pollux, plain, sizes))
-    stage.console.print()
-    stage.console.print(waited.table())
-    stage.console.print(f"Written: {stage.out}/compare.json, compare.png", soft_wrap=True, highlight=False)
-    stage.console.print(gain(runs), style="bold", highlight=False, soft_wrap=True)
-    if waited.harmed:
-        stage.console.print(
-            f"Plain jobs waited longer than {MOST:g} times as long as without polluxd.", style="bold red"
-        )
-    return int(waited.harmed)

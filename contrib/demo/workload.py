@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,6 +88,22 @@ class Workload:
         return self.nodes * self.gpus_per_node
 
 
+def _alike(tables: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Fill in what a training that is `like` an earlier one does not say itself."""
+    filled: list[dict[str, object]] = []
+    for number, table in enumerate(tables, 1):
+        own = dict(table)
+        if (other := own.pop("like", None)) is not None:
+            found = next((earlier for earlier in filled if earlier.get("name") == other), None)
+            if found is None:
+                raise WorkloadError(
+                    f"[[training]] number {number}: like = {other!r}: expected an earlier training's name"
+                )
+            own = found | own
+        filled.append(own)
+    return filled
+
+
 def _training(table: dict[str, object], number: int) -> Training:
     known = dict(table)
     for key in ("per_gpu", "args"):
@@ -109,7 +126,8 @@ def load(path: Path) -> Workload:
     """
     try:
         document = tomllib.loads(path.read_text())
-        trainings = tuple(_training(t, i) for i, t in enumerate(document["training"], 1))
+        tables = _alike(document["training"])
+        trainings = tuple(_training(t, i) for i, t in enumerate(tables, 1))
         cluster = document["cluster"]
         work = Workload(cluster["nodes"], cluster["gpus_per_node"], document["limit_s"], trainings)
     except (OSError, tomllib.TOMLDecodeError, KeyError) as error:

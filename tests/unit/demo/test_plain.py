@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from contrib.demo.comparison import sizes_under_plain_slurm
 from contrib.demo.measure import Recording
-from contrib.demo.plain import VALID, linear_fractions, shapes, tuned_size, tuned_sizes
+from contrib.demo.plain import RULE, VALID, linear_fractions, plain_arms, shapes, tuned_size, tuned_sizes
 from contrib.demo.run import RunFailedError
-from contrib.demo.scenes import plain_sizes
 from contrib.demo.summary import Summary
-from contrib.demo.workload import Training, Workload
+from contrib.demo.workload import Training, Workload, load
 
+COMPARED = Path(__file__).parents[3] / "contrib" / "demo" / "compare.toml"
 WORK = Workload(nodes=4, gpus_per_node=4, limit_s=300.0)
 
 
 def training(**changes):
     base = {
         "name": "t",
-        "script": "t.py",
+        "script": "digits.py",
         "arrive_s": 0.0,
         "epochs": 10.0,
         "batch_size": 64,
@@ -81,6 +83,23 @@ def test_an_unmeasured_noise_scale_is_an_error_not_a_guess():
 def test_the_noise_scales_of_the_pollux_run_size_the_plain_jobs():
     work = replace(WORK, trainings=(training(), training(name="held", adaptive=False)))
     run = Summary(Recording(), WORK.gpus, {}, {}, noise_scale={"t": 100.0})
-    assert plain_sizes(work, run) == tuned_sizes(work, {"t": 100.0})
+    assert sizes_under_plain_slurm(work, run)[RULE] == tuned_sizes(work, {"t": 100.0})
     with pytest.raises(RunFailedError, match="reported by t: cannot tune"):
-        plain_sizes(work, replace(run, noise_scale={}))
+        sizes_under_plain_slurm(work, replace(run, noise_scale={}))
+
+
+def test_users_size_their_jobs_in_four_ways():
+    work = replace(WORK, trainings=(training(min_gpus=2), training(name="small", max_gpus=3)))
+    arms = plain_arms(work, {"t": 300.0, "small": 300.0})
+    assert list(arms) == [RULE, "one node each", "min-gpus each", "the best static sizes"]
+    assert [size.gpus for size in arms["one node each"].values()] == [4, 3]
+    assert [size.gpus for size in arms["min-gpus each"].values()] == [2, 1]
+
+
+def test_each_training_of_the_comparison_has_its_way_in_every_arm():
+    work = load(COMPARED)
+    assert len(work.trainings) >= 12
+    assert 500 <= max(job.arrive_s for job in work.trainings) <= 600
+    for sizes in plain_arms(work, {job.name: 80.0 for job in work.trainings}).values():
+        for job in work.trainings:
+            assert job.min_gpus <= sizes[job.name].gpus <= (job.max_gpus or 16)
