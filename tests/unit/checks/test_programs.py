@@ -89,7 +89,7 @@ def test_an_honest_life_and_a_day_of_rented_nodes() -> None:
     from tests.benchmarks.honesty import honest_life
 
     assert not honest_life(3, BUILT_IN, {}).doubts
-    assert cloud.day(next(iter(cloud.CLOUDS.values())), 0)["jobs"] > 0
+    assert cloud.day(next(iter(cloud.RULES.values())), 0)["jobs"] > 0
 
 
 @pytest.mark.slow
