@@ -26,6 +26,7 @@ from math import floor
 from polluxd.apply.actions import (
     JOINER_FAILED,
     PAUSED,
+    REFUSED_START,
     Action,
     Do,
     Fail,
@@ -268,7 +269,7 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         # the nodes, and beside a plain job its GPUs then look like more of the plain job's.
         return Fail(_taken(move), keep_back=True, rest=False)
     if at.waited > REFUSED_S and refused(job.reason, free=at.room.kept(move.target)):
-        why = f"Slurm refuses to start it there: {job.reason}"
+        why = f"{REFUSED_START}: {job.reason}"
         return Fail(why, keep_back=True, refused=job.reason)
     late = f"not started within {limit:.0f} s; Slurm says {job.reason!r}"
     return _wait(at, limit, Fail(late, keep_back=True))

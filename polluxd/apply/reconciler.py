@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from polluxd.apply.actions import Action, Do, Fail, Reach, Situation, Withdraw
+from polluxd.apply.actions import REFUSED_SIZE, Action, Do, Fail, Reach, Situation, Withdraw
+from polluxd.apply.asked import AskedFirst
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.headroom import Headroom, headroom
@@ -75,8 +76,7 @@ class Reconciler:
         self.refusals = Refusals(clock, monotonic)
         self.protection = Protection(limits)
         self.former = FormerNodes(monotonic)
-        self._probed: frozenset[int] = frozenset()
-        """Running jobs that polluxd was let update."""
+        self._asked = AskedFirst(slurm, store, self.refusals, authorize=authorize)
         self._gpu_types: dict[str, str] = {}
         self._acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
@@ -181,7 +181,7 @@ class Reconciler:
         self._acted_on = {move.job_id: move for move in moves}
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.open.keep(moves, seen.state.nodes)
-        self._probed = frozenset(n for n in self._probed if n in jobs and jobs[n].state is JobState.RUNNING)
+        self._asked.keep(jobs)
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
         self.past.keep(holding, jobs.keys() - holding)
         self.refusals.observe(seen.state)
@@ -286,21 +286,10 @@ class Reconciler:
             self._resizer.dismiss([at.companion])
         return False
 
-    def _drain(self, move: Move, job: SlurmJob, room: Capacity) -> Fail | None:
-        """Order the job to drain: the point of no return.
-
-        Before it, the site's hooks and rights are asked, once in an attempt, whether they let polluxd update the job.
-        """
-        if job.job_id not in self._probed:
-            self.authorize()
-            try:
-                self._slurm.probe(job.job_id)
-            except SlurmRefused as error:
-                self.refusals.cannot_be_changed(job, str(error))
-                return Fail(
-                    f"Slurm, or a hook of the site, lets polluxd not update the job: {error}", rest=False
-                )
-            self._probed = self._probed | {job.job_id}
+    def _drain(self, move: Move, job: SlurmJob, room: Capacity) -> Fail | Withdraw | None:
+        """Order the job to drain, once nobody has said no: the point of no return."""
+        if (refusal := self._asked.refusal(move, job)) is not None:
+            return refusal
         room.promise(move.target, move.source, move.job_id)
         # At the requeue, Slurm discards the start time of the attempt.
         end = ends_at(job)
@@ -358,7 +347,7 @@ class Reconciler:
             # Slurm may have carried out an earlier update that timed out: the job then has the right placement.
             now = self._slurm.jobs([move.job_id]).get(move.job_id)
             if now is None or not same_place(now, move.target):
-                why = f"Slurm refused the new size: {error}"
+                why = f"{REFUSED_SIZE}: {error}"
                 self._end(move, now or job, Fail(why, keep_back=True, refused=str(error)), room)
                 return False
         self._reach(move, Step.CONFIGURED)

@@ -12,6 +12,10 @@ The cause has changed when the limit's record has, or when the others that share
 job, and others with the same demands, may not start there with as many GPUs. The cause has changed when a node has, or
 when others use less of it.
 
+The record is in memory. The moves in the database keep the reasons of refusals, so a polluxd that restarts, or takes the
+lead over, reads those of a job's own moves before its first order to the job. It cannot see whether a cause has changed
+until then, so these hold until their next change.
+
 A job without GPUs has no training to stop. Where polluxd cannot see the end of a cause, such a job is tried again
 after a minute, on GPUs that are free.
 """
@@ -27,8 +31,9 @@ from math import ceil, floor, inf
 
 from polluxd.apply.causes import Counted, condition, counted, demands_of, rules_of, shares, use, weight
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.startable import Eligibility, combined
-from polluxd.model import JobState, Move, Placement
+from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
+from polluxd.apply.startable import Eligibility, combined, forbids
+from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 TRIED_AGAIN_S = 60.0
@@ -41,6 +46,7 @@ BARRED = "sizes that Slurm refused stay barred: "
 _LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit")
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
 _LEAST = re.compile(r"(QOS|Assoc)Min")
+_REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
 _HOLDS = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 
 
@@ -122,6 +128,8 @@ class Refusals:
         self._spans: dict[int, tuple[int, str]] = {}
         """By job: the most nodes that its script runs on, and why."""
         self._state: ClusterState | None = None
+        self._learnt: dict[int, set[int]] = {}
+        """By job: the moves that this process has seen fail."""
 
     def observe(self, state: ClusterState) -> None:
         """Take in the cluster; forget the refusals whose cause has changed, or that no job can meet any more."""
@@ -138,6 +146,7 @@ class Refusals:
             limit.met = {job_id: user for job_id, user in limit.met.items() if job_id in jobs}
             limit.stopped = {job_id: user for job_id, user in limit.stopped.items() if job_id in jobs}
         self._spans = {job_id: span for job_id, span in self._spans.items() if job_id in jobs}
+        self._learnt = {job_id: moves for job_id, moves in self._learnt.items() if job_id in jobs}
         self._nodes = {
             key: one
             for key, one in self._nodes.items()
@@ -154,6 +163,7 @@ class Refusals:
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""
         assert self._state is not None
+        self._learnt.setdefault(job.job_id, set()).add(move.id)
         if _LIMIT.match(reason) and not _LEAST.match(reason):
             self._learn_limit(move, job, reason, self._state)
             return
@@ -171,7 +181,25 @@ class Refusals:
 
     def cannot_span(self, move: Move, reason: str) -> None:
         """Take in that the job's script failed on nodes beyond those that it trains on."""
+        self._learnt.setdefault(move.job_id, set()).add(move.id)
         self._spans[move.job_id] = len(move.source.nodes), reason
+
+    def recall(self, move: Move, job: SlurmJob, past: Iterable[Move]) -> str:
+        """Take in what a former polluxd was refused for the job; return why the move is barred, else an empty text.
+
+        Args:
+            past: all moves of the job.
+        """
+        assert self._state is not None
+        for one in past:
+            if one.step is not Step.FAILED or one.id in self._learnt.get(job.job_id, ()):
+                continue
+            if found := _REFUSED.search(one.detail):
+                self.learn(one, job, found[1])
+            elif JOINER_FAILED in one.detail:
+                self.cannot_span(one, one.detail)
+        bars = self.bars(self._state)
+        return bars.forbids(move) or forbids(bars.eligibility.get(job.job_id), move)
 
     def cannot_be_changed(self, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm, or a hook of the site, does not let polluxd change the job."""

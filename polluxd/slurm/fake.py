@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
@@ -75,8 +75,10 @@ class FakeSlurm:
         self._jobs: dict[int, FakeJob] = {}
         self._faults: list[_Fault] = []
         self._answers_at = now
-        self.most_gpus: int | None = None
-        """The most GPUs of a job by its QOS (MaxTRESPerJob), which no record shows; None: no limit."""
+        self.refusal: Callable[[FakeJob, Sequence[str]], str] = lambda _job, _nodes: ""
+        """Why Slurm does not start a job on these nodes, in words of squeue: a rule that no record shows."""
+        self.refuses_update: Callable[[int, Geometry], str] = lambda _job_id, _geometry: ""
+        """Why the site's hook refuses a job's new geometry."""
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
 
@@ -273,6 +275,8 @@ class FakeSlurm:
         unknown = [n for n in named if n not in self._nodes]
         if unknown or job.state is not JobState.PENDING:
             raise SlurmRefused(f"scontrol update: Invalid node name specified for job {job_id}")
+        if why := self.refuses_update(job_id, geometry):
+            raise SlurmRefused(f"scontrol update: {why}")
         job.nodes_wanted = len(geometry.nodes)
         job.required = named
         job.gpus_per_node = geometry.gpus_per_node
@@ -417,18 +421,15 @@ class FakeSlurm:
     def _try_start(self, job: FakeJob) -> None:
         if job.on_hold or job.bad_constraints or self._now < job.begin + self._start_s or self._waits(job):
             return
-        too_large = self.most_gpus is not None and job.nodes_wanted * job.gpus_per_node > self.most_gpus
-        if too_large != bool(job.refused):
-            job.refused = "QOSMaxGRESPerJob" if too_large else ""
-        if too_large:
-            return
         free = self._free()
         names = (
             job.required
             or tuple(n for n, gpus in free.items() if gpus >= job.gpus_per_node)[: job.nodes_wanted]
         )
         fits = len(names) >= job.nodes_wanted and all(free.get(n, 0) >= job.gpus_per_node for n in names)
-        if not fits:
+        if (why := self.refusal(job, names)) != job.refused:
+            job.refused = why
+        if why or not fits:
             return
         # A job that may start in the very second in which it was requeued, on a node that it left: its old
         # credential is revoked there, and the new start with it.

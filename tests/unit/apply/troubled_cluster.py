@@ -44,7 +44,10 @@ class Cluster(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32 - 1), most_gpus=st.sampled_from([None, 2, 3]))
     def seed(self, seed: int, most_gpus: int | None) -> None:
         self.random = random.Random(seed)
-        self.world.slurm.most_gpus = most_gpus
+        if most_gpus is not None:
+            self.world.slurm.refusal = lambda job, _nodes: (
+                "QOSMaxGRESPerJob" if job.nodes_wanted * job.gpus_per_node > most_gpus else ""
+            )
         for able in ABLE:
             self.world.submit(work_s=200.0, time_limit_s=3600.0, able=able)
 
@@ -363,7 +366,7 @@ class Cluster(RuleBasedStateMachine):
         assert not alone, f"companions of jobs that have ended: {alone}"
         stops = Counter(m.job_id for m in world.rows.moves if m.source and "Slurm refuses" in m.detail)
         counted["stops for a limit"] += stops.total()
-        assert all(n <= world.lives for n in stops.values()), f"stopped again for one cause: {stops}"
+        assert all(n <= 1 for n in stops.values()), f"stopped again for one cause: {stops}"
         by_move = Counter(
             m.job_id for m in world.rows.moves if Step.CHECKPOINTED in m.times and not m.in_allocation
         )
