@@ -107,8 +107,18 @@ clean: ## remove what the targets made, the virtual environment excepted
 
 #: Suites on private clusters, each with a page or a folder of results
 
-sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour); sites-out/, tests/benchmarks/sites.md
+sites: setup ## what a real site does: limits, reservations, options, preemption, then ten sites drawn from seeds, or that of SEED, beside a control run, on a private Slurm (root; half an hour; also make refusals, make lives); sites-out/, tests/benchmarks/sites.md
 	@$(PYTHON) -m contrib.sites --page tests/benchmarks/sites.md $(if $(SEED),--seeds $(SEED))
+
+# What Slurm, the site or a job refuses to a running training, beside a control without polluxd, on a private Slurm
+# (root; half an hour); bench-out/refusals.json, tests/benchmarks/refusals.md.
+.PHONY: refusals lives
+refusals: setup
+	@$(PYTHON) -m contrib.refusals --page tests/benchmarks/refusals.md
+
+# LIVES (1000) of a random cluster in virtual time, of successive seeds from SEED (1): refusals, faults, crashes.
+lives: setup
+	@PYTHONPATH=.:agent $(PYTHON) -m tests.unit.apply.lives --lives $(or $(LIVES),1000) --seed $(or $(SEED),1)
 
 cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, time, budget, failed boots, restarts in mid-boot, BOOT (60) seconds long, trainings STRETCH (1) times as long (root; 70 minutes, with STRETCH=2 twice as long); cloud-out/
 	@$(PYTHON) -m contrib.cloud --boot $(or $(BOOT),60) --stretch $(or $(STRETCH),1)

@@ -15,7 +15,7 @@ PAUSED = "paused by an administrator before the move began"
 JOINER_FAILED = "a joiner's script has ended before its training"
 """What the agent's refusal of a growth begins with if the script failed on the further nodes."""
 REFUSED_START, REFUSED_SIZE = "Slurm refuses to start it there", "Slurm refused the new size"
-"""What the detail of a move begins with that Slurm refused after its job was requeued; a colon and the reason follow."""
+"""What the detail of a move has that Slurm refused after its job was requeued; a colon and the reason follow."""
 NOT_BOOTED = "did not boot"
 """Stands in the detail of a move that failed since a node of its target did not boot."""
 

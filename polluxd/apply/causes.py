@@ -12,6 +12,12 @@ from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _OF_ONE_JOB = re.compile(r"Per(Job|Node)|Partition|Wall|Licenses")
+_UNITS = (
+    (r"PerNode", "per node"),
+    (r"C(PU|pu)", "cpu"),
+    (r"Mem", "mem"),
+    (r"Node(Limit|Per|Minutes|RunMinutes)", "node"),
+)
 _LONGEST_MIN = 1e7
 
 
@@ -21,6 +27,7 @@ class Counted(NamedTuple):
     shared: tuple[tuple[str, str], ...]
     """Fields that all jobs under the limit have in common, with their values."""
     unit: str
+    """`gres/gpu`, `cpu`, `mem`, `node`, `per node` (GPUs of each node), or `jobs`."""
     minutes: bool
     """Times the time limit."""
     alone: bool
@@ -48,7 +55,7 @@ def counted(job: SlurmJob, reason: str) -> Counted:
     ):
         unit = "jobs"
     else:
-        unit = "cpu" if re.search(r"C(PU|pu)", reason) else "gres/gpu"
+        unit = next((unit for words, unit in _UNITS if re.search(words, reason)), "gres/gpu")
     minutes = re.search(r"Min(ute)?s|RunMin|Wall|TimeLimit", reason) is not None
     return Counted(shared, unit, minutes, _OF_ONE_JOB.search(reason) is not None)
 
@@ -67,11 +74,17 @@ def shares(job: SlurmJob, key: Counted) -> bool:
     return all(has[name] == value for name, value in key.shared)
 
 
-def weight(job: SlurmJob, gpus: int, key: Counted, now: float) -> float:
-    """What the limit counts of the job on so many GPUs."""
+def weight(job: SlurmJob, gpus: int, nodes: int, key: Counted, now: float) -> float:
+    """What the limit counts of the job on so many GPUs, of so many nodes."""
     count = 1.0
     if key.unit == "gres/gpu":
         count = float(gpus)
+    elif key.unit == "mem":
+        count = float(gpus * max(job.mem_per_gpu_mb, 1))
+    elif key.unit == "node":
+        count = float(nodes)
+    elif key.unit == "per node":
+        count = gpus / max(nodes, 1)
     elif key.unit == "cpu":
         count = float(gpus * job.spec.cpus_per_gpu if job.spec else sum(job.cpus_per_node_held.values()))
     return count * min(max(time_left(job, now) / 60.0, 1.0), _LONGEST_MIN) if key.minutes else count
@@ -97,11 +110,16 @@ def demands_of(job: SlurmJob) -> tuple[object, ...]:
     return job.spec.cpus_per_gpu, job.mem_per_gpu_mb, job.partition, replace(job.demands, asked=None)
 
 
-def condition(state: ClusterState, target: Placement) -> tuple[object, ...]:
-    """What these nodes are, whoever uses them."""
+def equipment(state: ClusterState, target: Placement) -> tuple[object, ...]:
+    """What these nodes have."""
     own = [node for node in state.nodes if node.name in target.nodes]
-    facts = [(n.name, n.gpus, n.cpus, n.memory_mb, n.schedulable, n.features, n.gpu_type) for n in own]
-    return facts, state.rules.reservations
+    return tuple((n.name, n.gpus, n.cpus, n.memory_mb, n.features, n.gpu_type) for n in own)
+
+
+def condition(state: ClusterState, target: Placement) -> tuple[object, ...]:
+    """What these nodes have and allow, whoever uses them."""
+    allowed = [node.schedulable for node in state.nodes if node.name in target.nodes]
+    return equipment(state, target), allowed, state.rules.reservations
 
 
 def use(state: ClusterState, target: Placement, but: int) -> list[Counter[str]]:

@@ -338,7 +338,6 @@ class Reconciler:
     def _configure(self, move: Move, job: SlurmJob, room: Capacity) -> bool:
         """Give the job its new geometry and let it start; True while the move stays open."""
         self.authorize()
-        room.take(move.target, move.job_id)
         self.waiting.resized(move.job_id)
         try:
             size = geometry(job, move.target, self._gpu_types.get(move.target.nodes[0], ""))
@@ -350,6 +349,7 @@ class Reconciler:
                 why = f"{REFUSED_SIZE}: {error}"
                 self._end(move, now or job, Fail(why, keep_back=True, refused=str(error)), room)
                 return False
+        room.take(move.target, move.job_id)
         self._reach(move, Step.CONFIGURED)
         return True
 

@@ -12,9 +12,9 @@ The cause has changed when the limit's record has, or when the others that share
 job, and others with the same demands, may not start there with as many GPUs. The cause has changed when a node has, or
 when others use less of it.
 
-The record is in memory. The moves in the database keep the reasons of refusals, so a polluxd that restarts, or takes the
-lead over, reads those of a job's own moves before its first order to the job. It cannot see whether a cause has changed
-until then, so these hold until their next change.
+The record is in memory. The moves in the database keep the reasons of refusals, so a polluxd that restarts, or takes
+the lead over, reads those of a job's own moves before its first order to the job. It cannot see whether a cause has
+changed until then, so these hold until their next change.
 
 A job without GPUs has no training to stop. Where polluxd cannot see the end of a cause, such a job is tried again
 after a minute, on GPUs that are free.
@@ -29,9 +29,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
-from polluxd.apply.causes import Counted, condition, counted, demands_of, rules_of, shares, use, weight
-from polluxd.apply.headroom import Headroom
 from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
+from polluxd.apply.causes import (
+    Counted,
+    counted,
+    demands_of,
+    rules_of,
+    shares,
+    use,
+    weight,
+)
+from polluxd.apply.headroom import Headroom
+from polluxd.apply.refused_nodes import Bar, RefusedNodes, by_nodes, record_of
 from polluxd.apply.startable import Eligibility, combined, forbids
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -72,25 +81,6 @@ class _Limit:
     """All jobs that were refused by it, with their users."""
 
 
-@dataclass(slots=True)
-class _Nodes:
-    """Nodes on which Slurm did not start a job."""
-
-    reason: str
-    since: float
-    tried_at: float
-    job_id: int
-    target: Placement
-    demands: tuple[object, ...]
-    record: tuple[object, ...]
-    use: tuple[Mapping[str, int], ...]
-    """What others used of them: GPUs, CPUs, memory."""
-
-
-_Bar = tuple[tuple[int, str] | None, Eligibility | None]
-"""Most GPUs of a job and the rule, and where it may start; None: anything."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bars:
     """What refusals bar."""
@@ -124,7 +114,7 @@ class Refusals:
         self._clock = clock
         self._monotonic = monotonic
         self._limits: dict[Counted, _Limit] = {}
-        self._nodes: dict[tuple[int, Placement], _Nodes] = {}
+        self._nodes: dict[tuple[int, Placement], RefusedNodes] = {}
         self._spans: dict[int, tuple[int, str]] = {}
         """By job: the most nodes that its script runs on, and why."""
         self._state: ClusterState | None = None
@@ -152,10 +142,10 @@ class Refusals:
             for key, one in self._nodes.items()
             if one.job_id in jobs
             and one.demands == demands_of(jobs[one.job_id])
-            and one.record == condition(state, one.target)
+            and one.record == record_of(state, jobs[one.job_id], one.target, updated=one.updated)
             and all(
                 now_used[what] >= count
-                for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=True)
+                for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
                 for what, count in then.items()
             )
         }
@@ -168,15 +158,18 @@ class Refusals:
             self._learn_limit(move, job, reason, self._state)
             return
         target = move.added if move.in_allocation else move.target
-        self._nodes[job.job_id, target] = _Nodes(
+        # Slurm, or a hook, refuses an update whoever uses the nodes now.
+        updated = Step.CONFIGURED not in move.times
+        self._nodes[job.job_id, target] = RefusedNodes(
             reason,
             self._clock(),
             self._monotonic(),
             job.job_id,
             target,
             demands_of(job),
-            condition(self._state, target),
-            tuple(use(self._state, target, job.job_id)),
+            record_of(self._state, job, target, updated=updated),
+            () if updated else tuple(use(self._state, target, job.job_id)),
+            updated,
         )
 
     def cannot_span(self, move: Move, reason: str) -> None:
@@ -213,15 +206,16 @@ class Refusals:
     def _learn_limit(self, move: Move, job: SlurmJob, reason: str, state: ClusterState) -> None:
         key = counted(job, reason)
         others = self._used(key, job.job_id, state)
-        least = others + weight(job, move.target.gpus, key, state.taken_at)
+        least = others + weight(job, move.target.gpus, len(move.target.nodes), key, state.taken_at)
         if move.in_allocation and key.unit == "jobs":
             least += 1  # the companion is one more
         good = 0.0
-        if move.source and key.unit in ("gres/gpu", "cpu"):
-            good = others + weight(job, move.source.gpus, key, state.taken_at)
+        if move.source and key.unit != "jobs":
+            # What worked before this refusal says nothing: the limit may have been lowered where polluxd cannot see it.
+            good = others + weight(job, move.source.gpus, len(move.source.nodes), key, state.taken_at)
         known = self._limits.get(key)
         if known is not None:
-            least, good = min(least, known.refused), max(good, known.good)
+            least = min(least, known.refused)
         since = self._clock() if known is None else known.since
         stopped = {} if known is None else known.stopped
         if move.source:
@@ -245,7 +239,7 @@ class Refusals:
         for key, limit in list(self._limits.items()):
             if not shares(job, key) or key.unit == "orders":
                 continue
-            now = weight(job, move.target.gpus, key, self._state.taken_at)
+            now = weight(job, move.target.gpus, len(move.target.nodes), key, self._state.taken_at)
             now += self._used(key, job.job_id, self._state)
             if now >= limit.refused:
                 del self._limits[key]  # it is not what polluxd took it for
@@ -258,7 +252,9 @@ class Refusals:
             return 0.0
         sharing = (job for job in state.jobs if job.job_id != but and job.state in _HOLDS)
         return sum(
-            weight(job, sum(job.gpus_per_node_held.values()), key, state.taken_at)
+            weight(
+                job, sum(job.gpus_per_node_held.values()), len(job.gpus_per_node_held), key, state.taken_at
+            )
             for job in sharing
             if shares(job, key)
         )
@@ -277,36 +273,67 @@ class Refusals:
         for job in state.jobs:
             held.update(job.gpus_per_node_held if job.spec is not None else {})
         free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
+        spans: dict[int, int] = {}
         for job in state.jobs:
             if job.spec is None or job.state.finished or job.tasks:
                 continue
             met = list(self._met(job, state, used, free))
-            if (span := self._spans.get(job.job_id)) is not None:
+            if (span := self._span(job, state, used)) is not None:
+                spans[job.job_id] = span[0]
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
-                rule = f"its script's failure on a further node ({span[1]})"
-                met.append(((span[0] * largest, rule), None))
+                met.append(((span[0] * largest, span[1]), None))
             for cap, eligible in met:
                 if cap is not None and cap[0] < most.get(job.job_id, (inf, ""))[0]:
                     most[job.job_id] = cap
                 if eligible is not None:
                     found = combined(found, {job.job_id: eligible})
-        return Bars(most, {job_id: nodes for job_id, (nodes, _) in self._spans.items()}, found)
+        return Bars(most, spans, found)
+
+    def _span(
+        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float]
+    ) -> tuple[int, str] | None:
+        """Return the most nodes of the job, and why; None: any number."""
+        found = []
+        if (known := self._spans.get(job.job_id)) is not None:
+            found.append((known[0], f"its script's failure on a further node ({known[1]})"))
+        for key, limit in self._limits.items():
+            again = not job.gpus_per_node_held and self._monotonic() - limit.tried_at >= TRIED_AGAIN_S
+            if key.unit != "node" or not shares(job, key) or again:
+                continue
+            own = 0.0
+            if not key.alone and job.state in _HOLDS:
+                own = weight(job, 0, len(job.gpus_per_node_held), key, state.taken_at)
+            most = self._most_nodes(job, key, limit, used[key] - own)
+            if most >= 1:
+                found.append((most, f"Slurm's refusal ({limit.reason})"))
+        return min(found, default=None)
+
+    def _most_nodes(self, job: SlurmJob, key: Counted, limit: _Limit, others: float) -> int:
+        """Return the most nodes that a limit on nodes leaves to the job."""
+        assert self._state is not None
+        each, holds = weight(job, 0, 1, key, self._state.taken_at), len(job.gpus_per_node_held)
+        most = max(ceil((limit.refused - others) / each) - 1, 0)
+        if holds and job.job_id in limit.stopped:
+            most = min(most, max(floor((limit.good - others) / each), 0))
+        return max(most, holds)
 
     def _met(
         self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: frozenset[str]
-    ) -> Iterable[_Bar]:
+    ) -> Iterable[Bar]:
         """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`."""
         assert job.spec is not None
         holds = sum(job.gpus_per_node_held.values())
-        found: list[tuple[_Bar, float]] = []
+        found: list[tuple[Bar, float]] = []
         for key, limit in self._limits.items():
             if shares(job, key):
-                own = 0.0 if key.alone or job.state not in _HOLDS else weight(job, holds, key, state.taken_at)
+                own = 0.0
+                if not key.alone and job.state in _HOLDS:
+                    own = weight(job, holds, len(job.gpus_per_node_held), key, state.taken_at)
                 bar = self._by_limit(job, holds, key, limit, used[key] - own, state)
                 found.append((bar, limit.tried_at))
         demands = demands_of(job) if self._nodes else ()
         found += [
-            (_by_nodes(job, holds, one, state), one.tried_at)
+            (by_nodes(job, holds, one, state), one.tried_at)
             for one in self._nodes.values()
             if one.demands == demands
         ]
@@ -319,15 +346,19 @@ class Refusals:
 
     def _by_limit(
         self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, others: float, state: ClusterState
-    ) -> _Bar:
+    ) -> Bar:
         assert job.spec is not None
         rule = f"Slurm refused it ({limit.reason})"
         if key.unit == "orders":
             return None, Eligibility(frozenset(), f"Slurm refused to change it ({limit.reason})")
         if key.unit == "jobs":
-            barred = others + weight(job, 1, key, state.taken_at) >= limit.refused
+            barred = others + weight(job, 1, 1, key, state.taken_at) >= limit.refused
             return None, Eligibility(frozenset(), rule) if barred else None
-        each = weight(job, 1, key, state.taken_at)
+        if key.unit == "node":
+            return None, Eligibility(frozenset(), rule) if self._most_nodes(
+                job, key, limit, others
+            ) < 1 else None
+        each = weight(job, 1, 1, key, state.taken_at)
         gpus = max(ceil((limit.refused - others) / each) - 1, 0)
         works = max(floor((limit.good - others) / each), 0)
         if holds:
@@ -378,23 +409,6 @@ class Refusals:
             more = f" and {len(barred) - 5} more" if len(barred) > 5 else ""
             told.append(f"{BARRED}jobs {', '.join(sorted(barred)[:5])}{more}")
         return "; ".join(told)
-
-
-def _by_nodes(job: SlurmJob, holds: int, one: _Nodes, state: ClusterState) -> _Bar:
-    """What nodes that refused a job mean for a job with the same demands."""
-    assert job.spec is not None
-    where, own = frozenset(one.target.nodes), job.job_id == one.job_id
-    rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
-    if holds and own and one.target.gpus > holds:
-        return (holds, bound), None
-    if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
-        return None, None  # it holds GPUs there: what it may have is for its own tries to show
-    left = state.reach(job.partition) - where
-    if left and sum(node.capacity for node in state.nodes if node.name in left) >= job.spec.min_gpus:
-        return None, Eligibility(left, rule)
-    if not holds and one.target.gpus > max(job.spec.min_gpus, 1):
-        return (one.target.gpus - 1, bound), None
-    return None, Eligibility(frozenset(), rule)
 
 
 def _utc(at: float) -> str:

@@ -165,6 +165,10 @@ class FakeSlurm:
         """Return the job's true state, whether or not slurmctld answers."""
         return self._show(self._jobs[job_id])
 
+    def raw(self, job_id: int) -> FakeJob:
+        """Return the job as the fake keeps it."""
+        return self._jobs[job_id]
+
     def memory_per_node(self, job_id: int) -> int | None:
         """Memory that a job asks for on each node [MB]; no client reads it."""
         return self._jobs[job_id].mem_per_node_mb

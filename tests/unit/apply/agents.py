@@ -32,6 +32,10 @@ class Training:
     """Its agent is not able to, when it comes to it."""
     keeps_gpus: bool = False
     """Its agent answers each drain with a refusal."""
+    dies: bool = False
+    """Its agent dies of each order to drain."""
+    saves: bool = True
+    """What it acknowledges is on disk."""
     nodes: tuple[str, ...] = ()
     """Where its ranks are."""
     lent: dict[int, tuple[str, ...]] = field(default_factory=dict)

@@ -165,7 +165,9 @@ def test_a_size_that_did_not_start_on_its_node_leaves_a_training_where_it_is() -
     known = Learned(stopped, alike, other)
     known.most(rules=Rules(alone))
     known.refuse(stopped, "Resources", 3, held=4, on="n1")
-    assert known.most() == {1: 0, 2: 2}, "and a job that asks for the same per GPU is tried with fewer"
+    assert known.most() == {1: 0, 2: 1}, (
+        "and a job that asks for the same per GPU is tried at its user's size"
+    )
 
 
 def test_a_script_that_fails_on_a_second_node_gets_no_second_node() -> None:
@@ -177,3 +179,57 @@ def test_a_script_that_fails_on_a_second_node_gets_no_second_node() -> None:
     assert (bars.nodes, bars.most[1][0]) == ({1: 1}, 4)
     assert "no data" in bars.most[1][1]
     assert known.most(jobs=(replace(stays, state=JobState.FAILED),)) == {}
+
+
+def test_a_limit_on_nodes_is_none_on_gpus() -> None:
+    wide, other = running(1, 2), running(2, 2, user="bea")
+    known = Learned(wide, other)
+    target = Placement(("n1", "n2"), 2)
+    known.refusals.learn(
+        build_move("requeue", Placement(("n1",), 2), target, Step.CONFIGURED, job_id=1),
+        wide,
+        "PartitionNodeLimit",
+    )
+    assert known.refusals.bars(known.state).nodes == {1: 1, 2: 1}
+    known.refusals.works(build_move("start", target=Placement(("n2",), 8), job_id=2), other)
+    assert known.refusals.bars(known.state).nodes == {1: 1, 2: 1}, (
+        "8 GPUs of one node say nothing of two nodes"
+    )
+
+
+def test_what_worked_before_a_refusal_does_not_outlast_it() -> None:
+    stopped, lucky = running(1, 1), running(2, 3, user="bea")
+    known = Learned(stopped, lucky)
+    known.refuse(lucky, "QOSMaxGRESPerJob", 8, held=3)
+    known.refuse(stopped, "QOSMaxGRESPerJob", 4, held=1)
+    assert known.most()[1] == 1, "3 worked, but the limit may have been lowered since"
+
+
+def test_an_update_that_a_hook_refuses_stays_refused_while_nodes_come_and_go() -> None:
+    stopped = running(1, 2)
+    known = Learned(stopped)
+    move = build_move("requeue", Placement(("n1",), 2), Placement(("n2",), 4), Step.REQUEUED, job_id=1)
+    known.refusals.learn(move, stopped, "scontrol update: no more than 2 GPUs")
+    away = (NODES[0], replace(NODES[1], schedulable=False), *NODES[2:])
+    assert known.most(nodes=away) == {1: 2}
+    assert known.most(nodes=NODES) == {1: 2}
+    assert known.most(nodes=(NODES[0], replace(NODES[1], gpus=8), *NODES[2:])) == {}, "it is another node now"
+
+
+def test_a_new_polluxd_reads_what_a_former_one_was_refused() -> None:
+    stopped = running(1, 2)
+    move = build_move("requeue", Placement(("n1",), 2), Placement(("n2",), 4), job_id=1)
+    failed = replace(
+        move,
+        step=Step.FAILED,
+        times={Step.CONFIGURED: NOW - 9.0, Step.FAILED: NOW - 5.0},
+        detail="Slurm refuses to start it there: QOSMaxGRESPerJob",
+    )
+    again = replace(move, id=2)
+    fresh = Learned(stopped)
+    assert "QOSMaxGRESPerJob" in fresh.refusals.recall(again, stopped, [failed, again])
+    raised = Qos("normal", GroupLimits({"gres/gpu": 8}), JobLimits({"gres/gpu": 16}))
+    assert fresh.most(limits=replace(LIMITS, qos={"normal": raised})) == {}
+    assert not fresh.refusals.recall(again, stopped, [failed, again]), (
+        "each is read once: its cause has changed"
+    )

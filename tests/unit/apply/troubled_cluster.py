@@ -364,9 +364,7 @@ class Cluster(RuleBasedStateMachine):
         assert not [m for m in world.rows.moves if not m.step.terminal]
         alone = {c: world.truth(c).raw_state for c in world.companions if not world.truth(c).state.finished}
         assert not alone, f"companions of jobs that have ended: {alone}"
-        stops = Counter(m.job_id for m in world.rows.moves if m.source and "Slurm refuses" in m.detail)
-        counted["stops for a limit"] += stops.total()
-        assert all(n <= 1 for n in stops.values()), f"stopped again for one cause: {stops}"
+        self.stopped_once()
         by_move = Counter(
             m.job_id for m in world.rows.moves if Step.CHECKPOINTED in m.times and not m.in_allocation
         )
@@ -380,3 +378,9 @@ class Cluster(RuleBasedStateMachine):
                 kind = " (grow)" if move.grows else " (shrink)" if move.in_allocation else ""
                 counted[f"completed {move.path}{kind}"] += 1
         counted["requeues"] += sum(world.requeued.values())
+
+    def stopped_once(self) -> None:
+        """No training is stopped twice for one cause, whoever was polluxd in between."""
+        stops = Counter(m.job_id for m in self.world.rows.moves if m.source and "Slurm refuses" in m.detail)
+        counted["stops for a limit"] += stops.total()
+        assert all(n <= 1 for n in stops.values()), f"stopped again for one cause: {stops}"

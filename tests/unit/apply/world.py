@@ -197,7 +197,9 @@ class World:
 
     def __init__(self, nodes: int = 2, gpus: int = 4, *, policy: Policy | None = None) -> None:
         self.gpus = {f"n{i + 1}": gpus for i in range(nodes)}
-        self.slurm = FakeSlurm([Node(name, gpus, cpus=64) for name in self.gpus])
+        self.slurm = FakeSlurm(
+            [Node(name, gpus, cpus=64, partitions=frozenset({"main"})) for name in self.gpus]
+        )
         self.rows = FakeRows(self.slurm.clock)
         self.skew = 0.0
         """By how much polluxd's clock is wrong."""
@@ -211,6 +213,8 @@ class World:
         """Moves whose agent has said that its checkpoint is there."""
         self.lives = 0
         """How many polluxd there were: each has learnt for itself."""
+        self.words: Callable[[int], dict[str, Any]] = lambda _job_id: {}
+        """What a job's agent reports besides."""
         self.faults: list[str] = []
         self._handler = _Errors(self.faults)
         logging.getLogger("polluxd").addHandler(self._handler)
@@ -303,6 +307,7 @@ class World:
                     resize=training.able,
                     resized=training.resized,
                     refused=training.refused,
+                    **self.words(job_id),
                 )
 
     def _train(self, job_id: int, training: Training, seconds: float, now: float) -> None:
@@ -314,11 +319,14 @@ class World:
             asked = move.job_id == job_id and move.step is Step.DRAINING and move.attempt == training.attempt
             if asked and not move.in_allocation and training.keeps_gpus:
                 training.refused = move.id
+            elif asked and not move.in_allocation and training.dies:
+                self.slurm.finish(job_id, JobState.FAILED)
             elif asked and not move.in_allocation:
-                training.saved_s = training.done_s
+                training.saved_s = training.done_s if training.saves else training.saved_s
                 if self.rows.acknowledge(move.id, self.wall()):
                     training.stopped_at = now
-                    self.acknowledged.add(move.id)
+                    if training.saves:
+                        self.acknowledged.add(move.id)
 
     def assert_sound(self) -> None:
         """What holds at every moment."""

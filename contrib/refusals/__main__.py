@@ -1,0 +1,410 @@
+"""Play each row beside polluxd and without it; write bench-out/refusals.json, and the page.
+
+python -m contrib.refusals [--only WORD ...] [--out FILE] [--page FILE]
+
+Ten rows are played at the same time, on partitions of their own. `scontrol show job`, twice a second, says when each
+training ran, on how many GPUs, and how often it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from contrib.commit import COMMIT
+from contrib.devcluster import DevClusterError, Polluxd, SiteLines
+from contrib.devcluster.cluster import slurm_version
+from contrib.devcluster.interrupts import interruptible
+from contrib.refusals.causes import ROWS, Row, nothing
+from contrib.refusals.page import page
+from contrib.sites.place import USER, Place, place
+from polluxd.printable import printable
+
+SINGLE, DOUBLE = 8, 3
+"""Partitions of one node, and of two."""
+WATCHED_S = 35.0
+"""Two cooldowns, some decisions, and a move that comes to nothing."""
+GROWN_S = 90.0
+FIRST_S = 90.0
+_TRAINER = "python tests/integration/loop/own_loop.py"
+_RUNNING = ("RUNNING",)
+
+
+def _partitions() -> dict[str, tuple[str, ...]]:
+    names = iter(f"n{number}" for number in count(1))
+    sizes = [*(("s", 1, n) for n in range(SINGLE)), *(("d", 2, n) for n in range(DOUBLE))]
+    return {f"{kind}{n}": tuple(next(names) for _ in range(size)) for kind, size, n in sizes}
+
+
+PARTITIONS = _partitions()
+SITE = SiteLines(
+    lines=(
+        "SelectTypeParameters=CR_Core_Memory",
+        "DefMemPerGPU=400",
+        "AccountingStorageEnforce=associations,limits,qos",
+        "AccountingStorageTRES=gres/gpu",
+        "Licenses=matlab:1",
+        "ReconfigFlags=KeepPartState",
+    ),
+    partitions={
+        name: f"Nodes={','.join(nodes)} TRESBillingWeights=GRES/gpu=1.0" for name, nodes in PARTITIONS.items()
+    },
+)
+
+
+@dataclass
+class Watched:
+    """What Slurm showed of a job."""
+
+    submitted: float = field(default_factory=time.time)
+    started: float | None = None
+    since: float | None = None
+    """When the watch began; before, only the start counts."""
+    stopped_s: float = 0.0
+    restarts_before: int = 0
+    restarts: int = 0
+    gpus: int = 0
+    state: str = ""
+    seen_at: float = 0.0
+
+    ended: bool = False
+
+    def end(self) -> None:
+        """What comes after is no part of the row."""
+        self.ended = True
+
+    def see(self, record: str, now: float) -> None:
+        """Take in a line of `scontrol show job`."""
+        if self.ended:
+            return
+        words = dict(word.split("=", 1) for word in record.split() if "=" in word)
+        self.state, self.restarts = words.get("JobState", ""), int(words.get("Restarts", "0"))
+        runs = self.state in _RUNNING
+        found = re.search(r"[ ,=]gres/gpu=(\d+)", record[record.find(" TRES=") :])
+        self.gpus = int(found[1]) if runs and found else 0
+        if runs and self.started is None:
+            self.started = now
+        if self.since is not None and not runs and self.state in ("PENDING", "COMPLETING"):
+            self.stopped_s += now - max(self.seen_at, self.since)
+        self.seen_at = now
+
+
+class Sampler(threading.Thread):
+    """Looks at all jobs of a cluster, twice a second."""
+
+    def __init__(self, site: Place) -> None:
+        super().__init__(daemon=True)
+        self._site = site
+        self._ended = threading.Event()
+        self.jobs: dict[int, Watched] = {}
+
+    def run(self) -> None:
+        while not self._ended.wait(0.5):
+            try:
+                shown = self._site.cluster.command("scontrol", "show", "job", "-o")
+            except DevClusterError:
+                continue  # slurmctld restarts
+            now = time.time()
+            for line in shown.splitlines():
+                number = re.match(r"JobId=(\d+)", line)
+                if number and (watched := self.jobs.get(int(number[1]))) is not None:
+                    watched.see(line, now)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+class Play:
+    """One row on one cluster: the `Hands` of its cause."""
+
+    def __init__(self, site: Place, sampler: Sampler, row: Row, number: int, partition: str) -> None:
+        self._site, self._sampler, self._row = site, sampler, row
+        self.partition, self.nodes = partition, PARTITIONS[partition]
+        self.account, self._name = f"a{number}", f"r{number}"
+        self.beside = site.daemon.running
+        self.job_id = 0
+        self.error = ""
+
+    def command(self, *words: str) -> str:
+        return self._site.cluster.command(*words)
+
+    def update(self, *words: str) -> None:
+        self.command("scontrol", "update", *words)
+
+    def plain(self, name: str, *lines: str, gpus: int = 0) -> None:
+        head = "SBATCH --nodes=1" + (f" --gpus-per-node={gpus}" if gpus else " --mem=100")
+        own = (f"SBATCH --partition={self.partition} --account={self.account}", *lines)
+        self._site.sbatch(f"{self._name}-{name}", "sleep 300", *own, head=head)
+
+    def lock_checkpoints(self) -> None:
+        self._out.chmod(0o555)
+
+    @property
+    def _out(self) -> Path:
+        return self._site.folder / self._name
+
+    def prepare(self) -> None:
+        """Make the row's QOS and account."""
+        row, qos = self._row, f"q{self._row_number}"
+        self.command("sacctmgr", "-i", "add", "qos", qos, *row.qos)
+        words = (f"qos={qos}", f"defaultqos={qos}", *row.account)
+        self.command("sacctmgr", "-i", "add", "account", self.account, *words)
+        self.command("sacctmgr", "-i", "add", "user", USER, f"account={self.account}", *row.user)
+
+    @property
+    def _row_number(self) -> str:
+        return self._name[1:]
+
+    def play(self) -> Watched:
+        row = self._row
+        try:
+            row.before(self)
+            watched = self._submit()
+            self._watch(watched)
+        except Exception as error:
+            traceback.print_exc()
+            self.error = f"{type(error).__name__}: {error}"
+            watched = self._sampler.jobs.get(self.job_id, Watched())
+        watched.end()
+        self.told = self._told()
+        self._clean()
+        return watched
+
+    def _submit(self) -> Watched:
+        row, gpus = self._row, 4 if self._row.act == "shrink" else 2
+        counts = "2,4" if row.nodes == 1 else "4,8"
+        head = f"SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node={gpus if row.nodes == 1 else 4}"
+        lines = [line.format(last=self.nodes[-1]) for line in row.lines]
+        least, most = counts.split(",")
+        own = (
+            f"SBATCH --partition={self.partition} --account={self.account}",
+            f"POLLUX min-gpus={least} max-gpus={most} gpu-counts={counts} adaptive=no resize=requeue",
+        )
+        body = (
+            f"pollux wrap --checkpoints '{self._out}/step-*.json' --batch 48 --steps 100000 {row.wrap} -- "
+            f"{_TRAINER} --out {self._out} --steps 100000 {row.trainer}"
+        )
+        self.job_id = self._site.sbatch(self._name, body, *own, *lines, head=head)
+        watched = self._sampler.jobs[self.job_id] = Watched()
+        return watched
+
+    def _trains(self) -> bool:
+        return (self._out / "made.txt").exists()
+
+    def _watch(self, watched: Watched) -> None:
+        row = self._row
+        deadline = time.time() + FIRST_S
+        while not (watched.started and self._trains()) and time.time() < deadline:
+            time.sleep(0.2)
+        if row.during is not nothing and row.act == "grow":
+            self._pin(True)
+        if row.act == "shrink" and self.beside:
+            self._until_grown(watched)
+            self._pin(True)
+        watched.since, watched.restarts_before = time.time(), watched.restarts
+        row.during(self)
+        self._pin(False)
+        longest = GROWN_S if row.grows else WATCHED_S
+        while time.time() < watched.since + longest and not (row.grows and watched.gpus == 4):
+            time.sleep(0.2)
+
+    def _until_grown(self, watched: Watched) -> None:
+        deadline = time.time() + GROWN_S
+        while watched.gpus < 4 and time.time() < deadline:
+            time.sleep(0.2)
+
+    def _pin(self, on: bool) -> None:
+        """Keep polluxd from moving it before the cause is there."""
+        if not self.beside:
+            return
+        self._site.store.set_pin(self.job_id, "by the row", pinned=on)
+
+    def _told(self) -> str:
+        if not self.beside or not self.job_id:
+            return ""
+        found = self._site.store.explain(self.job_id)
+        return found.allocation.reason if found is not None and found.allocation is not None else ""
+
+    def _clean(self) -> None:
+        """End the row's jobs, and undo what it did to its nodes and partition."""
+        with suppress(DevClusterError):
+            self.command("scancel", f"--partition={self.partition}")
+        undo = (
+            ("scontrol", "update", f"PartitionName={self.partition}", "State=UP", "MaxNodes=UNLIMITED"),
+            (
+                "scontrol",
+                "update",
+                f"PartitionName={self.partition}",
+                "MaxTime=UNLIMITED",
+                "AllowAccounts=ALL",
+            ),
+            ("scontrol", "update", f"PartitionName={self.partition}", "AllowQos=ALL"),
+            ("scontrol", "delete", f"ReservationName=r_{self.partition}_{self.account}"),
+            *(("scontrol", "cancel_reboot", node) for node in self.nodes[:1]),
+            *(("scontrol", "update", f"NodeName={node}", "State=RESUME") for node in self.nodes),
+        )
+        for words in undo:
+            with suppress(DevClusterError):
+                self.command(*words)
+        deadline = time.time() + 30
+        while time.time() < deadline:
+            with suppress(DevClusterError):
+                if not self.command("squeue", "-h", "-a", "-p", self.partition).strip():
+                    return
+            time.sleep(0.5)
+
+
+def row_of(row: Row, beside: tuple[Play, Watched], control: tuple[Play, Watched]) -> list[dict[str, object]]:
+    """Return the results of a row: those of its act, and of its first start."""
+    (play, here), (_, there) = beside, control
+    known = {
+        "cause": row.cause,
+        "slurm": ".".join(map(str, slurm_version())),
+        "told": printable(play.told),
+        "error": printable(play.error),
+    }
+    both = {"final_gpus": here.gpus, "control_final_gpus": there.gpus}
+    acted = {
+        "act": row.act,
+        "stopped_s": round(here.stopped_s, 1),
+        "control_stopped_s": round(there.stopped_s, 1),
+        "stops": here.restarts - here.restarts_before,
+        "control_stops": there.restarts - there.restarts_before,
+        "lost_gpu_s": round(here.stopped_s * (4 if row.act == "shrink" else 2), 1),
+    }
+    if row.act != "grow":
+        return [known | acted | both]
+    first = {
+        "act": "start",
+        "stopped_s": round(_start_s(here), 1),
+        "control_stopped_s": round(_start_s(there), 1),
+        "stops": 0 if here.started else here.restarts,
+        "control_stops": 0,
+        "lost_gpu_s": 0.0,
+    }
+    return [known | acted | both, known | first | both]
+
+
+def _start_s(watched: Watched) -> float:
+    return (watched.started or time.time()) - watched.submitted
+
+
+def play_rows(rows: Sequence[tuple[int, Row]], out: Path) -> list[dict[str, object]]:
+    """Play the rows in batches, one for each partition."""
+    found: list[dict[str, object]] = []
+    with (
+        place(SITE, (), nodes=SINGLE + 2 * DOUBLE, lease_s=20) as control,
+        place(SITE, (), nodes=SINGLE + 2 * DOUBLE, lease_s=20) as site,
+        ExitStack() as stack,
+    ):
+        site.daemon = Polluxd(site.cluster, site.folder, slurm={"lease_s": 20}, policy={"start_gpus": 1})
+        site.start()
+        samplers = {}
+        for each in (control, site):
+            samplers[id(each)] = Sampler(each)
+            samplers[id(each)].start()
+            stack.callback(samplers[id(each)].end)
+        left = list(rows)
+        while left:
+            batch, left = _batch(left)
+            with ThreadPoolExecutor(2 * len(batch)) as pool:
+                plays = {
+                    (number, beside): Play(each, samplers[id(each)], row, number, partition)
+                    for number, row, partition in batch
+                    for each, beside in ((site, True), (control, False))
+                }
+                for one in plays.values():
+                    one.prepare()
+                time.sleep(1.0)
+                ended = {key: pool.submit(one.play) for key, one in plays.items()}
+                for number, row, _ in batch:
+                    both = [
+                        (plays[number, beside], ended[number, beside].result()) for beside in (True, False)
+                    ]
+                    found += row_of(row, both[0], both[1])
+                    out.write_text(json.dumps(found, indent=1) + "\n")
+                    told = found[-1] if row.act != "grow" else found[-2]
+                    print(f"{row.act:7}{row.cause}: {told}", flush=True)
+        folders = [each.folder.parent for each in (control, site)]
+        log = (site.folder / "polluxd.log").read_text()
+        if "Traceback" in log:
+            print(f"polluxd had a fault of its own: {site.folder}/polluxd.log", file=sys.stderr)
+            folders = []
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def _batch(rows: Iterable[tuple[int, Row]]) -> tuple[list[tuple[int, Row, str]], list[tuple[int, Row]]]:
+    free = {1: [n for n in PARTITIONS if n[0] == "s"], 2: [n for n in PARTITIONS if n[0] == "d"]}
+    chosen, left = [], []
+    for number, row in rows:
+        if free[row.nodes]:
+            chosen.append((number, row, free[row.nodes].pop()))
+        else:
+            left.append((number, row))
+    return chosen, left
+
+
+def wrong(rows: Sequence[dict[str, object]]) -> list[str]:
+    """Return which rows stop a training twice or for longer than 10 s, or delay a start by more than 15 s."""
+    found = []
+    for row in rows:
+        name = f"{row['act']} {row['cause']}"
+        stopped, control = float(str(row["stopped_s"])), float(str(row["control_stopped_s"]))
+        if row["error"]:
+            found.append(f"{name}: {row['error']}")
+        elif row["act"] == "start" and stopped > control + 15.0:
+            found.append(f"{name}: {stopped:.0f} s, without polluxd {control:.0f} s")
+        elif row["act"] != "start" and row["cause"] == "none":
+            if row["final_gpus"] != 4:
+                found.append(f"{name}: it did not grow")
+        elif (
+            row["act"] != "start"
+            and not row["control_stops"]
+            and (int(str(row["stops"])) > 1 or stopped > 10.0)
+        ):
+            found.append(f"{name}: {row['stops']} stops, {stopped:.0f} s")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m contrib.refusals", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--only", nargs="+", default=[""], help="rows with one of these words in their cause")
+    parser.add_argument("--act", default="", help="grow or shrink")
+    parser.add_argument("--out", type=Path, default=Path("bench-out/refusals.json"))
+    parser.add_argument("--page", type=Path, help="page that is written")
+    arguments = parser.parse_args()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen = [
+        (number, row)
+        for number, row in enumerate(ROWS)
+        if any(word in row.cause for word in arguments.only) and arguments.act in row.act
+    ]
+    rows = play_rows(chosen, arguments.out)
+    if arguments.page is not None:
+        arguments.page.write_text(page(rows, COMMIT))
+    failed = wrong(rows)
+    for one in failed:
+        print(f"refusals: {one}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    with interruptible():
+        sys.exit(main())

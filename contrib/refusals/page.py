@@ -1,0 +1,43 @@
+"""Write the page of refusals: tests/benchmarks/refusals.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+HEAD = """\
+# Refusals
+
+`make refusals` plays each row twice at the same time on real Slurm: beside polluxd, and without it. A row is a training
+that runs, an act of polluxd, and a cause by which Slurm, the site or the job refuses that act. `scontrol show job` is
+asked twice a second. `stopped`: for how long the training did not run after the cause was there, for `start`: from the
+submission to the first start. `stops`: its restarts in that time. A cause that stops the training without polluxd too
+(its user requeues it) counts for neither.
+
+| act | cause | Slurm | stopped [s] | without polluxd [s] | stops | GPUs at the end | without polluxd |
+|---|---|---|---:|---:|---:|---:|---:|
+"""
+
+
+def page(rows: Sequence[dict[str, Any]], commit: str) -> str:
+    lines = [
+        f"| {row['act']} | {row['cause']}{': ' + row['error'] if row['error'] else ''} | {row['slurm']} | "
+        f"{row['stopped_s']:.1f} | {row['control_stopped_s']:.1f} | {row['stops']} | {row['final_gpus']} | "
+        f"{row['control_final_gpus']} |"
+        for row in sorted(rows, key=lambda row: row["act"])
+    ]
+    acted = [
+        row for row in rows if row["act"] == "grow" and row["cause"] != "none" and not row["control_stops"]
+    ]
+    still = sum(row["stopped_s"] == 0.0 for row in acted)
+    longest = max((row["stopped_s"] for row in acted), default=0.0)
+    most = max((row["stops"] for row in acted), default=0)
+    late = max(
+        (row["stopped_s"] - row["control_stopped_s"] for row in rows if row["act"] == "start"), default=0.0
+    )
+    end = (
+        f"\nAt {commit}: {still} of {len(acted)} refused growths stopped the training for 0 s, none for more than "
+        f"{longest:.1f} s, none more than {most} times. First starts came at most {late:.1f} s after those without "
+        "polluxd.\n"
+    )
+    return HEAD + "\n".join(lines) + "\n" + end

@@ -1,0 +1,472 @@
+"""Lives of a small cluster with polluxd, each drawn from one seed, in virtual time.
+
+The controller, the reconciler and the store's rules are the real ones; Slurm, the database's rows and the jobs' agents
+are in memory. In half of the lives the real policy decides, in the others an adversary, who moves jobs for no reason.
+In half of the lives nothing breaks but what refuses; in the others everything that `troubled_cluster` knows.
+
+    python -m tests.unit.apply.lives --lives 1000 --seed 1
+
+A life that breaks an invariant is printed with its seed, and the same seed plays the same life again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from polluxd.apply.actions import REFUSED_SIZE, REFUSED_START
+from polluxd.model import JobState, Move, Step
+from polluxd.policy import decide
+from polluxd.slurm.fake_job import FakeJob
+from polluxd.slurm.protocol import Geometry
+from tests import build
+
+from .troubled_cluster import ABLE, MOST_JOBS, Cluster
+from .world import LEADER_LEASE_S
+
+EVENTS = 40
+USERS = ("alice", "bea", "cem")
+BACK_S = 10.0
+"""Longest time that a refused training stands, while nothing else is wrong."""
+QUIET_S = 200.0
+"""A job that waits beside idle GPUs has been tried again by then, and others have given way."""
+
+
+class Violation(AssertionError):
+    """An invariant that did not hold."""
+
+
+@dataclass
+class Cause:
+    """A rule by which Slurm or the site refuses starts, which no record shows."""
+
+    reason: str
+    most: int
+    node: str = ""
+    user: str = ""
+    version: int = 0
+    """Counts its changes."""
+
+    def bars(self, user: str, gpus: int, nodes: Sequence[str], minutes: float, others: int) -> bool:
+        """Whether it refuses a start of a user on so many GPUs of each of these nodes."""
+        total = gpus * len(nodes)
+        match self.reason:
+            case "QOSMaxGRESPerJob" | "update":
+                return total > self.most
+            case "QOSMaxGRESPerUser":
+                return user == self.user and others + total > self.most
+            case "QOSMaxGRESMinutesPerJob":
+                return total * minutes > self.most * 60.0
+            case "PartitionNodeLimit":
+                return len(nodes) > 1
+            case "Resources":
+                return self.node in nodes and gpus > self.most
+        raise ValueError(self.reason)
+
+
+REASONS = (
+    "QOSMaxGRESPerJob",
+    "QOSMaxGRESPerUser",
+    "QOSMaxGRESMinutesPerJob",
+    "PartitionNodeLimit",
+    "Resources",
+    "update",
+)
+
+
+@dataclass
+class Stop:
+    """A training that a refused move has stopped."""
+
+    job_id: int
+    cause: Cause
+    version: int
+    move: int
+    at: float
+    back_at: float | None = None
+    taken: bool = False
+    """Others have its former GPUs."""
+
+
+class Life(Cluster):
+    """One life.
+
+    Args:
+        seed: all that happens follows from it.
+        events: how many things happen.
+    """
+
+    def __init__(self, seed: int, events: int = EVENTS) -> None:
+        super().__init__()
+        self.random = Random(seed)
+        self.events = events
+        self.calm = self.random.random() < 0.5
+        self.sane = self.random.random() < 0.5
+        self.causes: list[Cause] = []
+        self.stops: list[Stop] = []
+        self._refused: dict[tuple[int, int], tuple[Cause, int]] = {}
+        """By job and attempt: what refused its start."""
+        self._judged = 0
+        self.gpu_s = 0.0
+        self.lost_gpu_s = 0.0
+        self._stood: dict[int, tuple[int, int]] = {}
+        """Jobs that stand for a move: its id and their GPUs before it."""
+        self._lost_by: Counter[int] = Counter()
+        self.world.slurm.refusal = self._refuses
+        self.world.slurm.refuses_update = self._refuses_update
+        if self.sane:
+            self.world.policy = decide
+        self.world.words = _measured
+
+    # --- Slurm's answers ----------------------------------------------------------------------------
+
+    def _cause_of(self, job: FakeJob, nodes: Sequence[str], gpus: int) -> Cause | None:
+        others = sum(
+            sum(one.gpus_per_node_held.values())
+            for one in self.world.holders()
+            if one.user == job.user and one.job_id != job.job_id
+        )
+        minutes = (job.time_limit_s or 86400.0) / 60.0
+        for cause in self.causes:
+            if cause.reason != "update" and cause.bars(job.user, gpus, nodes, minutes, others):
+                return cause
+        return None
+
+    def _refuses(self, job: FakeJob, nodes: Sequence[str]) -> str:
+        if job.spec is None:
+            return ""
+        wanted = nodes or tuple(f"?{n}" for n in range(job.nodes_wanted))
+        cause = self._cause_of(job, wanted, job.gpus_per_node)
+        if cause is not None and job.required:
+            self._refused[job.job_id, job.restarts] = cause, cause.version
+        return "" if cause is None else cause.reason
+
+    def _refuses_update(self, job_id: int, geometry: Geometry) -> str:
+        if geometry.anywhere:
+            return ""
+        for cause in self.causes:
+            if cause.reason == "update" and cause.bars("", geometry.gpus_per_node, geometry.nodes, 0.0, 0):
+                self._refused[job_id, self.world.truth(job_id).restart_count] = cause, cause.version
+                return f"the site allows {cause.most} GPUs"
+        return ""
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Live through all events, then through a quiet time, and to the end of all jobs."""
+        try:
+            for _ in range(2):
+                self._submit()
+            if self.random.random() < 0.8:
+                self._new_cause()
+            for _ in range(self.events):
+                name, happens = self._draw()
+                self.history.append(name)
+                happens()
+                for _ in range(self.random.choice((0, 2, 10, 30))):
+                    self.turn()
+            if self.calm:
+                self._quiet()
+            self.causes.clear()
+            self.converge()
+        finally:
+            self.world.close()
+
+    history: list[str]
+
+    def _draw(self) -> tuple[str, Callable[[], object]]:
+        pick, seconds = self.random.randrange(10), self.random.choice((1.0, 4.0, 15.0))
+        yes = self.random.random() < 0.5
+        name = f"n{self.random.randint(1, 3)}"
+        calm: dict[str, Callable[[], object]] = {
+            "submit": self._submit,
+            "foreign": lambda: self.foreign(
+                gpus=self.random.randint(1, 4), runtime=self.random.choice((2.0, 20.0))
+            ),
+            "cancel": lambda: self.cancel(pick=pick, how=JobState.CANCELLED),
+            "cause": self._new_cause,
+            "cause changes": self._change_cause,
+            "agent": lambda: self._agent(pick),
+            "rest": lambda: self.run(turns=20),
+        }
+        storm: dict[str, Callable[[], object]] = {
+            "hold": lambda: self.hold(pick=pick, seconds=seconds),
+            "requeue": lambda: self.requeue_by_hand(pick=pick),
+            "node": lambda: self.node_goes(name=name, seconds=seconds, breaks=yes),
+            "pause": lambda: self.pause(seconds=seconds),
+            "pin": lambda: self.pin(pick=pick, seconds=seconds),
+            "cancel move": lambda: self.cancel_move(pick=pick),
+            "slurm fails": lambda: self.slurm_fails(
+                call=self.random.choice(
+                    (
+                        "observe",
+                        "jobs",
+                        "requeue",
+                        "configure",
+                        "renew",
+                        "limit_time",
+                        "shrink",
+                        "cancel",
+                        "probe",
+                    )
+                ),
+                applied=yes,
+                refused=self.random.random() < 0.3,
+            ),
+            "slurmctld": lambda: self.slurmctld_restarts(seconds=self.random.choice((1.0, 5.0)), forgets=yes),
+            "database": lambda: self.database(seconds=seconds),
+            "kill": self.kill,
+            "kill at": lambda: self.kill_at(
+                step=self.random.choice((Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED)),
+                seconds=self.random.choice((4.0, 40.0)),
+            ),
+            "freeze": self._freeze,
+            "clock": lambda: self.clock_steps(seconds=self.random.choice((-7200.0, -30.0, 30.0, 7200.0))),
+            "companion": lambda: self.companion_goes(
+                pick=pick, how=self.random.choice(("cancelled", "failed", "held"))
+            ),
+        }
+        known = calm if self.calm else calm | storm
+        chosen = self.random.choice(sorted(known))
+        return chosen, known[chosen]
+
+    def _freeze(self) -> None:
+        if self.frozen is not None:
+            self.thaw()
+        elif len(self.thawed) < 2:
+            self.freeze(waited=self.random.choice((0.0, LEADER_LEASE_S + 0.5)))
+
+    def _submit(self) -> None:
+        if sum(not job.state.finished for job in self.world.ours()) >= MOST_JOBS:
+            return
+        number = self.random.randrange(len(USERS))
+        self.world.submit(
+            work_s=self.random.choice((3.0, 60.0, 600.0)),
+            time_limit_s=self.random.choice((None, 3600.0)),
+            able=self.random.choice(ABLE),
+            user=USERS[number],
+            uid=1000 + number,
+        )
+
+    def _new_cause(self) -> None:
+        if len(self.causes) < 2:
+            self.causes.append(
+                Cause(
+                    self.random.choice(REASONS),
+                    self.random.randint(1, 3),
+                    f"n{self.random.randint(1, 3)}",
+                    self.random.choice(USERS),
+                )
+            )
+
+    def _change_cause(self) -> None:
+        if self.causes:
+            cause = self.random.choice(self.causes)
+            cause.version += 1
+            cause.most = self.random.randint(1, 4)
+
+    def _agent(self, pick: int) -> None:
+        """An agent becomes a bad one, or a good one again."""
+        job_id = self.job(pick, JobState.PENDING, JobState.RUNNING)
+        if job_id is not None:
+            training = self.world.trainings[job_id]
+            kind = self.random.choice(("good", "refuses", "keeps", "silent", "lies", "dies"))
+            training.refuses, training.keeps_gpus = kind == "refuses", kind == "keeps"
+            training.silent, training.dies = kind == "silent", kind == "dies"
+            training.saves = kind != "lies"
+
+    # --- invariants ---------------------------------------------------------------------------------
+
+    def turn(self, seconds: float = 0.5) -> None:
+        super().turn(seconds)
+        self._measure(seconds)
+
+    def _measure(self, seconds: float) -> None:
+        """Count what trainings did, and see what became of refused ones."""
+        world = self.world
+        moves = world.rows.moves
+        for job_id in world.trainings:
+            job = world.truth(job_id)
+            held = sum(job.gpus_per_node_held.values())
+            self.gpu_s += held * seconds if job.state is JobState.RUNNING else 0.0
+        for move in moves[self._judged :]:
+            if move.source and not move.in_allocation and Step.CHECKPOINTED in move.times:
+                self._stood.setdefault(move.job_id, (move.id, move.source.gpus))
+        while self._judged < len(moves) and moves[self._judged].step.terminal:
+            self._judge(moves[self._judged])
+            self._judged += 1
+        for job_id, (number, gpus) in list(self._stood.items()):
+            job = world.truth(job_id)
+            if (
+                job.state is JobState.RUNNING and job.restart_count > moves[number - 1].attempt
+            ) or job.state.finished:
+                del self._stood[job_id]
+            elif moves[number - 1].step is Step.FAILED and not job.held_by_user:
+                self._lost_by[number] += gpus * seconds
+        for stop in self.stops:
+            self._back(stop)
+
+    def _judge(self, move: Move) -> None:
+        """Take in the end of a move."""
+        stopped = move.step is Step.FAILED and Step.REQUEUED in move.times and bool(move.source)
+        if (
+            not stopped
+            or move.path == "park"
+            or not any(one in move.detail for one in (REFUSED_START, REFUSED_SIZE))
+        ):
+            return
+        found = self._refused.get((move.job_id, move.attempt + 1))
+        if found is None:
+            return
+        cause, version = found
+        self.stops.append(Stop(move.job_id, cause, version, move.id, move.times[Step.REQUEUED]))
+
+    def _back(self, stop: Stop) -> None:
+        if stop.back_at is not None or stop.taken:
+            return
+        job, source = self.world.truth(stop.job_id), self.world.rows.moves[stop.move - 1].source
+        now = self.world.slurm.clock()
+        if job.state.finished or job.held_by_user:
+            stop.taken = True
+            return
+        if job.state is not JobState.PENDING:
+            stop.back_at = now
+            return
+        used: Counter[str] = Counter()
+        for one in self.world.holders():
+            used.update(one.gpus_per_node_held)
+        for number in self.world.foreign:
+            used.update(self.world.truth(number).gpus_per_node_held)
+        stop.taken = any(used[n] + source.gpus_per_node > self.world.gpus[n] for n in source.nodes)
+        barred = self._cause_of(self.world.slurm.raw(stop.job_id), source.nodes, source.gpus_per_node)
+        if stop.taken or barred is not None or stop.version != stop.cause.version:
+            stop.taken = True
+            return
+        if self.calm and now - stop.at > BACK_S + 5.0:
+            raise Violation(f"job {stop.job_id} stands since {now - stop.at:.1f} s, refused by {stop.cause}")
+
+    def stopped_once(self) -> None:
+        """No training is stopped twice for one cause that has not changed."""
+        many = Counter((stop.job_id, id(stop.cause), stop.version) for stop in self.stops)
+        if many and max(many.values()) > 1:
+            raise Violation(f"stopped again for one cause: {self.stops}")
+        self.lost_gpu_s = sum(self._lost_by.values())
+
+    def _quiet(self) -> None:
+        """Wait; then every idle GPU beside a waiting job has a true reason, and nobody keeps more than a share."""
+        for training in self.world.trainings.values():
+            training.work_s = 1e9
+        waited_s, self._since = 0.0, {}
+        while waited_s < QUIET_S:
+            self.turn(1.0)
+            waited_s += 1.0
+        for job_id in self.world.trainings:
+            self._explained(job_id)
+
+    def _explained(self, job_id: int) -> None:
+        """A waiting job has a cause: no GPUs, or a rule that refuses it everywhere."""
+        world, job = self.world, self.world.slurm.raw(job_id)
+        shown = world.truth(job_id)
+        moving = any(m.job_id == job_id and not m.step.terminal for m in world.rows.moves)
+        if shown.state is not JobState.PENDING or not self.sane or moving or shown.held_by_user:
+            return
+        used: Counter[str] = Counter()
+        for one in world.holders():
+            used.update(one.gpus_per_node_held)
+        for number in world.foreign:
+            used.update(world.truth(number).gpus_per_node_held)
+        for name, gpus in world.gpus.items():
+            refused = self._cause_of(job, (name,), 1)
+            updates = any(c.reason == "update" and c.bars("", 1, (name,), 0.0, 0) for c in self.causes)
+            if used[name] < gpus and refused is None and not updates:
+                raise Violation(f"job {job_id} waits beside {gpus - used[name]} idle GPUs of {name}: {shown}")
+        owners = Counter[str]()
+        for one in world.holders():
+            owners[one.user] += sum(one.gpus_per_node_held.values())
+        users = {one.user for one in world.ours() if not one.state.finished}
+        share = sum(world.gpus.values()) / len(users)
+        barred = any(self._cause_of(job, (name,), 1) for name in world.gpus)
+        most = max(owners.values(), default=0)
+        if len(users) > 1 and not barred and owners[shown.user] + 1 <= share and most > share + 1:
+            raise Violation(f"job {job_id} waits, while {owners} hold more than {share:.1f}")
+
+
+def _measured(job_id: int) -> dict[str, Any]:
+    """What an honest job reports besides: it scales, and its noise grows."""
+    kind = ("scalable", "middling", "stubborn")[job_id % 3]
+    return {"params": build.THETAS[kind], "noise": build.NOISE, "explored_gpus": 12, "explored_nodes": 3}
+
+
+@dataclass
+class Played:
+    """What lives came to."""
+
+    lives: int = 0
+    stops: int = 0
+    moves: int = 0
+    gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    calm_gpu_s: float = 0.0
+    calm_lost_gpu_s: float = 0.0
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+
+def play(seed: int, events: int = EVENTS) -> Life:
+    """Play the life of a seed."""
+    life = Life(seed, events)
+    life.history = []
+    life.live()
+    return life
+
+
+def lives(first: int, count: int, tell: Callable[[str], None] = print) -> Played:
+    """Play lives of successive seeds."""
+    done = Played()
+    for seed in range(first, first + count):
+        try:
+            life = play(seed)
+        except Exception as error:
+            told = "".join(traceback.format_exception(error)[-3:])
+            done.failed.append((seed, told))
+            tell(f"seed {seed}: {told[-1500:]}")
+            done.lives += 1
+            continue
+        done.lives += 1
+        done.stops += len(life.stops)
+        done.moves += len(life.world.rows.moves)
+        done.gpu_s += life.gpu_s
+        done.lost_gpu_s += life.lost_gpu_s
+        if life.calm and life.sane:
+            done.calm_gpu_s += life.gpu_s
+            done.calm_lost_gpu_s += life.lost_gpu_s
+    return done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--lives", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    done = lives(arguments.seed, arguments.lives)
+    took = time.perf_counter() - began
+    print(
+        f"{done.lives} lives of seeds from {arguments.seed}, {done.lives / took:.1f} a second: {len(done.failed)} "
+        f"violations; {done.moves} moves, {done.stops} refused after a stop; "
+        f"{100 * done.lost_gpu_s / max(done.gpu_s, 1.0):.2f} % of GPU seconds lost to moves that came to nothing, "
+        f"{100 * done.calm_lost_gpu_s / max(done.calm_gpu_s, 1.0):.2f} % in calm lives under the real policy"
+    )
+    for seed, _ in done.failed:
+        print(f"failing seed: {seed}")
+    return int(bool(done.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
