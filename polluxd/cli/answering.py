@@ -101,7 +101,14 @@ class Answering:
         found = self._store.explain(job)
         others = found is not None and uid not in (0, found.job.uid)
         # Another message on a hidden job would tell which numbers are jobs.
-        if found is None or (others and self._hidden(uid)):
+        if found is None or others:
+            hidden = self._hidden(uid)
+            if hidden:
+                raise PolluxError(
+                    f"job {job} is another user's, which PrivateData in slurm.conf hides from you, or not known to "
+                    "polluxd: it has no #POLLUX line, or polluxd has not looked since it was submitted"
+                )
+        if found is None:
             raise PolluxError(
                 f"job {job} is not known to polluxd: it has no #POLLUX line, or polluxd has not looked since it was "
                 "submitted (`squeue` shows all jobs)"

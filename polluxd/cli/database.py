@@ -14,7 +14,7 @@ import psycopg2
 import psycopg2.extensions
 import typer
 from psycopg2 import sql
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 from polluxd.config.config_file import DEFAULT_PATH, Config
 from polluxd.errors import ConfigError, PolluxError, StoreRejected, StoreUnavailable
@@ -163,23 +163,34 @@ def check(config: ConfigOption = None) -> None:
     raise typer.Exit(int(any(finding.level is Level.FAULT for finding in found)))
 
 
+def database_is_here(url: URL) -> bool:
+    """Say whether a database's address names this machine."""
+    return (url.host or "").strip("/") in ("", "localhost", "127.0.0.1", "::1")
+
+
 @app.command("backup-hints")
 def backup_hints(config: ConfigOption = None) -> None:
     """Print the commands that back the database up and restore it."""
     loaded = access.configuration(config)
     url = make_url(loaded.database.address)
-    where = f"--host={url.host} " if url.host else ""
-    where += f"--port={url.port} " if url.port else ""
-    name = url.database
-    superuser = f" --url='dbname=postgres port={url.port}'" if url.port else ""
+    port = f"--port={url.port} " if url.port else ""
+    here = database_is_here(url)
+    # Debian lets only user postgres in as postgres, and only by the socket (pg_hba.conf, `local all postgres peer`).
+    # The shell of root opens the file, since postgres may not write where root is.
+    by = "runuser -u postgres --" if here else ""
+    where = port if here else f"--host={url.host} {port}--username=postgres "
+    name, dump = url.database, "/your/backup/pollux.dump"
+    words = [] if here else [f"host={url.host}", "user=postgres"]
+    words += ["dbname=postgres", *([f"port={url.port}"] if url.port else [])]
+    superuser = "" if words == ["dbname=postgres"] else f" --url='{' '.join(words)}'"
     files = [config or DEFAULT_PATH, loaded.database.passfile, loaded.gateway.passfile]
     for line in (
-        "# Back up, as a superuser of PostgreSQL; polluxd and jobs go on during the backup:",
-        f"pg_dump {where}--username=postgres --format=custom --file=pollux.dump {name}",
+        f"# Back up, as root{'' if here else ', with the password of a superuser'}; polluxd and jobs go on meanwhile:",
+        f"{by} pg_dump {where}--format=custom {name} >{dump}".strip(),
         f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
         "# Restore, with polluxd and the gateway stopped. Jobs that run ask for new tokens:",
         f"polluxctl db init --database={name}{superuser}",
-        f"pg_restore {where}--username=postgres --clean --if-exists --dbname={name} pollux.dump",
+        f"{by} pg_restore {where}--clean --if-exists --dbname={name} <{dump}".strip(),
         "polluxctl db upgrade",
         f"# Reports, cycles and decisions are kept for {loaded.database.history_days:g} days (database.history_days).",
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -46,18 +47,45 @@ def install(
 
     Shows the changes first, and keeps a copy of every file of the site that it changes.
     """
-    site, roles = site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role)
-    states, problems = hooks.wanted(site, roles)
-    found = differences(states)
-    _change(found, yes, f"the hooks are installed ({', '.join(roles)})")
-    for problem in problems:
-        typer.echo(printable(f"to do: {problem}"))
-    if found and Role.CONTROLLER in roles:
-        _have_read_again(site)
-        if any(d.wanted.path == site.slurm_conf for d in found):
-            typer.echo("slurm.conf has changed: copy it to every machine, and restart slurmctld and slurmd")
-    if problems:
+    change = Change.to(site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role))
+    change.show()
+    if change.found:
+        _ask(yes)
+    change.carry_out()
+    if change.problems:
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What `install` does on this machine: shown first, and then carried out."""
+
+    site: Site
+    roles: tuple[Role, ...]
+    found: list[Difference]
+    problems: list[str]
+    """What people must do themselves."""
+
+    @classmethod
+    def to(cls, site: Site, roles: tuple[Role, ...]) -> Change:
+        """Look at the files, and change nothing. Raises ConfigError."""
+        states, problems = hooks.wanted(site, roles)
+        return cls(site, roles, differences(states), problems)
+
+    def show(self) -> None:
+        _show(self.found)
+
+    def carry_out(self) -> None:
+        """Write the files, and say what is left to do."""
+        _apply(self.found, f"the hooks are installed ({', '.join(self.roles)})")
+        for problem in self.problems:
+            typer.echo(printable(f"to do: {problem}"))
+        if self.found and Role.CONTROLLER in self.roles:
+            _have_read_again(self.site)
+            if any(d.wanted.path == self.site.slurm_conf for d in self.found):
+                typer.echo(
+                    "slurm.conf has changed: copy it to every machine, and restart slurmctld and slurmd"
+                )
 
 
 @app.command()
@@ -111,7 +139,11 @@ def remove(
     """Take Pollux' lines out of Slurm's files on this machine."""
     site = site_of(configuration_of(config, folder), slurm_conf, folder, user)
     states, problems = hooks.unwanted(site, _roles(role))
-    _change(differences(states), yes, "no file of Slurm names Pollux")
+    found = differences(states)
+    _show(found)
+    if found:
+        _ask(yes)
+    _apply(found, "no file of Slurm names Pollux")
     for problem in problems:
         typer.echo(printable(f"to do: {problem}"))
 
@@ -154,14 +186,21 @@ def _roles(given: list[Role] | None) -> tuple[Role, ...]:
     return tuple(given) if given else hooks.roles_here()
 
 
-def _change(found: list[Difference], yes: bool, done: str) -> None:
-    """Show the differences, ask, and apply them."""
+def _show(found: list[Difference]) -> None:
     for difference in found:
         typer.echo(printable(f"{difference.wanted.path}: {difference.faults}"))
         if difference.wanted.kept:
             _show_diff(difference)
-    if found and not yes and not typer.confirm("apply?"):
+
+
+def _ask(yes: bool) -> None:
+    """Raises PolluxError: the answer is no."""
+    if not yes and not typer.confirm("apply?"):
         raise PolluxError("nothing was changed")
+
+
+def _apply(found: list[Difference], done: str) -> None:
+    """Write the files, and say `done`."""
     try:
         copies = apply(found)
     except ConfigError as error:

@@ -12,6 +12,7 @@ from sqlalchemy import make_url
 
 from polluxd.config.config_file import Config
 from polluxd.errors import PolluxError
+from polluxd.site import hooks as site_hooks
 
 from . import database, hooks
 from .access import ConfigOption
@@ -38,32 +39,49 @@ def setup(
     Running jobs go on. Exit status 1: something is left to do, or a check found a fault.
     """
     loaded = hooks.configuration_of(config, folder)
+    site, roles = hooks.site_of(loaded, slurm_conf, folder, user), site_hooks.roles_here()
+    runs_here = loaded is not None and _property("polluxd", "LoadState") == "loaded"
+    if loaded is not None:
+        typer.echo(_of_database(loaded))
+    if runs_here:
+        typer.echo(f"services: {' and '.join(SERVICES)} are enabled and restarted")
+    change = hooks.Change.to(site, roles)
+    change.show()
+    if not yes and not typer.confirm("apply?"):
+        raise PolluxError("nothing was changed")
     if loaded is not None:
         _set_up_database(loaded, superuser, user)
-    unfinished = False
-    try:
-        hooks.install(slurm_conf=slurm_conf, folder=folder, user=user, yes=yes, config=config)
-    except typer.Exit:  # the command has printed what is to do
-        unfinished = True
-    conf = hooks.site_of(loaded, slurm_conf, folder, user).slurm_conf
+    change.carry_out()
+    conf = site.slurm_conf
     for unit in SLURM:
         if _started_before(unit, conf) and (yes or typer.confirm(f"restart {unit}, which reads {conf}?")):
             _systemctl("restart", unit)
             typer.echo(f"{unit} was restarted")
-    if loaded is not None and _property("polluxd", "LoadState") == "loaded":
+    if runs_here:
         _systemctl("enable", *SERVICES)
         _systemctl("restart", *SERVICES)
         typer.echo(f"{' and '.join(SERVICES)} run")
     try:
         doctor(slurm_conf=slurm_conf, folder=folder, user=user, config=config)
     except typer.Exit as done:
-        raise typer.Exit(int(unfinished or done.exit_code != 0)) from None
+        raise typer.Exit(int(bool(change.problems) or done.exit_code != 0)) from None
+
+
+def _of_database(loaded: Config) -> str:
+    """Say what may change in the database."""
+    url = make_url(loaded.database.address)
+    where = "" if database.database_is_here(url) else f" on {url.host}"
+    return (
+        f"database {url.database}{where}: it, its roles and its schema are made or brought up to date; a role without "
+        f"a password file gets a new password, in {loaded.database.passfile or database.PASSFILE} and "
+        f"{loaded.gateway.passfile or database.GATEWAY_PASSFILE}"
+    )
 
 
 def _set_up_database(loaded: Config, superuser: str, user: str) -> None:
     """Make the database, or bring its schema up to date. On another machine, only its superuser can make it."""
     url = make_url(loaded.database.address)
-    if not superuser and (url.host or "").strip("/") not in ("", "localhost", "127.0.0.1", "::1"):
+    if not superuser and not database.database_is_here(url):
         try:
             database.migrate(loaded)
         except PolluxError as error:

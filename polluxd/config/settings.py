@@ -45,6 +45,7 @@ from polluxd.config.value_types import (
     PerDay,
     PostgresUrl,
     Power,
+    SbatchOptions,
     Seconds,
     Share,
     Speed,
@@ -78,6 +79,9 @@ class SlurmSettings(_Section):
     jobs wait than 5 for each second of it, polluxd keeps them back for longer: a fifth of a second for each."""
     heartbeat_file: Annotated[FilePath | None, example("/run/polluxd/heartbeat")] = None
     """File that polluxd touches every cycle. The submit hook keeps jobs back only while this file is fresh."""
+    canary_options: Annotated[SbatchOptions, example(["--account=staff", "--time=10"])] = ()
+    """Options of sbatch that this site asks of every job. `polluxctl doctor` submits its held job with them, as
+    polluxd's user."""
     racks: Annotated[Mapping[str, NodeList], example({"r1": "n[1-8]", "r2": "n[9-16]"})] = Field(
         default_factory=dict
     )

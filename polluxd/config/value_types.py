@@ -109,6 +109,11 @@ Names = Annotated[
     Field(strict=False),
     expected("a list of names, each without spaces and commas", "NAMES"),
 ]
+SbatchOptions = Annotated[
+    tuple[Annotated[str, StringConstraints(pattern=r"^-[^\n\x00]{1,250}$")], ...],
+    Field(strict=False),
+    expected('a list of options of sbatch, such as ["--account=staff", "--time=10"]', "OPTIONS"),
+]
 NodeList = Annotated[str, expected("a node list such as n[1-8]", "NODES")]
 FilePath = Annotated[Path, Field(strict=False), expected("the path of a file", "FILE")]
 ListenAddress = Annotated[

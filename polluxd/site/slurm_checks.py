@@ -209,7 +209,8 @@ def _rights(slurm: Slurm, settings: Mapping[str, str], site: Site) -> Iterator[F
             yield fault(
                 "rights",
                 f"{site.user} is {level or 'unknown'} in Slurm, and may not requeue jobs of others",
-                f"sacctmgr -i add user {site.user} account=root adminlevel=operator (known users: modify user ... set)",
+                f"sacctmgr -i add user {site.user} account=root adminlevel=operator cluster={settings['ClusterName']} "
+                "(known users: modify user ... set)",
             )
     if not dbd:
         yield warning(

@@ -33,18 +33,20 @@ _LOG = "look for `lua` and `pollux` in slurmctld's log, run `polluxctl hooks ins
 
 def canary(slurm: Slurm, site: Site, config: Config | None) -> Iterator[Finding]:
     """Submit a held job as polluxd's user, look at it, and cancel it."""
+    options = config.slurm.canary_options if config is not None else ()
     with tempfile.TemporaryDirectory(prefix="pollux-doctor-") as folder:
         os.chmod(folder, 0o755)
         script = Path(folder) / "canary.sh"
         script.write_text(_SCRIPT)
         script.chmod(0o644)
         try:
-            done = slurm.run("sbatch", "--parsable", "--hold", str(script), user=site.user)
+            done = slurm.run("sbatch", "--parsable", "--hold", *options, str(script), user=site.user)
         except SlurmRefused as error:
             yield warning(
                 "canary",
-                f"sbatch refuses a held job with #POLLUX: {error}",
-                f"submit one by hand; if the site's own job_submit.lua accepts it, {_LOG}",
+                f"sbatch refuses a held job with #POLLUX{' and ' if options else ''}{' '.join(options)}: {error}",
+                "if your site asks every job for an account, a time or a partition, name them in polluxd.toml, "
+                f'[slurm]: canary_options = ["--account=NAME", "--time=10"]. If not, {_LOG}',
             )
             return
         except SlurmError as error:

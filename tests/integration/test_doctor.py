@@ -316,6 +316,27 @@ def test_a_planted_fault_is_found(site: Site, name: str) -> None:
     assert all(finding["remedy"] for each in found.values() for finding in each)
 
 
+OWN_FILTER_OF_JOBS = """
+local unchecked = slurm_job_submit
+function slurm_job_submit(job, partitions, uid)
+  if job.account == nil then
+    slurm.log_user("this site asks every job for an account")
+    return slurm.ERROR
+  end
+  return unchecked(job, partitions, uid)
+end
+"""
+
+
+def test_a_site_that_asks_every_job_for_an_account(site: Site) -> None:
+    site.lua(END, f"{END}\n{OWN_FILTER_OF_JOBS}")
+    (refused,) = site.doctor()["canary"]
+    assert "this site asks every job for an account" in refused["result"]
+    assert "canary_options" in refused["remedy"]
+    site.edit(site.config, "[slurm]\n", '[slurm]\ncanary_options = ["--account=root"]\n')
+    assert "canary" not in site.doctor()
+
+
 def test_a_user_without_rights_in_slurm_is_found(site: Site) -> None:
     found = site.doctor(user="pollux")
     assert "adminlevel=operator" in found["rights"][0]["remedy"]

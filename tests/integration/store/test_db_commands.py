@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 import subprocess
 
@@ -104,20 +103,30 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     store.close()
     printed = run("backup-hints", config(etc)).output.splitlines()
     dump, restore = (
-        next(line for line in printed if line.startswith(word)) for word in ("pg_dump", "pg_restore")
+        next(line for line in printed if f" {word} " in line).replace("/your/backup", str(etc))
+        for word in ("pg_dump", "pg_restore")
     )
     assert f"{etc}/gateway.pgpass" in printed[2]
+    # Debian's own server has its socket where libpq looks; this one says where, and lets nobody in without a password.
     environment = {"PATH": os.environ["PATH"], "PGPASSWORD": make_url(server.admin_url).password}
-    subprocess.run(shlex.split(dump), env=environment, cwd=etc, check=True)
+    environment |= {"PGHOST": "127.0.0.1", "PGUSER": "postgres"}
+    assert not {"--host", "--username"} & {word.partition("=")[0] for word in dump.split()}, dump
+    assert dump.startswith("runuser -u postgres -- "), dump
+    subprocess.run(dump, shell=True, env=environment, cwd=etc, check=True)
     server.execute("DROP DATABASE site", database="postgres")
     assert f"polluxctl db init --database=site --url='dbname=postgres port={server.port}'" in printed
     init(server, etc)
     done = subprocess.run(
-        shlex.split(restore), env=environment, cwd=etc, capture_output=True, text=True, check=False
+        restore, shell=True, env=environment, cwd=etc, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "polluxctl db upgrade" in printed
     assert run("upgrade", config(etc)).exit_code == 0
     assert run("check", config(etc)).exit_code == 0
+    remote = (etc / "polluxd.toml").read_text().replace("127.0.0.1", "db.example.org")
+    (etc / "polluxd.toml").write_text(remote)
+    printed = run("backup-hints", config(etc)).output
+    assert f"pg_dump --host=db.example.org --port={server.port} --username=postgres" in printed
+    assert f"--url='host=db.example.org user=postgres dbname=postgres port={server.port}'" in printed
     kept = "SELECT value FROM pollux.setting WHERE cluster = 'main' AND name = 'paused'"
     assert server.execute(kept, database="site") == [(True,)]

@@ -103,7 +103,9 @@ def test_the_story_of_a_job_is_its_users_alone(answering, question):
 
 def test_a_hidden_job_looks_like_an_unknown_one(answering):
     for job in (9, 123):
-        with pytest.raises(PolluxError, match=f"^job {job} is not known to polluxd"):
+        with pytest.raises(
+            PolluxError, match=f"^job {job} is another user's, which PrivateData .* or not known"
+        ):
             answering(lambda: "PrivateData  = jobs\n").explain(ADA, job)
 
 

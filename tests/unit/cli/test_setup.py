@@ -47,13 +47,13 @@ class Machine:
     def configure(self, host):
         (self.folder / "pollux" / "polluxd.toml").write_text(CONFIG.format(host=host))
 
-    def run(self, *words, age_s=60.0, unit="loaded"):
+    def run(self, *words, age_s=60.0, unit="loaded", given=""):
         program = self.folder / "systemctl"
         since = int((time.monotonic() - age_s) * 1e6)
         program.write_text(SYSTEMCTL.format(folder=self.folder, since=since, unit=unit))
         program.chmod(0o755)
         options = [f"--slurm-conf={self.folder}/slurm.conf", f"--folder={self.folder}/pollux"]
-        return CliRunner().invoke(app, ["setup", *options, *words])
+        return CliRunner().invoke(app, ["setup", *options, *words], input=given)
 
     @property
     def restarted(self):
@@ -77,6 +77,22 @@ def test_a_controller_gets_database_hooks_and_services(machine):
     assert machine.restarted == ["slurmd", "polluxd polluxd-gateway"], "slurmctld does not run here"
     assert "faults" in done.output, "the doctor's last line"
     assert done.exit_code == 1, "this machine has no Slurm that answers"
+
+
+def test_nothing_is_written_before_the_answer(machine):
+    machine.configure("127.0.0.1")
+    before = {path: path.read_bytes() for path in machine.folder.rglob("*") if path.is_file()}
+    done = machine.run(given="n\n")
+    for said in ("database pollux", "JobSubmitPlugins=lua", "polluxd and polluxd-gateway are enabled"):
+        assert said in done.output
+    assert done.output.endswith("apply? [y/N]: n\n"), done.output
+    assert str(done.exception) == "nothing was changed"
+    assert (machine.databases, machine.restarted) == ([], [])
+    ours = {"systemctl", "calls"}
+    after = {path: path.read_bytes() for path in machine.folder.rglob("*") if path.is_file()}
+    assert {p: b for p, b in after.items() if p.name not in ours} == before
+    assert machine.run(given="y\ny\n").exit_code == 1, "the doctor's"
+    assert (len(machine.databases), machine.restarted) == (1, ["slurmd", "polluxd polluxd-gateway"])
 
 
 def test_slurm_goes_on_when_its_configuration_is_older_than_its_start(machine):
