@@ -28,6 +28,7 @@ from polluxd.metrics.endpoint import Endpoint
 from polluxd.model import DaemonMode
 from polluxd.slurm.pyslurm_client import open_client
 from polluxd.store import Store
+from polluxd.store.views import TROUBLES
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Daemon:
     def turn(self) -> float:
         """One turn of the loop; returns the seconds to wait before the next."""
         result, pause = self._turn()
+        self.store.tell(result if result in TROUBLES else "")
         self.metrics.cycle_over(result, leads=self.store.lease_left > 0)
         return pause
 

@@ -16,6 +16,7 @@ from polluxd.apply.refusals import STUCK
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import Move
 from polluxd.printable import printable
+from polluxd.store.views import TROUBLES
 
 from . import access
 from .access import ConfigOption, JsonOption
@@ -123,6 +124,10 @@ def health(
     """Judge the newest decision and the moves under way."""
     if status["leader"] is None or not status["leading"]:
         return Health(1, "no polluxd leads: look at `systemctl status polluxd` on the controller")
+    if trouble := TROUBLES.get(status.get("trouble", "")):
+        return Health(
+            1, f"polluxd takes no action: {trouble}: look at polluxd's log (`journalctl -u polluxd`)"
+        )
     decided = status["decided_at"]
     if decided is None:
         return Health(1, "polluxd leads and has not decided yet")

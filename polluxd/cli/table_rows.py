@@ -158,6 +158,7 @@ def status_row(store: Store) -> dict[str, Any]:
         "cluster": store.cluster,
         "leader": leader.holder if leader else None,
         "leading": bool(leader and leader.leased),
+        "trouble": leader.trouble if leader else "",
         "paused": store.settings().paused,
         "cycle": cycle.id if cycle else None,
         "decided_at": cycle.started_at if cycle else None,

@@ -46,6 +46,7 @@ def cluster(slurm: Slurm, site: Site, config: Config | None, roles: Sequence[Rol
         yield _cluster_name(settings, config)
     yield from _plugins(settings, site)
     yield from _gpus(settings)
+    yield from _isolation(settings)
     if Role.CONTROLLER in roles:
         yield from _rights(slurm, settings, site)
         yield from _requeue(settings)
@@ -182,6 +183,22 @@ def _gpus(settings: Mapping[str, str]) -> Iterator[Finding]:
             "gres",
             f"SelectType is {settings.get('SelectType')}: Slurm gives jobs no single GPUs",
             "SelectType=select/cons_tres in slurm.conf, and restart Slurm",
+        )
+
+
+def _isolation(settings: Mapping[str, str]) -> Iterator[Finding]:
+    """Say what the site's isolation asks of users' jobs; nothing is wrong with it."""
+    container, flags = settings.get("JobContainerType", ""), settings.get("PrologFlags", "")
+    if container and not container.endswith("none"):
+        said = f"JobContainerType is {container}: a job has its own /tmp on each node, so data and checkpoints must"
+        yield ok("isolation", f"{said} lie in a folder that the nodes share")
+    if settings.get("ConstrainRAMSpace", "").lower() == "yes":
+        said = "ConstrainRAMSpace is yes: Slurm kills a job that needs more than its --mem, and the agent's copies of a"
+        yield ok("isolation", f"{said} training (POLLUX_MEMORY_SHARE) count there")
+    if {"alloc", "contain", "x11"} & set(_words(flags)):
+        said = f"PrologFlags is {flags}: slurmd runs the Prolog before each start of a job,"
+        yield ok(
+            "isolation", f"{said} and so in each move through the queue, which takes longer by that time"
         )
 
 

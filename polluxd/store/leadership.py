@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Goes on while the machine is suspended, which CLOCK_MONOTONIC does not.
 _CLOCK = time.CLOCK_BOOTTIME
+TROUBLE = "polluxd in trouble:"
+"""Begins the name of a leader's session that takes no action; the cluster and the reason follow."""
 
 
 class Leadership:
@@ -43,6 +45,7 @@ class Leadership:
         self.holder = f"{socket.gethostname()}:{os.getpid()}"
         self._connector = connector
         self._connection: Any = None
+        self._told = ""
         self._confirmed_at = float("-inf")
         self._lock = threading.Lock()
         self._renewing = threading.Event()
@@ -76,6 +79,25 @@ class Leadership:
             if not leading:
                 self._give_up()
             return leading
+
+    def tell(self, trouble: str) -> None:
+        """Show `status` why the leader takes no action, until told otherwise (""). Never raises.
+
+        It is the name of the leader's session, since a database that is full can keep no row.
+        """
+        with self._lock:
+            if trouble == self._told or self._connection is None or self._connection.closed:
+                return
+            try:
+                with self._connection.cursor() as cursor:
+                    cursor.execute(
+                        "SET application_name = %s",
+                        (f"{TROUBLE}{self.cluster}:{trouble}" if trouble else "polluxd",),
+                    )
+            except psycopg2.Error:
+                self._disconnect()
+            else:
+                self._told = trouble
 
     def resign(self) -> None:
         """Stop leading, so that another may act at once. Never raises."""
@@ -142,7 +164,7 @@ class Leadership:
 
     def _query(self, name: str, **parameters: object) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
-            self._connection = self._connector.open()
+            self._connection, self._told = self._connector.open(), ""
             self._connection.autocommit = True
         text = queries()[name]
         for word in ("cluster", *parameters):

@@ -12,6 +12,7 @@ from polluxd.model import Allocation, Move
 from . import rows
 from .costs import costs_of
 from .gateway_statements import MOST_BYTES, MOST_REPORTS
+from .leadership import TROUBLE
 from .transactions import Session
 from .views import (
     CycleSummary,
@@ -149,11 +150,13 @@ class PeopleStore(Session):
 
     def leader(self) -> Leader | None:
         """Who leads, as the database has it."""
-        found = self._ask("leader")
+        found = self._ask("leader", trouble=TROUBLE)
         if not found:
             return None
         row = found[0]
-        return Leader(row["epoch"], row["holder"], row["since"].timestamp(), row["leased"])
+        return Leader(
+            row["epoch"], row["holder"], row["since"].timestamp(), row["leased"], row["trouble"] or ""
+        )
 
     def setting_audit(self, newest: int = 100) -> list[SettingChange]:
         """The newest changes, newest first."""

@@ -221,6 +221,15 @@ class SettingChange:
     to_value: Any
 
 
+TROUBLES = {
+    "slurm_error": "Slurm does not answer, or not as expected",
+    "database_error": "the database refuses what polluxd writes, or does not answer",
+    "refused": "what polluxd needs is not as expected",
+    "fault": "a mistake in polluxd itself",
+}
+"""Of the results of a turn, those in which a leader takes no action, in words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """Who leads, for `polluxctl`."""
@@ -230,3 +239,5 @@ class Leader:
     since: float
     leased: bool
     """False: it has stopped, or stalled for longer than its lease."""
+    trouble: str = ""
+    """Why it takes no action: one of `TROUBLES`; empty where it does."""

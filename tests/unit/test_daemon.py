@@ -22,7 +22,7 @@ from polluxd.config.config_file import Config
 from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller, StepResult
 from polluxd.daemon import Daemon
-from polluxd.errors import ConfigError, LeaderLost
+from polluxd.errors import ConfigError, LeaderLost, StoreUnavailable
 from polluxd.model import DaemonMode
 from polluxd.slurm.fake import FakeSlurm
 from tests import build
@@ -35,6 +35,7 @@ class LeadingStore:
         self.lease_left = lease_left
         self.leads = leads
         self.epoch: int | None = 1
+        self.told: list[str] = []
 
     def still_leading(self) -> bool:
         self.lease_left, self.epoch = (15.0, 1) if self.leads else (0.0, None)
@@ -42,6 +43,9 @@ class LeadingStore:
 
     def lead(self) -> int | None:
         return self.epoch
+
+    def tell(self, trouble: str) -> None:
+        self.told.append(trouble)
 
     def check_schema(self) -> None: ...
 
@@ -79,6 +83,18 @@ def test_a_polluxd_that_only_observes_touches_a_heartbeat_of_its_own(tmp_path: P
     made.controller = SimpleNamespace(step=lambda: StepResult(0, True, False))  # type: ignore[assignment]
     made.turn()
     assert [path.name for path in tmp_path.glob("heartbeat*")] == ["heartbeat.observe"]
+
+
+def test_status_is_told_why_a_leader_takes_no_action(daemon: Daemon) -> None:
+    sound = daemon.controller.step
+
+    def full() -> StepResult:
+        raise StoreUnavailable("could not extend file: No space left on device")
+
+    for step in (sound, full, full, sound):
+        daemon.controller.step = step  # type: ignore[method-assign]
+        daemon.turn()
+    assert daemon.store.told == ["", "database_error", "database_error", ""]  # type: ignore[attr-defined]
 
 
 def test_a_heartbeat_that_cannot_be_written_is_said_once(

@@ -43,6 +43,23 @@ def test_only_one_leads_and_epochs_grow(new_store):
     assert second.leader().epoch == epoch + 1
 
 
+def test_a_leader_says_why_it_takes_no_action_without_a_row(new_store, cluster):
+    leader, reader = new_store(lease_s=30), new_store()
+    assert leader.lead() is not None
+    assert reader.leader().trouble == ""
+    leader.tell("database_error")
+    assert reader.leader().trouble == "database_error"
+    other = new_store(name=f"{cluster}-2", lease_s=30)
+    assert other.lead() is not None
+    assert other.leader().trouble == "", "another cluster of the same database"
+    leader.tell("")
+    assert reader.leader().trouble == ""
+    leader.tell("slurm_error")
+    leader.resign()
+    assert reader.leader().trouble == "", "the session is gone"
+    leader.tell("fault")  # nothing to say it over, and no error
+
+
 def test_of_many_that_try_at_once_one_leads(new_store):
     stores = [new_store(lease_s=30) for _ in range(6)]
     gate = threading.Barrier(len(stores))

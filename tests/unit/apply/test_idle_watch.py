@@ -202,6 +202,9 @@ def test_status_reports_idle_gpus_and_slow_decisions() -> None:
 
     assert verdict() == (2, "idle since 2027-01-15 08:00:00 UTC: 4 GPUs that job 1 may use")
     assert verdict(note="") == (0, "ok")
+    status, message = verdict(note="", trouble="database_error")
+    assert status == 1
+    assert message.startswith("polluxd takes no action: the database refuses")
     status, message = verdict(note="", durations={"observe_s": 40.0, "decide_s": 30.0})
     assert status == 2
     assert "longer than cycle.interval_s" in message

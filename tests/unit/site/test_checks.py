@@ -56,6 +56,22 @@ def test_a_sound_slurm(tmp_path):
     assert found(StubSlurm(), tmp_path) == {}
 
 
+def test_what_isolation_asks_of_jobs_is_said_and_no_fault(tmp_path):
+    settings = {
+        "JobContainerType": "job_container/tmpfs",
+        "ConstrainRAMSpace": "yes",
+        "PrologFlags": "Alloc,Contain",
+    }
+    slurm = StubSlurm(**settings)
+    assert found(slurm, tmp_path) == {}
+    checks = slurm_checks.cluster(slurm, Site(tmp_path / "slurm.conf"), None, [Role.NODE])
+    said = " ".join(each.result for each in checks if each.check == "isolation")
+    assert all(word in said for word in (*settings, "/tmp", "--mem"))
+    none = StubSlurm(JobContainerType="job_container/none", ConstrainRAMSpace="no")
+    checks = slurm_checks.cluster(none, Site(tmp_path / "slurm.conf"), None, [Role.NODE])
+    assert "isolation" not in {each.check for each in checks}
+
+
 @pytest.mark.parametrize(
     ("settings", "check", "remedy"),
     [
