@@ -124,6 +124,7 @@ def test_backup_and_restore_by_the_printed_commands(server, etc):
     assert run("upgrade", config(etc)).exit_code == 0
     assert run("check", config(etc)).exit_code == 0
     remote = (etc / "polluxd.toml").read_text().replace("127.0.0.1", "db.example.org")
+    remote = remote.replace('/site"', '/site?sslmode=verify-full"')
     (etc / "polluxd.toml").write_text(remote)
     printed = run("backup-hints", config(etc)).output
     assert f"pg_dump --host=db.example.org --port={server.port} --username=postgres" in printed
