@@ -24,11 +24,13 @@ RETURNING epoch;
 UPDATE pollux.leader SET lease_until = clock_timestamp() WHERE cluster = :cluster AND epoch = :epoch;
 
 -- name: leader
--- trouble: what the leader's session is called (`Leadership.tell`); other roles do not see it.
+-- trouble: what the leader's session is called (`Leadership.tell`), at most 63 bytes; other roles do not see it.
 SELECT epoch, holder, since, lease_until > clock_timestamp() AS leased, (
     SELECT split_part(application_name, ':', 3) FROM pg_stat_activity
     WHERE usename = current_user AND datname = current_database()
-    AND starts_with(application_name, :trouble || :cluster || ':') LIMIT 1
+    AND application_name = left(
+        :trouble || epoch || ':' || split_part(application_name, ':', 3) || ':' || :cluster, 63
+    ) LIMIT 1
 ) AS trouble
 FROM pollux.leader WHERE cluster = :cluster;
 

@@ -25,7 +25,7 @@ from .table_rows import job_row, move_rows
 SIZE_COLUMNS = (
     Column("gpus", "GPUS", right=True),
     Column("nodes", "NODES", right=True),
-    Column("goodput", "GOODPUT", number(3), right=True),
+    Column("goodput", "FITTED GOODPUT", number(3), right=True),
     Column("relative", "AGAINST NOW", lambda v: "-" if v is None else f"{v:.2f}x", right=True),
     Column("batch_size", "BATCH", right=True),
     Column("note", "NOTE", flexible=True, rank=1),

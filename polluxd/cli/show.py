@@ -120,7 +120,9 @@ def explain(
 ) -> None:
     """Say why a job has what it has, and what more would do.
 
-    Its fair share, its limit, the next larger size, who has the GPUs instead, what a move costs, what was measured.
+    First the one sentence that matters: what it has, what keeps it from more, what you can do. Then its fair share, the
+    next larger size, who has the GPUs instead, what a move costs, and what was measured. MEASURED goodput is of the
+    last report, FITTED goodput of a model of all of them, so the two differ.
     """
     ask, console = answering.source(config), access.console()
     if watch and console.is_terminal:
@@ -135,7 +137,11 @@ def explain(
 
 
 def _parts(answer: Mapping[str, Any], console: Console) -> Iterator[RenderableType]:
-    yield from map(Text, answer["story"])
+    first, *rest = answer["story"]
+    yield Text(first, style="bold")
+    if rest:
+        yield Text()
+        yield from map(Text, rest)
     if answer["sizes"]:
         yield Text()
         title = "What other sizes would bring" + (

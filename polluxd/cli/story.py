@@ -32,6 +32,21 @@ LIMITS = {
 }
 """What keeps a job from more GPUs, by `Explanation.limit`."""
 
+OWNER = {
+    "contention": "Nothing is to do: it grows when they end.",
+    "move-cost": "Nothing is to do: it moves once that pays.",
+    "goodput": "Fewer GPUs do as well; a larger max_batch_size or faster loading may make more worth it.",
+    "exploration": "Nothing is to do: it grows after some minutes of training.",
+    "progress": "Nothing is to do if it trains: `job.step` reports the progress.",
+    "batch": "A larger max_batch_size in the script lets it use more GPUs.",
+    "counts": "A wider gpu-counts in its #POLLUX line allows more.",
+    "nodes": "Nothing is to do while the nodes that are missing are down, drained or of another type.",
+    "ceiling": "Only an administrator can raise it.",
+    "fragmentation": "Nothing is to do: it grows when whole nodes become free.",
+    "max-gpus": "A larger max-gpus in its #POLLUX line allows more.",
+}
+"""What the job's owner can do about it."""
+
 
 def story(
     row: Mapping[str, Any],
@@ -40,16 +55,13 @@ def story(
     others: Sequence[Allocation],
     more: Allocation | None,
 ) -> Iterator[str]:
-    """Yield the answers to what a person asks first, in sentences.
+    """Yield the one sentence that matters (`gist`), and then all else in sentences.
 
     `others`: the decisions of the same cycle, on this and other jobs; `more`: what the job would get of one node more.
     """
-    who, placed = f"Job {row['job_id']} ({row['name']}) of {row['user']}", found.allocation
-    if row["ended_at"] is not None:
-        yield _ended(who, row["state"])
-    else:
-        held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
-        yield f"{who}: {str(row['state']).lower()}, holds {held}."
+    placed = found.allocation
+    yield gist(row, found, paused=settings["paused"])
+    if row["ended_at"] is None:
         if found.job.left_alone:
             yield f"polluxd leaves this job alone: {found.job.left_alone}."
         elif placed is not None and found.cycle is not None:
@@ -59,7 +71,8 @@ def story(
             if placed.speedup:
                 yield f"Predicted speedup against the fair share: {number(3)(placed.speedup)}."
             yield from sentences(placed, others, found.job.spec.max_gpus)
-            if more is not None:
+            facts = placed.explanation
+            if more is not None and not (facts is not None and facts.limit in _OWN and _same(placed, more)):
                 yield with_node_more(placed, more)
         else:
             yield (
@@ -85,9 +98,60 @@ def story(
         yield "polluxd is paused: it moves nothing until `polluxctl resume`."
 
 
-def _ended(who: str, state: str) -> str:
-    if state != "GONE":
+_OWN = ("max-gpus", "counts", "batch", "stays")
+"""Limits of the job itself: a node more cannot help, and a line that it does not would only be one more to read."""
+
+
+def _same(one: Allocation, other: Allocation) -> bool:
+    return one.placement.gpus == other.placement.gpus
+
+
+def gist(row: Mapping[str, Any], found: JobExplanation, *, paused: bool) -> str:
+    """Say what the job has, what keeps it from more, and what its owner can do: the first that is true of these."""
+    job, placed = row["job_id"], found.allocation
+    who = f"Job {job} ({row['name']}) of {row['user']}"
+    if row["ended_at"] is not None:
+        return _ended(who, job, row["state"])
+    held = f"{count(row['gpus'], 'GPU')} on {row['nodes']}" if row["gpus"] else "no GPUs"
+    has = f"{who}: {str(row['state']).lower()}, holds {held}"
+    facts = placed.explanation if placed is not None else None
+    if found.job.left_alone:
+        return f"{has}. polluxd leaves it alone: {found.job.left_alone}."
+    if is_silent(row):
+        return (
+            f"{has}, and has reported no training step for {duration(row['silent_s'])}. Look at its output."
+        )
+    if found.rejected:
+        return f"{has}. polluxd cannot use its latest report: {found.rejected}."
+    if found.job.move_step == "failed" and found.job.move_detail:
+        return f"{has}. Its last move failed: {found.job.move_detail}."
+    if paused:
+        return f"{has}. polluxd is paused: it moves nothing until an administrator's `polluxctl resume`."
+    if found.report is None and row["gpus"]:
+        return f"{has}, and has not reported yet: it has not finished its first steps since `pollux.attach`."
+    if placed is None or facts is None:
+        return f"{has}."
+    if facts.limit == "stays":
+        return f"{has}, and keeps what it has: {_stays(placed)}."
+    limit = facts.limit
+    cause = f"max-gpus={found.job.spec.max_gpus}" if limit == "max-gpus" else LIMITS.get(limit, limit)
+    kept = "What keeps it from more" if row["gpus"] else "What it waits for"
+    return f"{has}. {kept}: {cause}. {OWNER.get(limit, '')}".rstrip()
+
+
+def _stays(placed: Allocation) -> str:
+    """What keeps a job where it is: it stands behind the colon of its reason."""
+    return placed.reason.partition(": ")[2] or placed.reason
+
+
+def _ended(who: str, job: int, state: str) -> str:
+    if state == "COMPLETED":
         return f"{who} has ended: {state}."
+    if state != "GONE":
+        return (
+            f"{who} has ended: {state}. `sacct -j {job} -o State,ExitCode,End` has its exit status or signal, and its "
+            f"output the cause. Its checkpoints stay: a new job with checkpoint_dir= of their folder goes on."
+        )
     return (
         f"{who} is no Pollux job of Slurm's any more: it ended while polluxd was away, or its AdminComment had lost "
         "Pollux' mark when polluxd started."
@@ -125,8 +189,9 @@ def _measured(row: Mapping[str, Any], report: Report | None, rejected: str) -> I
         return
     if row["goodput"]:
         yield (
-            f"Measured: goodput {number(3)(report.goodput)} examples/s, batch size {report.batch_size} "
-            f"(submitted with {report.limits.initial}), learning rate x{number(3)(report.lr_factor)}."
+            f"Measured goodput, in its last report: {number(3)(report.goodput)} examples/s; batch size "
+            f"{report.batch_size} (submitted with {report.limits.initial}), learning "
+            f"rate x{number(3)(report.lr_factor)}."
         )
     if report.prior_gpus:
         yield (
@@ -151,24 +216,17 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
     weight = f" Weight: {facts.weight:.3g} times the average job's." if facts.weight != 1.0 else ""
     yield f"Fair share: {share}.{weight}"
     limit = f"max-gpus={max_gpus}" if facts.limit == "max-gpus" and max_gpus is not None else facts.limit
-    # What keeps a job where it is stands behind the colon of its reason.
-    stays = placed.reason.partition(": ")[2] or placed.reason
-    yield f"Limit: {stays if limit == 'stays' else LIMITS.get(limit, limit)}."
+    yield f"Limit: {_stays(placed) if limit == 'stays' else LIMITS.get(limit, limit)}."
     if facts.next_gpus is not None and facts.limit != "stays":
         gain = ""
         if placed.goodput > 0:
             gain = f" ({100 * (facts.next_goodput / placed.goodput - 1):+.0f} % against {number(3)(placed.goodput)})"
         size = count(facts.next_gpus, "GPU")
-        yield f"Next larger size: {size}, goodput {number(3)(facts.next_goodput)} examples/s{gain}."
+        yield f"Next larger size: {size}, fitted goodput {number(3)(facts.next_goodput)} examples/s{gain}."
         yield from _marginal(facts, others)
     if facts.racks:
         yield _racks(placed, facts)
     yield _move(facts)
-    if facts.gpu_price is not None:
-        yield (
-            f"A GPU now costs {number(3)(facts.gpu_price)}: in each second it takes so many seconds off all jobs' "
-            "completion times, added up."
-        )
     if facts.seconds_left is not None:
         ends = duration(facts.seconds_left)
         yield (

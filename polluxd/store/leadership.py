@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 # Goes on while the machine is suspended, which CLOCK_MONOTONIC does not.
 _CLOCK = time.CLOCK_BOOTTIME
 TROUBLE = "polluxd in trouble:"
-"""Begins the name of a leader's session that takes no action; the cluster and the reason follow."""
+"""Begins the name of a leader's session that takes no action; epoch, reason and cluster follow."""
 
 
 class Leadership:
@@ -92,7 +92,7 @@ class Leadership:
                 with self._connection.cursor() as cursor:
                     cursor.execute(
                         "SET application_name = %s",
-                        (f"{TROUBLE}{self.cluster}:{trouble}" if trouble else "polluxd",),
+                        (f"{TROUBLE}{self.epoch}:{trouble}:{self.cluster}" if trouble else "polluxd",),
                     )
             except psycopg2.Error:
                 self._disconnect()

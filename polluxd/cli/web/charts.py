@@ -20,7 +20,7 @@ _OF_JOB = (
     ("batch_size", "Batch size", "c2"),
     ("noise_scale", "Gradient noise scale [examples]", "c3"),
     ("lr_factor", "Factor on the learning rate", "c4"),
-    ("goodput", "Goodput [examples/s]", "c1"),
+    ("goodput", "Measured goodput [examples/s]", "c1"),
 )
 
 
@@ -63,7 +63,7 @@ def goodput(explained: Mapping[str, Any]) -> Chart:
         best[row["gpus"]] = max(best.get(row["gpus"], 0.0), row["goodput"] or 0.0)
     here = next((row for row in explained["sizes"] if row["note"].startswith("now") and row["goodput"]), None)
     why = (explained["decision"] or {}).get("explanation") or {}
-    lines = [Polyline("predicted goodput", "c0", sorted(best.items()))]
+    lines = [Polyline("fitted goodput", "c0", sorted(best.items()))]
     marks = []
     if here is not None:
         gpus, now = here["gpus"], here["goodput"]
@@ -72,7 +72,7 @@ def goodput(explained: Mapping[str, Any]) -> Chart:
         if more is not None and more > gpus:
             marks.append((more, why["next_goodput"], f"next size: {more}"))
             lines += _price(why, (gpus, now), max(best))
-    return chart("Goodput over GPUs [examples/s]", lines, marks=marks, ticks=sorted(best))
+    return chart("Fitted goodput over GPUs [examples/s]", lines, marks=marks, ticks=sorted(best))
 
 
 def _price(why: Mapping[str, Any], here: tuple[int, float], most: int) -> list[Polyline]:

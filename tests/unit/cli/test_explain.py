@@ -112,7 +112,7 @@ def test_explain_says_why_not_more_who_has_it_and_what_a_move_costs(store, pollu
     for part in (
         "Fair share: 3 GPUs on 1 node.",
         "Limit: other jobs, to which every GPU is worth more.",
-        "Next larger size: 6 GPUs, goodput 1950 examples/s (+50 % against 1300).",
+        "Next larger size: 6 GPUs, fitted goodput 1950 examples/s (+50 % against 1300).",
         "One more GPU would bring this job 40 % of what the least useful GPU in use brings to its job.",
         "Job 9 (8 GPUs, 1.50 times the goodput of its fair share) would lose least by giving up GPUs, but more than",
         "A move would cost about 12s of training. To pay for it, other GPUs must bring at least 3.1 % more.",
@@ -188,6 +188,49 @@ def test_explained_sizes_are_those_of_the_clusters_nodes(store, polluxctl):
     store.node_gpus = 4
     found = json.loads(polluxctl("explain", "7", "--json").out)
     assert [(row["nodes"], row["gpus"]) for row in found["sizes"]] == [(1, 1), (1, 2), (1, 4), (2, 8)]
+
+
+HELD = "Job 7 (resnet) of ada: running, holds 4 GPUs on n1"
+
+
+def test_the_first_line_has_what_it_has_what_keeps_it_and_what_to_do(store, polluxctl):
+    """Each row wins over those above it: the first line is of what matters most."""
+    store.explanation = replace(CONTENDED, limit="max-gpus")
+    view, rejected = store.views[0], "its report is 86400 s ahead"
+    for changed, said in (
+        (
+            {},
+            f"{HELD}. What keeps it from more: max-gpus=8. A larger max-gpus in its #POLLUX line allows more.",
+        ),
+        (
+            {"move_step": "failed", "move_detail": "Permission denied: pollux-checkpoints"},
+            f"{HELD}. Its last move failed: Permission denied: pollux-checkpoints.",
+        ),
+        ({"rejected": rejected}, f"{HELD}. polluxd cannot use its latest report: {rejected}."),
+        (
+            {"silent_since": time.time() - 2100},
+            f"{HELD}, and has reported no training step for 35m00s. Look at its output.",
+        ),
+        ({"left_alone": "out of scope"}, f"{HELD}. polluxd leaves it alone: out of scope."),
+        (
+            {"state": "FAILED", "ended_at": view.submitted_at + 90},
+            "Job 7 (resnet) of ada has ended: FAILED. `sacct",
+        ),
+    ):
+        store.rejected = changed.pop("rejected", store.rejected)
+        store.views[0] = replace(store.views[0], **changed)
+        first = polluxctl("explain", "7").out.splitlines()[0]
+        assert first.startswith(said), first
+
+
+def test_every_limit_says_what_its_owner_can_do():
+    assert {*story.LIMITS, "max-gpus"} == set(story.OWNER)
+
+
+def test_a_node_more_is_no_word_for_a_job_that_its_own_limit_keeps(store, polluxctl):
+    store.node_gpus = 4
+    store.explanation = replace(CONTENDED, limit="max-gpus")
+    assert "one more node" not in polluxctl("explain", "7").out
 
 
 def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
@@ -274,15 +317,14 @@ def placed(gpus, **told):
     )
 
 
-def test_the_price_of_a_gpu_what_the_next_one_brings_and_when_the_job_ends():
+def test_what_the_next_gpus_bring_and_when_the_job_ends():
     said = list(sentences(placed(4, gpu_price=0.75, marginal=0.5, seconds_left=7200.0), [], None))
     assert said[2:] == [
-        "Next larger size: 8 GPUs, goodput 0 examples/s (-100 % against 100).",
+        "Next larger size: 8 GPUs, fitted goodput 0 examples/s (-100 % against 100).",
         "The job has not run yet: starting it costs nothing.",
-        "A GPU now costs 0.750: in each second it takes so many seconds off all jobs' completion times, added up.",
         "At the planned goodput the job ends in 2h00m.",
     ]
-    assert not [s for s in sentences(placed(4), [], None) if "now costs" in s or "ends in" in s]
+    assert not [s for s in sentences(placed(4), [], None) if "ends in" in s]
 
 
 def test_a_waiting_job_is_told_when_it_ends_after_its_wait():
