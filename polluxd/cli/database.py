@@ -185,7 +185,7 @@ def backup_hints(config: ConfigOption = None) -> None:
     superuser = "" if words == ["dbname=postgres"] else f" --url='{' '.join(words)}'"
     files = [config or DEFAULT_PATH, loaded.database.passfile, loaded.gateway.passfile]
     for line in (
-        f"# Back up, as root{'' if here else ', with the password of a superuser'}; polluxd and jobs go on meanwhile:",
+        f"# Back up, as root{'' if here else ', with the password of a superuser'}; polluxd and jobs go on during it:",
         f"{by} pg_dump {where}--format=custom {name} >{dump}".strip(),
         f"cp --archive {' '.join(str(file) for file in files if file)} /your/backup/",
         "# Restore, with polluxd and the gateway stopped. Jobs that run ask for new tokens:",
