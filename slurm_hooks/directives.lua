@@ -39,8 +39,9 @@ local COUNT_RULES = { ["any"] = true, ["powers-of-two"] = true, ["whole-nodes"] 
 
 -- A rule by name, or the counts themselves: ascending and each once, as polluxd reads them.
 local function gpu_counts(text)
-  local allowed = "any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8"
-  if COUNT_RULES[text] then
+  local allowed = "any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list of counts such as 1,2,4,8"
+  local replica = string.match(text, "^multiples%-of%-([1-9]%d?)$")
+  if COUNT_RULES[text] or (replica and tonumber(replica) <= 64) then
     return text
   end
   local counts, seen = {}, {}
@@ -101,8 +102,10 @@ local READERS = {
 -- nodes have, only polluxd knows.
 function pollux_least_count(found)
   local rule, least, most = found["gpu-counts"] or "any", found["min-gpus"] or 1, found["max-gpus"] or math.huge
-  local count = nil
-  if rule == "any" or rule == "whole-nodes" then
+  local count, replica = nil, string.match(rule, "^multiples%-of%-(%d+)$")
+  if replica then
+    count = math.ceil(least / replica) * replica
+  elseif rule == "any" or rule == "whole-nodes" then
     count = least
   elseif rule == "powers-of-two" then
     count = 1
@@ -226,7 +229,7 @@ end
 -- the head ends with; `mistyped`: the number of the first line of the head that looks like a directive and is none.
 function pollux_head(script)
   local text = string.sub(script, 1, POLLUX_SCRIPT_BYTES) .. "\n"
-  local head, at, number = { lines = {}, behind = "the first command of the script" }, 1, 0
+  local head, at, number = { text = text, lines = {}, behind = "the first command of the script" }, 1, 0
   letters_left = MOST_LETTERS
   while at <= #text do
     local first, stop = string.find(text, "[^ \t\r\v\f]", at), string.find(text, "\n", at, true)
@@ -253,6 +256,15 @@ function pollux_head(script)
     head.stray = number + breaks + 1
   end
   return head
+end
+
+-- How the script trains, by its lines without their comments: "own" where it calls `pollux wrap`, "unseen" where it calls
+-- no `pollux` at all; else nil. `head`: of `pollux_head`. Each pattern passes each byte twice at most.
+function pollux_loop(head)
+  if not string.find(head.text, "pollux", 1, true) or not string.find(head.text, "\n[^#\n]*pollux") then
+    return "unseen"
+  end
+  return string.find(head.text, "\n[^#\n]*pollux[ \t]+wrap[^%w]") and "own" or nil
 end
 
 -- What contradicts itself among the directives; nil where nothing does.

@@ -314,6 +314,10 @@ function pollux_submit(job, part_list, submit_uid)
   if wanted["continue"] == "yes" then
     fields[#fields + 1] = "continue=yes"
   end
+  local loop = pollux_loop(head)
+  if loop then
+    fields[#fields + 1] = "loop=own"
+  end
   if wanted["search"] then
     fields[#fields + 1] = "search=" .. wanted["search"]
     job.environment["POLLUX_SEARCH"] = wanted["search"]
@@ -355,6 +359,10 @@ function pollux_submit(job, part_list, submit_uid)
       job.tres_per_job = job.tres_per_node
       job.tres_per_node = ""
     end
+  end
+  if loop == "unseen" then
+    log_user("note: the script calls no 'pollux': unless its training attaches by itself, the job stays on its %d GPUs, and "
+      .. "polluxd can neither measure nor move it; put 'pollux wrap' before the command that trains", share.gpus or of_node * nodes)
   end
   job.requeue = 1
   -- job_submit/lua of 22.05 cannot set the open mode; sbatch shows it to the job (and here) when it is set.

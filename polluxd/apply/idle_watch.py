@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from polluxd.config.value_types import replica
 from polluxd.model import KEPT_BACK, Allocation, JobState, Plan
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
@@ -204,6 +205,8 @@ def _least_sizes(job: SlurmJob, capacity: dict[str, int]) -> Sequence[int]:
         return sorted({-(-least // size) * size for size in capacity.values() if size})
     if rule == "powers-of-two":
         return [1 << (least - 1).bit_length()]
+    if unit := replica(rule):
+        return [-(-least // unit) * unit]
     if rule != "any":
         return [min((int(n) for n in rule.split(",") if int(n) >= least), default=least)]
     return [least]

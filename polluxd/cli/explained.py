@@ -150,8 +150,10 @@ def _decision(found: JobExplanation, more: Allocation | None) -> dict[str, Any] 
     placed, cycle = found.allocation, found.cycle
     if placed is None:
         return None
+    measured = found.report is not None and found.report.params is not None
     made = {
         **{key: getattr(placed, key) for key in ("goodput", "speedup", "batch_size", "changed", "reason")},
+        **({} if measured else {"goodput": None, "speedup": None}),
         "cycle": cycle.id if cycle else None,
         "at": cycle.started_at if cycle else None,
         "mode": cycle.mode if cycle else None,

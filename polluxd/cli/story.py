@@ -68,7 +68,7 @@ def story(
             ago = duration(time.time() - found.cycle.started_at)
             idle = _not_acting(found.cycle.mode, paused=settings["paused"])
             yield f"Decided {ago} ago (cycle {found.cycle.id}{idle}): {placed.reason}"
-            if placed.speedup:
+            if placed.speedup and found.report is not None and found.report.params is not None:
                 yield f"Predicted speedup against the fair share: {number(3)(placed.speedup)}."
             yield from sentences(placed, others, found.job.spec.max_gpus)
             facts = placed.explanation

@@ -97,7 +97,8 @@ def job_row(view: JobView, lost_s: float, now: float) -> dict[str, Any]:
         **{key: getattr(view, key) if running else None for key in _WHILE_RUNNING},
         **{key: getattr(view.spec, key) for key in ("min_gpus", "max_gpus", "adaptive")},
         "nodes": ",".join(view.nodes),
-        "speedup": view.speedup if not over else None,
+        # Nothing is predicted of what was never measured.
+        "speedup": view.speedup if not over and view.reported_at is not None else None,
         "progress": 1.0 if view.state == "COMPLETED" else view.fraction_done,
         "lost_s": lost_s,
         "moving": moving,

@@ -14,10 +14,19 @@ from annotated_types import Ge, Gt, Le, Predicate
 from pydantic import AllowInfNan, BeforeValidator, Field, StrictFloat, StrictInt, StringConstraints
 
 # Nine digits are more than any cluster has, and as many as the submission hook lets pass.
-GPU_RULE = r"^(any|powers-of-two|whole-nodes|[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*)$"
+_MULTIPLE = "multiples-of-([1-9]|[1-5][0-9]|6[0-4])"
+GPU_RULE = rf"^(any|powers-of-two|whole-nodes|{_MULTIPLE}|[1-9][0-9]{{0,8}}(,[1-9][0-9]{{0,8}})*)$"
 """A rule on the numbers of GPUs that a job may be given, as `JobSpec.gpu_counts` and `PolicySettings.gpu_counts`."""
-GPU_RULES = "any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8"
+GPU_RULES = (
+    "any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list of counts such as 1,2,4,8"
+)
 """For messages that say what was expected."""
+
+
+def replica(rule: str) -> int | None:
+    """Return the GPUs of a replica, of which a job has a whole number; None: the rule names none."""
+    name, _, gpus = rule.rpartition("-")
+    return int(gpus) if name == "multiples-of" else None
 
 
 def unit(name: str) -> Any:

@@ -228,6 +228,8 @@ class ReportMessage(Message):
     immovable: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_sentence)] | None = None
     """Why the job can follow no order to move now; null: it can."""
     resize_cost: Seconds | None = None
+    barred: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_one_line)] | None = None
+    """Why `limits` leave sizes out at which the trainer did not start."""
     next_save_s: Seconds | None = None
     """Seconds until the trainer's own next checkpoint, which a move waits for; null: it saves when it is asked."""
     search_rank: Annotated[float, Field(ge=0, le=1)] | None = None

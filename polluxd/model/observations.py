@@ -144,6 +144,8 @@ class Report:
     refused_why: str = ""
     immovable: str = ""
     """Why the job can follow no order to move now, as its agent says; empty: it can."""
+    barred: str = ""
+    """Why its batch limits leave sizes out at which its trainer did not start; empty: they leave out none."""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
     next_save_s: float | None = None
@@ -228,11 +230,15 @@ class JobSpec:
     cpus_per_gpu: int = 1
     mem_per_gpu_mb: int | None = None
     gpu_counts: str = "any"
-    """GPU counts that the job can use: `any`, `powers-of-two`, `whole-nodes`, or a list such as `1,2,4,8`."""
+    """GPU counts that the job can use: `any`, `powers-of-two`, `whole-nodes`, `multiples-of-8`, or a list such as
+    `1,2,4,8`."""
     continues: bool = False
     """At its time limit the job goes back into the queue, until its training is finished."""
     search: str = ""
     """The search of the same user that the job is a trial of; empty: none."""
+    own_size: int | None = None
+    """GPUs that its user asked for, on which it starts: its script calls `pollux wrap`, or no `pollux` at all, and
+    nobody else knows a size at which its trainer works. None: polluxd chooses."""
     one_thread: bool = False
     """Each of its CPUs is a core, whose other threads stay idle (--threads-per-core=1, --hint=nomultithread)."""
 

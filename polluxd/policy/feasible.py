@@ -10,6 +10,9 @@ the user's equal share of the GPUs, because nobody has seen yet how well they us
 crowded cluster they start on `min-gpus`, and elsewhere where that parks fewer running jobs (`polluxd.policy.decision`).
 Jobs that must keep their GPUs, and have not reported a training step in their present attempt, count against the share:
 otherwise a user could exceed it by jobs that never report, or report once and are requeued, one after another.
+
+A trainer with a loop of its own starts on the size that its user asked for, if that is possible, and stays there until
+it reports: it may never, and its batch size may follow from its GPUs.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ def _seen_to_train(job: SnapshotJob, attempt: int) -> bool:
     """Return whether this attempt, or a later one, reported a training step."""
     report = job.report
     return report is not None and report.attempt >= attempt and report.first_step_at is not None
+
+
+def _own_size(job: SnapshotJob) -> int | None:
+    """Return the GPUs on which a trainer starts that polluxd knows nothing of: what its user asked for."""
+    return job.spec.own_size if job.report is None else None
 
 
 class Caps:
@@ -71,6 +79,8 @@ class Caps:
         is not preemptible, since it would keep what it starts with.
         """
         measured, spec = measured_on(job), job.spec
+        if own_size := _own_size(job):
+            return max(own_size, spec.min_gpus)
         if job.attempt and not job.placement and not _seen_to_train(job, job.attempt - 1):
             # Its last attempt held GPUs, and reported no training step on them, whatever earlier ones reported.
             return max(spec.min_gpus, 1)
@@ -158,6 +168,8 @@ class FeasibleShapes:
         elif self._rules(job) and found[-1].gpus * GROWTH <= most:
             # The cap may lie below the next allowed count. This count is then the next step.
             found = found + self._between(job, found[-1].gpus + 1, spec.max_gpus)[:1]
+        if _own_size(job):
+            found = [s for s in found if s.gpus == found[-1].gpus]
         if not measured_on(job):
             # A start on several nodes would be a guess about the network, too.
             found = [s for s in found if s.nodes == 1] or [s for s in found if s.gpus == found[0].gpus]

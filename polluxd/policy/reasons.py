@@ -84,15 +84,16 @@ def of_pinned(job: SnapshotJob) -> str:
 
 def _change(facts: Facts) -> str:
     now, place = facts.job.placement, facts.place
-    speed = f"{facts.speedup:.2f} times its fair share"
+    measured = facts.job.report is not None and facts.job.report.params is not None
+    speed = f", {facts.speedup:.2f} times its fair share" if measured else ""
     if not place:
         return f"parked, gives up {count(now.gpus)}" if now else "waits for GPUs"
     there = f"{count(place.gpus)} on {where(place)}"
     if not now:
-        return f"{'restarts' if facts.job.started else 'starts'} with {there}, {speed}"
+        return f"{'restarts' if facts.job.started else 'starts'} with {there}{speed}"
     if place == now:
-        return f"keeps {there}, {speed}"
-    gained = f", goodput {percent(facts.goodput / facts.before)}" if facts.before > 0 else ""
+        return f"keeps {there}{speed}"
+    gained = f", goodput {percent(facts.goodput / facts.before)}" if measured and facts.before > 0 else ""
     if place.gpus == now.gpus:
         return f"moves from {where(now)} to {there}{gained}"
     verb = "grows" if place.gpus > now.gpus else "shrinks"
@@ -103,7 +104,10 @@ def _why_not_more(facts: Facts) -> str:
     why = facts.why
     if not why.next_gpus:
         return _own_limit(facts)
-    if facts.place:
+    report = facts.job.report
+    if facts.place and (report is None or report.params is None):
+        gain = f"{count(why.next_gpus)} would be possible"
+    elif facts.place:
         gain = f"{count(why.next_gpus)} would bring {percent(why.next_goodput / facts.goodput)}"
     else:
         gain = f"it needs at least {count(why.next_gpus)}"
@@ -132,12 +136,15 @@ def _own_limit(facts: Facts) -> str:
         )
         return f"no placement of {between} is possible, and {bound} allows no more"
     if kind == "batch":
-        return "its batch limits allow no more GPUs"
+        barred = job.report.barred if job.report is not None else ""
+        return barred or "its batch limits allow no more GPUs"
     if kind == "progress":
         here = f" on its {count(job.placement.gpus)}" if job.placement else ""
         return f"polluxd has yet to see progress{here}, so at most {most} until then"
     if kind == "exploration":
         if (measured := measured_on(job)) == 0:
+            if job.report is None and spec.own_size:
+                return "not measured yet, so it keeps the size that its user asked for"
             if most > spec.min_gpus:
                 return f"not measured yet, so at most {count(most)} now"
             return f"not measured yet, so it begins with min-gpus={spec.min_gpus}"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from polluxd.config.value_types import replica
 from polluxd.model import JobSpec, Node
 from polluxd.policy.domains import classes
 
@@ -101,6 +102,8 @@ def named(rule: str, top: int) -> list[int]:
     """
     if rule == POWERS:
         return [1 << power for power in range(max(top, 0).bit_length())]
+    if unit := replica(rule):
+        return list(range(unit, top + 1, unit))
     return [int(n) for n in rule.split(",") if n.strip().isdigit()]
 
 
@@ -108,12 +111,15 @@ def allows(rule: str, shape: Shape, *, whole: bool) -> bool:
     """Return whether a rule on GPU counts allows the shape.
 
     For the rules see `JobSpec.gpu_counts`. `whole`: the shape takes whole nodes. A rule that names no count allows
-    all counts, because directives are checked at submission.
+    all counts, because directives are checked at submission. A replica that fits a node lies on one node, and a larger
+    one takes whole nodes.
     """
     if rule == POWERS:
         return shape.gpus & (shape.gpus - 1) == 0
     if rule == WHOLE:
         return whole
+    if unit := replica(rule):
+        return shape.per_node % unit == 0 or (whole and shape.per_node < unit and shape.gpus % unit == 0)
     listed = named(rule, shape.gpus)
     return not listed or shape.gpus in listed
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -48,6 +49,10 @@ class Trace:
     """Share of the jobs that run on `rigid_gpus` and on no other number."""
     rigid_gpus: PositiveInt = 16
     """GPUs of each rigid job."""
+    replica_share: Share = 0.0
+    """Share of the other jobs whose GPUs are a multiple of `replica_gpus`."""
+    replica_gpus: PositiveInt = 8
+    """GPUs of a replica, such as those of tensor parallelism."""
     most_jobs: PositiveInt | None = None
     """Jobs that are read of a file, the first ones."""
 
@@ -90,18 +95,27 @@ def generate(
 def stiffened(
     jobs: Sequence[Submission], applications: Mapping[str, Application], trace: Trace, seed: int
 ) -> tuple[Submission, ...]:
-    """Return the jobs, some of them rigid as the trace says.
+    """Return the jobs, some of them rigid or of replicas, as the trace says.
 
-    Those whose application cannot use so many GPUs stay elastic.
+    Those whose application cannot use so many GPUs stay as they are.
     """
     random = np.random.default_rng([seed, 0x516])
-    gpus = trace.rigid_gpus
-    return tuple(
-        replace(job, gpus=gpus, rigid=True)
-        if rigid and gpus <= most_gpus(applications[job.application])
-        else job
-        for job, rigid in zip(jobs, (random.random(len(jobs)) < trace.rigid_share).tolist(), strict=True)
-    )
+    rigid = (random.random(len(jobs)) < trace.rigid_share).tolist()
+    replicated = (random.random(len(jobs)) < trace.replica_share).tolist()
+    return tuple(map(partial(_stiffened, applications, trace), jobs, rigid, replicated))
+
+
+def _stiffened(
+    applications: Mapping[str, Application], trace: Trace, job: Submission, rigid: bool, replicated: bool
+) -> Submission:
+    most = most_gpus(applications[job.application])
+    if rigid and trace.rigid_gpus <= most:
+        return replace(job, gpus=trace.rigid_gpus, rigid=True)
+    if replicated and trace.replica_gpus <= most:
+        each = trace.replica_gpus
+        asked = min(-(-job.gpus // each), most // each) * each
+        return replace(job, gpus=asked, gpu_counts=f"multiples-of-{each}")
+    return job
 
 
 def _arrivals(random: np.random.Generator, jobs: int, hours: float) -> list[float]:

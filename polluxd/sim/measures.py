@@ -16,6 +16,7 @@ from polluxd.sim.applications import Application, ScaledApplication, most_gpus, 
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.engine import SimulationResult
 from polluxd.sim.simulated_job import SimulatedJob
+from polluxd.sim.workload import Submission
 
 Floats = NDArray[np.float64]
 
@@ -155,6 +156,10 @@ def measure(run: SimulationResult, scenario: Scenario) -> dict[str, Any]:
     }
 
 
+def _size(job: Submission) -> str:
+    return "rigid" if job.rigid else "elastic" if job.gpu_counts == "any" else "replicas"
+
+
 def classes(
     jobs: Sequence[SimulatedJob], jct: Floats, rho: Floats, scenario: Scenario
 ) -> dict[str, dict[str, dict[str, float]]]:
@@ -164,7 +169,7 @@ def classes(
     """
     kinds = {
         "gpus": [str(job.submission.gpus) for job in jobs],
-        "size": ["rigid" if job.submission.rigid else "elastic" for job in jobs],
+        "size": [_size(job.submission) for job in jobs],
         "application": [job.app.name for job in jobs],
         "user": [f"user-{job.number % scenario.users + 1}" for job in jobs],
     }

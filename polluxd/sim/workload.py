@@ -103,6 +103,8 @@ class Submission:
     """Length of its training, in trainings of the application: traces that know only durations scale it."""
     rigid: bool = False
     """It runs on `gpus` GPUs and on no other number (`min-gpus` and `max-gpus`)."""
+    gpu_counts: str = "any"
+    """As `JobSpec.gpu_counts`, such as `multiples-of-8` for replicas of 8 GPUs."""
 
 
 def read_workload(

@@ -6,7 +6,8 @@ The comment of a job, all on one line:
     pollux:v1 min-gpus=1 max-gpus=8 gpu-counts=1,2,4,8 adaptive=yes preemptible=yes cpus-per-gpu=2 mem-per-gpu=4000
     submitted=T begin=T asked=1x2
 
-A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`; then a job of a search has `search=NAME`.
+A job with `#POLLUX continue=yes` has `continue=yes` after `preemptible=`; then one whose script calls `pollux wrap`, or
+no `pollux` at all, has `loop=own`, and a job of a search `search=NAME`.
 After `mem-per-gpu=` stand the demands on nodes. The comment of a companion job:
 
     pollux:v1 companion-of=J attempt=R move=ID nonce=N cpus-per-gpu=2 mem-per-gpu=4000 submitted=T
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -84,11 +85,14 @@ def parse_admin_comment(text: str) -> Directives | None:
     if companion.keys() - {"nonce"} and len(companion.keys() | {"nonce"}) < len(_COMPANION):
         given = [word for word in _COMPANION if word in values]
         raise DirectiveError(f"AdminComment: a companion has companion-of, attempt, move, this one {given}")
+    demands = Demands(**_read(values, _DEMANDS))
+    if _read(values, _OWN_LOOP) and demands.asked is not None:
+        spec = replace(spec, own_size=demands.asked[0] * demands.asked[1])
     return Directives(
         spec,
         **_read(values, _TIMES),
         companion=Companion(**companion) if companion.keys() - {"nonce"} else None,
-        demands=Demands(**_read(values, _DEMANDS)),
+        demands=demands,
     )
 
 
@@ -167,6 +171,7 @@ _SPEC: dict[str, _Word] = {
     "cpus-per-gpu": ("cpus_per_gpu", *_COUNT),
     "mem-per-gpu": ("mem_per_gpu_mb", *_COUNT),
 }
+_OWN_LOOP: dict[str, _Word] = {"loop": ("loop", "own", _like("own"))}
 _TIMES: dict[str, _Word] = {"submitted": ("submitted", *_COUNT), "begin": ("begin", *_COUNT)}
 _COMPANION: dict[str, _Word] = {
     "companion-of": ("parent", *_COUNT),
@@ -194,4 +199,4 @@ _DEMANDS: dict[str, _Word] = {
     "mem-asked": ("memory_asked", *_YES),
     "asked": ("asked", "NODESxGPUS", _like("([1-9][0-9]{0,8}x[1-9][0-9]{0,8})?", _size)),
 }
-_WORDS = {**_SPEC, **_TIMES, **_COMPANION, **_DEMANDS}
+_WORDS = {**_SPEC, **_OWN_LOOP, **_TIMES, **_COMPANION, **_DEMANDS}

@@ -26,3 +26,15 @@ def test_rigid_jobs_are_a_class_and_classes_add_up_to_the_whole(apps):
         assert sum(one["jobs"] for one in kind.values()) == len(jobs)
         mean = sum(one["jobs"] * one["avg_jct_s"] for one in kind.values()) / len(jobs)
         assert abs(mean - found["avg_jct_s"]) < 1e-6
+
+
+def test_jobs_of_replicas_are_a_class_and_hold_whole_replicas(apps):
+    jobs = generate(apps, 24, 1.0, cluster_gpus=16, seed=2)
+    mixed = stiffened(jobs, apps, Trace(replica_share=0.4, replica_gpus=8), 2)
+    replicas = {n: job for n, job in enumerate(mixed) if job.gpu_counts == "multiples-of-8"}
+    assert 3 <= len(replicas) <= 18
+    assert all(job.gpus % 8 == 0 for job in replicas.values())
+    scenario = Scenario(nodes=4, users=3)
+    run = played(mixed, apps, Pollux(scenario), scenario)
+    found = measure(run, scenario)
+    assert found["classes"]["size"]["replicas"]["jobs"] == len(replicas)

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from pollux.errors import PolluxAgentError
+from pollux.wrap.sizes import UNKNOWN_BATCH
 from pollux.wrap.wrapper import Contract, wrap
+
+MOST_BATCHES = 32
 
 DESCRIPTION = """\
 Let polluxd start, grow, shrink and park a trainer whose own loop stays as it is.
@@ -58,7 +61,14 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--grace", type=_seconds, default=60.0, metavar="SECONDS", help="that it may take for it (default 60)"
     )
-    found.add_argument("--batch", type=_count, metavar="M", help="examples of a step, over all GPUs")
+    found.add_argument(
+        "--batch",
+        type=_batches,
+        default=((0.0, UNKNOWN_BATCH),),
+        metavar="M",
+        help="examples of a step, over all GPUs; or, where the trainer changes them, from which step on: '0:768 "
+        "250000:1536'",
+    )
     found.add_argument("--steps", type=_seconds, metavar="N", help="step at which the training ends")
     found.add_argument("command", nargs="+", metavar="COMMAND", help="what starts the trainer, after --")
     return found
@@ -92,11 +102,22 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 10**9:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
-    return value
+def _batches(text: str) -> tuple[tuple[float, int], ...]:
+    """Read one batch size, or step:size for each step from which on another one holds."""
+    found = []
+    for word in text.split():
+        begin, _, size = word.rpartition(":")
+        if not re.fullmatch(r"([0-9]{1,12}:)?[1-9][0-9]{0,8}", word):
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from 1, or step:number as in '0:768 250000:1536', got {word!r}"
+            )
+        found.append((float(begin or 0), int(size)))
+    begins = [begin for begin, _ in found]
+    if not found or begins[0] != 0 or begins != sorted(set(begins)) or len(found) > MOST_BATCHES:
+        raise argparse.ArgumentTypeError(
+            f"expected rising steps that begin with 0, {MOST_BATCHES} at most, got {text!r}"
+        )
+    return tuple(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,7 +35,7 @@ class Checkpoints:
         step: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._pattern, self._clock, self._step = pattern, clock, step
-        self._looked_at = float("-inf")
+        self._look_at = float("-inf")
         self._mark = self._newest()
         self._changed_at: float | None = None
         """When the newest file was last seen to change; None: not since the start."""
@@ -54,10 +54,11 @@ class Checkpoints:
     def look(self) -> None:
         """Look at the files, once a second at most."""
         now = self._clock()
-        if now - self._looked_at < _LOOK_S:
+        if now < self._look_at:
             return
-        self._looked_at = now
         mark = self._newest()
+        # A slow file system is not asked all the time.
+        self._look_at = now + max(_LOOK_S, 10.0 * (self._clock() - now))
         if mark != self._mark:
             self._mark, self._changed_at, self._saving = mark, now, True
             self._changed_at_step = self._step()

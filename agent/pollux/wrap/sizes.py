@@ -35,9 +35,9 @@ def file_in(folder: Path, checkpoints: str) -> Path:
 
 @dataclass(slots=True)
 class Sizes:
-    """Step times by (nodes, GPUs), and the sizes at which the trainer did not start."""
+    """Step times by (nodes, GPUs, examples of a step), and the sizes at which the trainer did not start."""
 
-    rows: dict[tuple[int, int], float] = field(default_factory=dict)
+    rows: dict[tuple[int, int, int], float] = field(default_factory=dict)
     """Seconds of a step."""
     bad: dict[int, str] = field(default_factory=dict)
     """By GPUs: the trainer's last line there."""
@@ -45,6 +45,8 @@ class Sizes:
     """Starts in a row that made no step."""
     every: float | None = None
     """Steps from one checkpoint to the next."""
+    step: float = 0.0
+    """The newest step that is known."""
 
     @classmethod
     def read(cls, file: Path) -> Sizes:
@@ -58,12 +60,15 @@ class Sizes:
 
     @classmethod
     def _parsed(cls, found: Any) -> Sizes:
-        rows = {(int(n), int(k)): float(seconds) for n, k, seconds in found["rows"][:MOST_ROWS]}
-        if not all(1 <= n <= k and 0 < seconds < math.inf for (n, k), seconds in rows.items()):
-            raise ValueError("expected nodes, GPUs and positive seconds")
+        rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"][-MOST_ROWS:]}
+        if not all(1 <= n <= k and 1 <= m and 0 < seconds < math.inf for (n, k, m), seconds in rows.items()):
+            raise ValueError("expected nodes, GPUs, examples and positive seconds")
         bad = {int(gpus): str(line)[:200] for gpus, line in list(found["bad"].items())[:MOST_ROWS]}
         every = found["every"]
-        return cls(rows, bad, int(found["fruitless"]), None if every is None else float(every))
+        step = float(found["step"])
+        if not (0 <= step < math.inf and (every is None or 0 < every < math.inf)):
+            raise ValueError("expected a step, and steps between checkpoints")
+        return cls(rows, bad, int(found["fruitless"]), None if every is None else float(every), step)
 
     def write(self, file: Path) -> None:
         """Keep this for later attempts. Raises OSError."""
@@ -77,30 +82,46 @@ class Sizes:
 
         Where it trained on no size yet, fewer GPUs than failed may do.
         """
-        least = min((gpus for _, gpus in self.rows), default=0)
+        good = self.good
+        least = min(good, default=0)
         failed = [gpus for gpus in self.bad if gpus > least]
         if not failed:
             return None
-        return max((gpus for _, gpus in self.rows if gpus < max(failed)), default=max(1, min(failed) - 1))
+        return max((gpus for gpus in good if gpus < max(failed)), default=max(1, min(failed) - 1))
 
-    def fitted(self, batch: int) -> ThroughputParams | None:
-        """Return the throughput model for a step of `batch` examples over all GPUs; None before a measurement."""
+    @property
+    def good(self) -> list[int]:
+        """The numbers of GPUs on which it has trained."""
+        return sorted({gpus for _, gpus, _ in list(self.rows)})
+
+    def barred(self) -> str:
+        """Say why sizes are left out by `most_allowed`; empty where none are."""
+        if (most := self.most_allowed()) is None:
+            return ""
+        gpus = min((gpus for gpus in self.bad if gpus > most), default=max(self.bad))
+        return f"its trainer did not start on {gpus} GPUs ({self.bad[gpus]})"
+
+    def fitted(self) -> ThroughputParams | None:
+        """Return the throughput model; None before a measurement."""
         rows = list(self._weighted())
         if not rows:
             return None
-        nodes, gpus, seconds, weights = zip(*rows, strict=True)
-        return fit(nodes, gpus, [batch / k for k in gpus], [math.nan] * len(rows), seconds, weights=weights)
+        nodes, gpus, locals_, seconds, weights = zip(*rows, strict=True)
+        return fit(nodes, gpus, locals_, [math.nan] * len(rows), seconds, weights=weights)
 
-    def _weighted(self) -> Iterator[tuple[int, int, float, float]]:
-        """Yield nodes, GPUs, seconds and weight of each row.
+    def _weighted(self) -> Iterator[tuple[int, int, float, float, float]]:
+        """Yield nodes, GPUs, examples per GPU, seconds and weight of each row.
 
         One size alone, or two on either side of a node's border, do not tell what part of a step divides over more
         GPUs: without two guessed rows the fit would take all of it for a constant.
         """
-        for (nodes, gpus), seconds in self.rows.items():
-            yield nodes, gpus, seconds, 1.0
-        many = {nodes > 1 for nodes, _ in self.rows}
-        if len(self.rows) == 1 or (len(self.rows) == 2 and len(many) == 2):
-            (nodes, gpus), seconds = min(self.rows.items(), key=lambda row: row[0][1])
+        rows = dict(self.rows)  # another thread adds to it
+        for (nodes, gpus, batch), seconds in rows.items():
+            yield nodes, gpus, batch / gpus, seconds, 1.0
+        many = {nodes > 1 for nodes, _, _ in rows}
+        known = len({(nodes, gpus) for nodes, gpus, _ in rows})
+        if known == 1 or (known == 2 and len(many) == 2):
+            (nodes, gpus, batch), seconds = min(rows.items(), key=lambda row: row[0][1])
             for times in (2, 4):
-                yield nodes, gpus * times, seconds * (1.0 - _DIVIDES + _DIVIDES / times), _GUESSED
+                each = batch / (gpus * times)
+                yield nodes, gpus * times, each, seconds * (1.0 - _DIVIDES + _DIVIDES / times), _GUESSED

@@ -25,7 +25,8 @@ class Steps:
     """Steps and step times of one start of the trainer; thread-safe.
 
     Args:
-        patterns: tried in order on each line until one matches, which stays. Its first group is the step.
+        patterns: tried in order on each line until one matches, which stays. Its first group is the step; groups `done`
+            and `of`, where it has them, say what part of the next one is done.
     """
 
     def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
@@ -60,7 +61,9 @@ class Steps:
                 continue
             try:
                 step = float((found[1] or "").replace(",", ""))
-            except ValueError:
+                if parts := found.groupdict().get("of"):
+                    step += min(float(found["done"]) / float(parts), 1.0)
+            except (ValueError, ZeroDivisionError, IndexError):
                 continue
             if not 0 <= step < MOST:
                 continue
@@ -82,6 +85,12 @@ class Steps:
         self._skipped += 1
         if self._skipped > FIRST:
             self._intervals.append((steps, seconds / steps))
+
+    def forget_times(self) -> None:
+        """Measure the time of a step again: a step is another one from now on."""
+        with self._lock:
+            self._intervals.clear()
+            self._skipped = FIRST - 1
 
     def _median(self) -> float | None:
         return median(seconds for _, seconds in self._intervals) if self._intervals else None

@@ -53,8 +53,16 @@ TRAINERS = (
         r"'epoch':\s*'?([\d.]+)'?",
         "out/checkpoint-*/trainer_state.json",
         "any under DDP; not with DeepSpeed",
-        "yes, if accumulation keeps the global batch",
+        "yes, if accumulation keeps the batch size",
         "resume_from_checkpoint; gradient_accumulation_steps divided by the number of ranks",
+    ),
+    Trainer(
+        "Lightning",
+        r"^Epoch (\d+):.*?\b(?P<done>\d+)/(?P<of>\d+)\b",
+        "checkpoints/last.ckpt",
+        "any under DDP, with the batch per rank divided by hand",
+        "from the epoch's begin, unless its loader keeps its place",
+        "ModelCheckpoint(save_last=True, every_n_train_steps=N), fit(ckpt_path='last'); not SLURMEnvironment(auto_requeue)",
     ),
     Trainer(
         "verl",
@@ -76,3 +84,12 @@ TRAINERS = (
 """Patterns are tried in this order; the first that matches a line stays."""
 
 PATTERNS = tuple(re.compile(trainer.line) for trainer in TRAINERS)
+
+
+def table() -> str:
+    """Return the trainers as the table of the page `docs/user-guide/own-loop.md`."""
+    head = "| trainer | `--checkpoints` | sizes | data go on | set |\n|---|---|---|---|---|\n"
+    return head + "".join(
+        f"| {t.name} | {f'`{t.checkpoints}`' if t.checkpoints else 'as it says'} | {t.sizes} | {t.data} | {t.flags} |\n"
+        for t in TRAINERS
+    )

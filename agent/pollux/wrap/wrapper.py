@@ -38,6 +38,9 @@ TICK_S = 0.2
 FRUITLESS = 3
 """Starts in a row without a step after which the job ends as its trainer did."""
 _READ = 65536
+PASSED_ON = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+UNSEEN_S = 110.0
+"""After this time without a step the user is told, within two minutes of the start."""
 UNKNOWN_SAVE_S = 3600.0
 """What is said of the next checkpoint of a trainer whose rhythm is not known yet; polluxd waits no longer [s]."""
 
@@ -55,8 +58,8 @@ class Contract:
     """That makes it save and end; None: it is asked nothing."""
     grace: float = 60.0
     """Seconds that it may take for that."""
-    batch: int | None = None
-    """Examples of a step, over all GPUs."""
+    batches: Sequence[tuple[float, int]] = ((0.0, UNKNOWN_BATCH),)
+    """From each of these steps on, the examples of a step, over all GPUs."""
     steps: float | None = None
     """At which it ends."""
 
@@ -112,11 +115,19 @@ class Wrapper:
         self._signalled_at: float | None = None
         self._signals = contract.signal
         """None once it brought no checkpoint."""
+        self._told_to_end = False
+        """This process was sent a signal: the trainer's end says nothing of its size."""
         self._publisher = Publisher(access, self.report, self._take_order, lambda _order: None)
         self._kept: tuple[float, float | None] = 0.0, None
+        self._started_at = time.monotonic()
+        self._unseen = False
+        """No step was recognised, and that was said."""
+        self._batch = self._batch_at(self._sizes.step)
 
     def run(self) -> int:
         self._start()
+        for number in PASSED_ON:
+            signal.signal(number, self._pass_on)
         self._publisher.start()
         announced = False
         try:
@@ -127,6 +138,8 @@ class Wrapper:
                     announced = True
                     self._checkpoints.trains()
                     self._publisher.wake()
+                if self._steps.first_at is None and time.monotonic() > self._started_at + UNSEEN_S:
+                    self._say_unseen()
                 self._keep()
                 assert self._child is not None
                 status, order = self._child.poll(), self._order
@@ -161,6 +174,12 @@ class Wrapper:
         for pump in self._pumps:
             pump.start()
 
+    def _pass_on(self, number: int, _frame: object) -> None:
+        """Pass a signal on to the command, whose place this process has."""
+        self._told_to_end = True
+        assert self._child is not None
+        self._child.send_signal(number)
+
     def _pump(self, number: int, source: IO[bytes], onto: IO[bytes]) -> None:
         """Pass on what the trainer prints, as it comes, and read its steps off it."""
         while data := os.read(source.fileno(), _READ):
@@ -170,15 +189,16 @@ class Wrapper:
             self._steps.feed(number, data, time.time())
 
     def _join(self) -> None:
-        for pump in self._pumps:
-            pump.join(5.0)  # what the trainer has left behind may hold the pipe
+        until = time.monotonic() + 5.0
+        for pump in self._pumps:  # what the trainer has left behind may hold the pipe
+            pump.join(max(until - time.monotonic(), 0.0))
 
     def _ended(self, status: int) -> int:
         """The trainer has ended, and nobody had asked it to."""
         status = 128 - status if status < 0 else status
         made_steps = self._steps.first_at is not None
-        good = [gpus for _, gpus in self._sizes.rows]
-        if status == 0 or made_steps or not good or self.gpus in good:
+        good = self._sizes.good
+        if status == 0 or made_steps or not good or self.gpus in good or self._told_to_end:
             if made_steps:
                 self._sizes.fruitless = 0
                 self._write()
@@ -191,7 +211,7 @@ class Wrapper:
             "it on %d again",
             status,
             self.gpus,
-            ", ".join(map(str, sorted(good))),
+            ", ".join(map(str, good)),
             self.gpus,
         )
         if self._sizes.fruitless >= FRUITLESS:
@@ -203,7 +223,8 @@ class Wrapper:
         if done.returncode:
             log.error("scontrol requeue: %s", _printable(done.stderr))
             return status
-        return self._wait_for_end(status)
+        self._wait_for_end()
+        return status
 
     # -- orders ------------------------------------------------------------------------------------------------
 
@@ -243,26 +264,22 @@ class Wrapper:
         stamps: dict[str, Any] = {"step": self._checkpoints.last_step, "last_step_at": at, "stopped_at": at}
         if self._publisher.acknowledge(move, stamps):
             log.info("move %d: the trainer's checkpoint is complete; it goes on from there", move)
-            self._wait_for_end(0)
-            log.warning(
-                "nobody ended this job in %.0f s after its checkpoint: it trains on",
-                self._attempt.settings.drain_wait,
-            )
+            self._wait_for_end()
+            log.warning("nobody ended this job after its checkpoint: it trains on")
         if self._order is not None and self._order[0] == move:
             self._order = None
         self._signalled_at = None
-        if self._child.poll() is not None:
-            self._start()
 
     def _join_if_ended(self) -> None:
         assert self._child is not None
         if self._child.poll() is not None:
             self._join()
 
-    def _wait_for_end(self, status: int) -> int:
-        """Wait for Slurm to end the job, for a bounded time."""
-        time.sleep(self._attempt.settings.drain_wait)
-        return status
+    def _wait_for_end(self) -> None:
+        """Wait for Slurm to end the job, for a bounded time, and no longer than the order stands."""
+        ordered, until = self._order, time.monotonic() + self._attempt.settings.drain_wait
+        while time.monotonic() < until and self._order == ordered:
+            time.sleep(TICK_S)
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the trainer's ranks.
@@ -285,17 +302,37 @@ class Wrapper:
 
     def _keep(self) -> None:
         """Keep what was measured for later attempts, once it is known and once a minute."""
+        if self._steps.first_at is not None:
+            self._sizes.step = self._steps.number
+        if (batch := self._batch_at(self._sizes.step)) != self._batch:
+            self._batch = batch
+            self._steps.forget_times()
+            self._publisher.wake()
         seconds, every = self._steps.seconds, self._checkpoints.every
         if seconds is None:
             return
         written_at, known_every = self._kept
-        self._sizes.rows[self.nodes, self.gpus] = seconds
+        self._sizes.rows[self.nodes, self.gpus, batch] = seconds
         self._sizes.bad.pop(self.gpus, None)
         self._sizes.fruitless = 0
         self._sizes.every = every or self._sizes.every
         if time.monotonic() > written_at + 60.0 or (every is not None and known_every is None):
             self._kept = time.monotonic(), every
             self._write()
+
+    def _batch_at(self, step: float) -> int:
+        return next(batch for begin, batch in reversed(self._contract.batches) if step >= begin)
+
+    def _say_unseen(self) -> None:
+        """Say once what polluxd can do with a trainer whose steps it does not see."""
+        if not self._unseen:
+            self._unseen = True
+            log.warning(
+                "no line of the trainer named a step in %.0f s: polluxd keeps this job on its %d GPUs, and can neither "
+                "measure nor move it. Name the line with --step PATTERN",
+                UNSEEN_S,
+                self.gpus,
+            )
 
     def _write(self) -> None:
         try:
@@ -305,12 +342,12 @@ class Wrapper:
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""
-        batch, seconds = self._contract.batch or UNKNOWN_BATCH, self._steps.seconds
-        params = self._sizes.fitted(batch)
+        batch, seconds = self._batch, self._steps.seconds
+        params = self._sizes.fitted()
         most = self._sizes.most_allowed()
         throughput = batch / seconds if seconds else 0.0
-        step = self._steps.number
-        measured = self._sizes.rows or {(0, 0): 0.0}
+        step = self._sizes.step
+        measured = self._sizes.rows or {(0, 0, 0): 0.0}
         return {
             "v": 1,
             "at": time.time(),
@@ -324,8 +361,8 @@ class Wrapper:
                 "local_min": 1 if most is None else max(1, -(-batch // most)),
                 "local_max": batch,
             },
-            "explored_gpus": max(gpus for _, gpus in measured),
-            "explored_nodes": max(nodes for nodes, _ in measured),
+            "explored_gpus": max(gpus for _, gpus, _ in measured),
+            "explored_nodes": max(nodes for nodes, _, _ in measured),
             "gpus": self.gpus,
             "nodes": self.nodes,
             "batch_size": batch,
@@ -334,12 +371,14 @@ class Wrapper:
             "goodput": throughput,
             "throughput": throughput,
             "progress": step,
-            "target": self._contract.steps,
+            # Where the batch size changes, a step is no unit of what remains.
+            "target": self._contract.steps if len(self._contract.batches) == 1 else None,
             "epoch": 0.0,
             "lr_factor": 1.0,
             "gain": 1.0,
             "optimizer_steps": int(step),
             "checkpointed": self._checkpoints.present,
+            "barred": self._sizes.barred() or None,
             "next_save_s": self._next_save_s(),
             "immovable": None
             if self._checkpoints.present or self._signals

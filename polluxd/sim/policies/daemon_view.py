@@ -103,8 +103,8 @@ def spec(job: SimulatedJob, gpus: int) -> JobSpec:
     It allows no more GPUs than the application can use.
     """
     if job.submission.rigid:
-        return _spec(job.submission.gpus, job.submission.gpus)
-    return _spec(1, min(most_gpus(job.app), gpus))
+        return _spec(job.submission.gpus, job.submission.gpus, "any")
+    return _spec(1, min(most_gpus(job.app), gpus), job.submission.gpu_counts)
 
 
-_spec = lru_cache(lambda least, most: JobSpec(min_gpus=least, max_gpus=most))
+_spec = lru_cache(lambda least, most, counts: JobSpec(min_gpus=least, max_gpus=most, gpu_counts=counts))

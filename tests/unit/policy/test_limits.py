@@ -149,3 +149,55 @@ def test_a_shrink_beside_another_job_counts_whole_cores():
     grown = job(1, spec, report=report(), placement=Placement(("n000",), 4), started=True)
     plan = decide(snapshot(members, [grown, job(2, JobSpec(max_gpus=1, cpus_per_gpu=3))]))
     assert [plan.of(number).placement.gpus for number in (1, 2)] in ([2, 1], [4, 0])
+
+
+@pytest.mark.parametrize(
+    ("unit", "size", "most", "shapes"),
+    [
+        # A replica that fits a node lies on one node: 8 GPUs hold two of 4, 6 hold two of 3.
+        (4, 8, 24, [(1, 4), (1, 8), (2, 8), (3, 8)]),
+        (3, 8, 24, [(1, 3), (1, 6), (2, 6), (3, 6)]),
+        # A larger one takes whole nodes.
+        (16, 8, 40, [(2, 8), (4, 8)]),
+        (12, 8, 48, [(3, 8), (6, 8)]),
+        (64, 8, 512, [(8, 8), (16, 8), (24, 8), (32, 8), (40, 8), (48, 8), (56, 8), (64, 8)]),
+        (1, 2, 4, [(1, 1), (1, 2), (2, 2)]),
+    ],
+)
+def test_jobs_of_replicas_have_a_whole_number_of_them(unit, size, most, shapes):
+    stocked = [(size, (most,) * (size + 1))]
+    rules = (f"multiples-of-{unit}",)
+    found = available(stocked, partial=True, highest=most, rules=rules)
+    assert [(s.nodes, s.per_node) for s in found] == shapes
+
+
+def test_replicas_grow_one_by_one_and_no_part_of_one_is_placed():
+    spec = JobSpec(gpu_counts="multiples-of-8")
+    for count, gpus in ((4, 16), (3, 8), (1, 0)):
+        plan = decide(snapshot(nodes(count), [job(2, spec, report=report(explored=8))]))
+        assert plan.of(2).placement.gpus == gpus
+    assert "gpu-counts=multiples-of-8" in plan.of(2).reason
+
+
+def test_a_trainer_that_nobody_knows_starts_on_its_users_size_or_the_largest_below():
+    def start(size, count=2, **more):
+        asked = job(1, JobSpec(own_size=size, **more))
+        return decide(snapshot(nodes(count), [asked])).of(1)
+
+    assert start(1).placement.gpus == 1, "although policy.start_gpus would be 4"
+    assert start(3).placement.gpus == 3
+    assert start(8).placement.gpus == 8
+    assert start(6).placement.gpus == 4, "of two nodes, each whole, there are 4 or 8"
+    assert start(8, max_gpus=2).placement.gpus == 2
+    assert start(1, min_gpus=2).placement.gpus == 2
+    assert start(3, gpu_counts="powers-of-two").placement.gpus == 2
+    assert "the size that its user asked for" in start(1).reason
+    assert "fair share" not in start(1).reason, "nothing is predicted of what was never measured"
+
+
+def test_a_trainer_that_nobody_knows_waits_for_its_users_size():
+    busy = running(2, ["n000"], 2, JobSpec(preemptible=False))
+    waits = job(1, JobSpec(own_size=4))
+    assert not decide(snapshot(nodes(1), [busy, waits])).of(1).placement
+    fits = job(1, JobSpec(own_size=2))
+    assert decide(snapshot(nodes(1), [busy, fits])).of(1).placement.gpus == 2

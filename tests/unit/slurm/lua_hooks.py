@@ -104,8 +104,14 @@ def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome
     return Outcome(lines[0] == "0", said, rest[0], float(rest[1] or 0), rest[2] or "", *rest[3:])
 
 
-def submit(head: str, config: dict[str, object] | None = None, **job: object) -> Outcome:
-    script = f"#!/bin/bash\n#SBATCH --gres=gpu:2\n{head}\nsrun hostname\n"
+def submit(
+    head: str,
+    config: dict[str, object] | None = None,
+    *,
+    trains: str = "pollux run train.py",
+    **job: object,
+) -> Outcome:
+    script = f"#!/bin/bash\n#SBATCH --gres=gpu:2\n{head}\n{trains}\n"
     fields = (
         UNSET
         | {"tres_per_node": "gres:gpu:2", "script": script, "environment": {"SLURM_OPEN_MODE": "a"}}

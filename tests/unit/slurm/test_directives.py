@@ -53,16 +53,24 @@ def test_a_search_is_a_name(name: str) -> None:
         parse_admin_comment(f"pollux:v1 search={name}")
 
 
-@pytest.mark.parametrize("rule", ["any", "powers-of-two", "whole-nodes", "1", "1,2,4,8"])
+@pytest.mark.parametrize(
+    "rule", ["any", "powers-of-two", "whole-nodes", "multiples-of-1", "multiples-of-64", "1", "1,2,4,8"]
+)
 def test_rules_on_gpu_counts(rule: str) -> None:
     assert parse_admin_comment(f"pollux:v1 gpu-counts={rule}").spec.gpu_counts == rule
 
 
 @pytest.mark.parametrize(
-    "rule", ["", "some", "0", "1,,2", "1,", ",1", "1,0", "1.5", "-1", "\u0661", "powers-of-two,3"]
+    "rule",
+    [
+        *("", "some", "0", "1,,2", "1,", ",1", "1,0", "1.5", "-1", "\u0661", "powers-of-two,3"),
+        *("multiples-of-", "multiples-of-0", "multiples-of-65", "multiples-of-08", "multiples-of-8,16"),
+    ],
 )
 def test_rules_that_are_none(rule: str) -> None:
-    with pytest.raises(DirectiveError, match="gpu-counts is any, powers-of-two, whole-nodes, or a list"):
+    with pytest.raises(
+        DirectiveError, match="gpu-counts is any, powers-of-two, whole-nodes, multiples-of-8 "
+    ):
         parse_admin_comment(f"pollux:v1 gpu-counts={rule}")
 
 

@@ -57,6 +57,8 @@ def test_polluxd_reads_what_the_hook_writes() -> None:
     [
         ("powers-of-two", "powers-of-two"),
         ("whole-nodes", "whole-nodes"),
+        ("multiples-of-8", "multiples-of-8"),
+        ("multiples-of-16", "multiples-of-16"),
         ("8,4,1,4,02", "1,2,4,8"),
         ("16", "16"),
         ("any", "any"),
@@ -111,8 +113,14 @@ def test_gpu_counts_reach_polluxd(rule: str, noted: str) -> None:
         (
             "#POLLUX\n#POLLUX gpu-counts=odd",
             "#POLLUX line 4: bad value 'odd' for gpu-counts "
-            "(allowed: any, powers-of-two, whole-nodes, or a list of counts such as 1,2,4,8)",
+            "(allowed: any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list of counts such as "
+            "1,2,4,8)",
         ),
+        ("#POLLUX gpu-counts=multiples-of-0", "bad value 'multiples-of-0' for gpu-counts"),
+        ("#POLLUX gpu-counts=multiples-of-65", "bad value 'multiples-of-65' for gpu-counts"),
+        ("#POLLUX gpu-counts=multiples-of-", "bad value 'multiples-of-' for gpu-counts"),
+        ("#POLLUX gpu-counts=multiples-of-8x", "bad value 'multiples-of-8x' for gpu-counts"),
+        ("#POLLUX max-gpus=7 gpu-counts=multiples-of-8", "no count of gpu-counts=multiples-of-8 is within"),
         ("#POLLUX gpu-counts=", "#POLLUX line 3: bad value '' for gpu-counts"),
         ("#POLLUX gpu-counts=1,,2", "bad value '1,,2' for gpu-counts"),
         ("#POLLUX gpu-counts=1,2,", "bad value '1,2,' for gpu-counts"),
@@ -303,3 +311,25 @@ def test_a_job_from_within_a_pollux_job_inherits_nothing_of_it() -> None:
     line = f"#POLLUX companion-of=7 attempt=0 move=3 nonce={'a' * 32}"
     companion = submit(line, environment=inherited)
     assert (companion.accepted, companion.gateway, companion.token) == (True, "", "")
+
+
+@pytest.mark.parametrize(
+    ("trains", "size", "noted"),
+    [
+        ("pollux run train.py", None, False),
+        ("# srun pollux wrap\n/opt/pollux/bin/python train.py", None, False),
+        ("exec pollux wrap --checkpoints 'out/*' -- srun torchrun train.py", 2, False),
+        ("pollux run a.py\npollux \t wrap -- b", 2, False),
+        ("pollux wrapped", None, False),
+        ("srun torchrun train.py", 2, True),
+        ("# pollux run train.py\nsrun torchrun train.py # no pollux wrap", 2, True),
+    ],
+)
+def test_a_script_that_polluxd_cannot_see_into_starts_on_its_users_size(
+    trains: str, size: int | None, noted: bool
+) -> None:
+    outcome = submit("#POLLUX max-gpus=8", trains=trains)
+    assert outcome.accepted
+    assert parse_admin_comment(outcome.admin_comment).spec.own_size == size
+    assert [note for note in outcome.said if "the job stays on its 2 GPUs" in note] == outcome.said
+    assert bool(outcome.said) is noted

@@ -120,7 +120,7 @@ def test_the_comment_tells_all_memory_from_no_option(
 def test_a_job_that_asks_for_no_gpu_asks_for_the_least_it_may_have() -> None:
     assert submit("#POLLUX min-gpus=3", tres_per_node=None).tres_per_job == "gres:gpu:3"
     assert submit("#POLLUX min-gpus=3").tres_per_job is None
-    for rule, least in (("powers-of-two", 4), ("8,5", 5), ("whole-nodes", 3)):
+    for rule, least in (("powers-of-two", 4), ("8,5", 5), ("whole-nodes", 3), ("multiples-of-4", 4)):
         outcome = submit(f"#POLLUX min-gpus=3 gpu-counts={rule}", tres_per_node=None)
         assert outcome.tres_per_job == f"gres:gpu:{least}"
 

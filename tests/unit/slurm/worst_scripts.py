@@ -11,6 +11,8 @@ _MANY = 70_000
 _KEY = "a" * 24
 
 WORST: dict[str, Pieces] = {
+    "words of the agent": [("#POLLUX\n", 1), ("pollux  wra ", 6000)],
+    "lines with words of the agent": [("#POLLUX\n", 1), ("x pollux #\n", 6000)],
     "comments": [("# nothing to see here, an ordinary comment\n", _MANY // 43)],
     "near misses of the word and of the key": [(f"#POLLUZ {_KEY}=\n", 2000)],
     "near misses of the key": [(f"#pollux {_KEY}=\n", 2000)],

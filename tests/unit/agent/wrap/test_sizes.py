@@ -11,11 +11,11 @@ from pollux.wrap.sizes import Sizes, file_in
 
 
 def predicted(sizes, nodes, gpus, batch=48):
-    return float(step_time(sizes.fitted(batch), nodes, gpus, batch / gpus))
+    return float(step_time(sizes.fitted(), nodes, gpus, batch / gpus))
 
 
 def test_what_is_written_is_read_again(tmp_path):
-    sizes = Sizes({(1, 1): 0.5, (2, 8): 0.1}, {4: "status 1: no"}, 2, 170.0)
+    sizes = Sizes({(1, 1, 48): 0.5, (2, 8, 48): 0.1}, {4: "status 1: no"}, 2, 170.0, 7.0)
     file = file_in(tmp_path / "job", "out/step-*")
     sizes.write(file)
     assert Sizes.read(file) == sizes
@@ -32,8 +32,10 @@ def test_two_trainers_of_one_job_have_a_file_each(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "{}", "[1]", '{"rows": [[2, 1, 0.5]], "bad": {}, "fruitless": 0, "every": null}',
-        '{"rows": [[1, 1, -1]], "bad": {}, "fruitless": 0, "every": null}', "[" * 100_000,
+        "", "{}", "[1]", '{"rows": [[2, 1, 8, 0.5]], "bad": {}, "fruitless": 0, "every": null, "step": 0}',
+        '{"rows": [[1, 1, 8, -1]], "bad": {}, "fruitless": 0, "every": null, "step": 0}', "[" * 100_000,
+        '{"rows": [], "bad": {}, "fruitless": 0, "every": NaN, "step": 0}',
+        '{"rows": [], "bad": {}, "fruitless": 0, "every": null, "step": Infinity}',
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_says_nothing(tmp_path, text):
@@ -42,11 +44,11 @@ def test_a_file_that_makes_no_sense_says_nothing(tmp_path, text):
 
 
 def test_sizes_that_failed_bound_those_that_are_allowed():
-    rows = {(1, 1): 1.0, (1, 2): 0.6}
+    rows = {(1, 1, 8): 1.0, (1, 2, 8): 0.6}
     assert Sizes(rows).most_allowed() is None
     assert Sizes(rows, {4: ""}).most_allowed() == 2
     assert Sizes({}, {4: ""}).most_allowed() == 3
-    assert Sizes({(1, 4): 0.5}, {1: ""}).most_allowed() is None
+    assert Sizes({(1, 4, 8): 0.5}, {1: ""}).most_allowed() is None
 
 
 @pytest.mark.parametrize(
@@ -62,9 +64,24 @@ def test_the_next_size_is_predicted(known, wanted, error):
     def truth(nodes, gpus):
         return 0.02 + 1.6 / gpus + (0.0 if gpus == 1 else 0.01 + 0.001 * gpus + 0.01 * (nodes > 1))
 
-    sizes = Sizes({size: truth(*size) for size in known})
     batch = 1536
+    sizes = Sizes({(*size, batch): truth(*size) for size in known})
     assert predicted(sizes, *wanted, batch) == pytest.approx(truth(*wanted), rel=error)
+
+
+def test_the_reason_names_the_size_that_failed():
+    assert Sizes({(1, 1, 8): 1.0}, {4: "status 1: no", 2: "status 1: cannot resume"}).barred() == (
+        "its trainer did not start on 2 GPUs (status 1: cannot resume)"
+    )
+    assert Sizes({(1, 4, 8): 1.0}, {2: "no"}).barred() == "", "it bars no larger size"
+
+
+def test_a_larger_batch_is_predicted_from_what_two_sizes_of_it_and_of_another_have_shown():
+    def truth(gpus, batch):
+        return 0.02 + 0.001 * batch / gpus
+
+    rows = {(1, gpus, batch): truth(gpus, batch) for gpus, batch in ((1, 768), (2, 768), (2, 1536))}
+    assert predicted(Sizes(rows), 1, 8, 1536) == pytest.approx(truth(8, 1536), rel=0.2)
 
 
 def test_the_file_is_small(tmp_path):

@@ -17,6 +17,7 @@ LINES = {
     "per iteration (ms): 512.3 | learning rate: 1.0E-04 | global batch size:   256 | lm loss: 4.0E+00 |",
     "nanoGPT": "iter 1230: loss 3.4123, time 312.11ms, mfu 12.34%",
     "Hugging Face Trainer": "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 4.5e-05, 'epoch': 0.53}",
+    "Lightning": "Epoch 1230:  50%|#####     | 5/10 [00:00<00:00, 16.52it/s, v_num=0, loss=0.4]",
     "verl": "step:1230 - actor/entropy:0.512 - critic/score/mean:0.23",
     "any other": "Step 1230: loss 0.4",
 }
@@ -26,7 +27,8 @@ LINES = {
 def test_each_trainers_line_is_read_by_its_own_pattern(trainer):
     steps = Steps(PATTERNS)
     steps.feed(0, (LINES[trainer.name] + "\n").encode(), 1.0)
-    assert steps.number == pytest.approx(0.53 if "epoch" in trainer.line else 1230)
+    by_epoch = {"Hugging Face Trainer": 0.53, "Lightning": 1230.5}
+    assert steps.number == pytest.approx(by_epoch.get(trainer.name, 1230))
     assert steps.first_at == 1.0
 
 
@@ -74,3 +76,15 @@ def test_a_pattern_of_ones_own_is_taken_alone():
     steps = Steps([re.compile(r"batch=(\d+)")])
     steps.feed(0, b"step 5: x\nbatch=9\n", 1.0)
     assert steps.number == 9
+
+
+def test_step_times_are_measured_again_where_a_step_became_another_one():
+    steps = Steps(PATTERNS)
+    for step in range(20):
+        steps.feed(0, f"step {step}: x\n".encode(), float(step))
+    steps.forget_times()
+    assert steps.seconds is None
+    for step in range(20, 23):
+        steps.feed(0, f"step {step}: x\n".encode(), 20.0 + 3.0 * (step - 19))
+    assert steps.seconds == pytest.approx(3.0)
+    assert steps.number == 22

@@ -1,0 +1,45 @@
+"""Options of `pollux wrap`."""
+
+from __future__ import annotations
+
+import pytest
+
+from pollux.wrap.__main__ import parser
+from pollux.wrap.sizes import UNKNOWN_BATCH
+
+
+def batches(*words):
+    return parser().parse_args(["--checkpoints", "out/*", *words, "--", "train"]).batch
+
+
+def test_a_batch_size_is_a_number_or_a_schedule_by_step():
+    assert batches() == ((0.0, UNKNOWN_BATCH),)
+    assert batches("--batch", "48") == ((0.0, 48),)
+    assert batches("--batch", "0:768 250000:1536") == ((0.0, 768), (250000.0, 1536))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            " ",
+            "0",
+            "-1",
+            "x",
+            "4.5",
+            "1e3",
+            "5:48",
+            "0:768 0:1536",
+            "0:768 9:8 5:4",
+            "0:768,5:8",
+            "0:0",
+            "0:-4",
+        ),
+        *("768 1536", "0:768 :1536", "0:9999999999", " ".join(f"{n}:8" for n in range(33)), "\u0661"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        batches("--batch", text)
+    assert "expected" in capsys.readouterr().err
