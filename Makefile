@@ -232,6 +232,9 @@ bench_realloc = $(BENCH).realloc --json bench-out/realloc.json --markdown tests/
 # Resizes in place of MB (256) of state on RANKS (8), MOVES (10) times; bench-out/realloc_large.json, the page's last
 # section.
 bench_realloc-large = $(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $(RANKS),8) --moves $(or $(MOVES),10) --markdown tests/benchmarks/realloc.md
+# Six trainers of their own loops under polluxd and under plain Slurm, of LENGTH (180) seconds each (root; minutes);
+# bench-out/wrap.json, tests/benchmarks/wrap.md.
+bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/wrap.json --markdown tests/benchmarks/wrap.md
 # One search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root;
 # hours); bench-out/search.json, tests/benchmarks/search.md.
 bench_search = $(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md

@@ -61,7 +61,7 @@ class Sizes:
     @classmethod
     def _parsed(cls, found: Any) -> Sizes:
         rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"][-MOST_ROWS:]}
-        if not all(1 <= n <= k and 1 <= m and 0 < seconds < math.inf for (n, k, m), seconds in rows.items()):
+        if not all(1 <= n <= k and m >= 1 and 0 < seconds < math.inf for (n, k, m), seconds in rows.items()):
             raise ValueError("expected nodes, GPUs, examples and positive seconds")
         bad = {int(gpus): str(line)[:200] for gpus, line in list(found["bad"].items())[:MOST_ROWS]}
         every = found["every"]

@@ -50,7 +50,7 @@ with (options.out / "made.txt").open("a") as made:
         time.sleep(0.01 + options.work / gpus)
         digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
         step += 1
-        made.write(f"{step} {gpus}\n")
+        made.write(f"{step} {gpus} {time.time():.3f}\n")
         made.flush()
         print(f"step {step}: loss {1 / step:.5f}", flush=True)
         if step % options.save_every == 0 or told:

@@ -37,8 +37,8 @@ class Trained:
         self.restarts = self._loop.completed(self._job_id, 400.0).restart_count
         self.log = (self._loop.folder / f"{self._name}.log").read_text()
         rows = [line.split() for line in (self._out / "made.txt").read_text().splitlines()]
-        self.made = Counter(int(step) for step, _ in rows)
-        self.sizes = [int(gpus) for _, gpus in rows]
+        self.made = Counter(int(step) for step, *_ in rows)
+        self.sizes = [int(gpus) for _, gpus, _ in rows]
         digest = ""
         for step in range(STEPS):
             digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
