@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.wrap [--seconds 180] [--json FILE] [--markdown FILE]
 
-Two private clusters of 4 nodes with 4 emulated GPUs run the same six trainings at the same time. A trainer is one process
-that knows nothing of Pollux (tests/integration/loop/own_loop.py): a step of K GPUs takes 0.01 s and a K-th of the work.
+Two private clusters of 4 nodes with 4 emulated GPUs run the same six trainings at the same time. A trainer is one
+process that knows nothing of Pollux (tests/integration/loop/own_loop.py): a step of K GPUs takes 0.01 s and a K-th of the work.
 There are three kinds: one saves on TERM, one at its own rhythm alone, and one goes on at its own size alone.
 
 - completion: from the submission to the trainer's end;
@@ -92,8 +92,9 @@ def script(training: Training, folder: Path, seconds: float, *, wrapped: bool) -
         f"#!/bin/bash\n#SBATCH --job-name={training.name} --nodes={nodes} --gpus-per-node={training.asked // nodes}\n"
         f"#SBATCH --ntasks-per-node=1 --output={out}.log --open-mode=append\n{directive if wrapped else ''}\n"
         f"export PATH={BIN}:$PATH POLLUX_GPUS={training.asked} POLLUX_CHECKPOINT_DIR={out}-kept\ncd {ROOT}\n"
-        f"pollux wrap --checkpoints '{out}/step-*.json' --batch {BATCH} {options} -- python "
-        f"tests/integration/loop/own_loop.py --out {out} --steps {training.steps(seconds)} --work {training.work} {own}\n"
+        f"pollux wrap --checkpoints '{out}/step-*.json' --batch {BATCH} {options} -- "
+        f"python tests/integration/loop/own_loop.py --out {out} --work {training.work} {own} "
+        f"--steps {training.steps(seconds)}\n"
         f"date +%s.%N > {out}.ended\n"
     )
 
@@ -185,19 +186,19 @@ def page(outcomes: dict[bool, Outcome], seconds: float, load: float) -> str:
         for t in TRAININGS
     )
     means = [statistics.mean(one.completion.values()) for one in (plain, ours)]
-    pauses, wrong = ours.pauses, [abs(error) for error in ours.errors]
+    pauses, wrong = ours.pauses, [100 * abs(error) for error in ours.errors]
     return (
         "# Trainers with a loop of their own, measured\n\n"
-        "Regenerate with `make bench-wrap`: six trainings of three kinds on 16 emulated GPUs, under polluxd and under plain\n"
-        f"Slurm at the sizes that their users ask for. Commit {COMMIT}; both clusters at the same time on one machine of\n"
-        f"{os.cpu_count()} cores with a load of {load:.1f}; `--seconds {seconds:g}`, so that a start of a few seconds weighs more than\n"
-        "in a training of hours.\n\n"
+        "Regenerate with `make bench-wrap`: six trainings of three kinds on 16 emulated GPUs, under polluxd and\n"
+        f"under plain Slurm at the sizes that their users ask for. Commit {COMMIT}; both clusters at the same time on\n"
+        f"one machine of {os.cpu_count()} cores with a load of {load:.1f}; `--seconds {seconds:g}`, so that a start\n"
+        "of a few seconds weighs more than in a training of hours.\n\n"
         "| training | kind | GPUs asked for | plain Slurm, completion [s] | polluxd, completion [s] |\n"
         f"| --- | --- | ---: | ---: | ---: |\n{rows}"
         f"| mean | | | {means[0]:.0f} | {means[1]:.0f} ({100 * (means[1] / means[0] - 1):+.0f} %) |\n"
         f"| idle GPU seconds | | | {plain.idle_gpu_s:.0f} | {ours.idle_gpu_s:.0f} |\n\n"
         f"Without training per move: {_spread(pauses, 's')}. Steps made again: {ours.repeated}.\n\n"
-        f"Throughput at the third and later sizes against the model after those before: {_spread([100 * e for e in wrong], '% wrong')}.\n"
+        f"Throughput at the third and later sizes against the model of those before: {_spread(wrong, '% off')}.\n"
     )
 
 
