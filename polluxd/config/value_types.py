@@ -24,7 +24,7 @@ GPU_RULES = (
 
 
 def replica(rule: str) -> int | None:
-    """Return the GPUs of a replica, of which a job has a whole number; None: the rule names none."""
+    """Return the GPUs of one replica, where a job has a whole number of them; None: the rule names none."""
     name, _, gpus = rule.rpartition("-")
     return int(gpus) if name == "multiples-of" else None
 

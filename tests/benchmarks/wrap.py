@@ -3,8 +3,8 @@
     python -m tests.benchmarks.wrap [--seconds 180] [--json FILE] [--markdown FILE]
 
 Two private clusters of 4 nodes with 4 emulated GPUs run the same six trainings at the same time. A trainer is one
-process that knows nothing of Pollux (tests/integration/loop/own_loop.py): a step of K GPUs takes 0.01 s and a K-th of the work.
-There are three kinds: one saves on TERM, one at its own rhythm alone, and one goes on at its own size alone.
+process that knows nothing of Pollux (tests/integration/loop/own_loop.py): a step of K GPUs takes 0.01 s and a K-th of
+the work. There are three kinds: one saves on TERM, one at its own rhythm alone, and one goes on at its own size alone.
 
 - completion: from the submission to the trainer's end;
 - idle: GPUs that no job holds, times seconds, until the last end;

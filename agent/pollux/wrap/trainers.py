@@ -62,7 +62,7 @@ TRAINERS = (
         "checkpoints/last.ckpt",
         "any under DDP, with the batch per rank divided by hand",
         "from the epoch's begin, unless its loader keeps its place",
-        "ModelCheckpoint(save_last=True, every_n_train_steps=N), ckpt_path='last'; SLURMEnvironment(auto_requeue=False)",
+        "ModelCheckpoint(save_last=1, every_n_train_steps=N); ckpt_path='last'; SLURMEnvironment(auto_requeue=False)",
     ),
     Trainer(
         "verl",
