@@ -84,7 +84,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore; with another M0 the examples, and so the epochs, stay."""
+        """Restore, with the M0 of then; with another one the examples, and so the epochs, stay."""
         for name, value in state.items():
-            if name not in ("initial", "target", "passes") and hasattr(self, name):
+            if name not in ("target", "passes") and hasattr(self, name):
                 setattr(self, name, value)

@@ -6,7 +6,7 @@ import logging
 import threading
 
 from pollux.errors import LoopMistake
-from pollux.loop.slips import READ_AHEAD
+from pollux.loop.slips import LEFT_OUT, READ_AHEAD
 from pollux.training.training import Training
 
 logger = logging.getLogger("pollux")
@@ -17,7 +17,7 @@ class BatchInHand:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._first = self._warned = False
+        self._first = self._warned = self._told = False
         self._thread: int | None = 0
         """The thread in which the loader gave its newest batch. None: it has given its last; 0: none yet."""
 
@@ -49,3 +49,9 @@ class BatchInHand:
             return
         self._warned = True
         logger.warning(READ_AHEAD)
+
+    def tell_left_out(self) -> None:
+        """Warn once of a pass without a backward pass: the other ranks may wait for this one for minutes."""
+        if not self._told:
+            self._told = True
+            logger.warning(LEFT_OUT, self._training.world.rank)

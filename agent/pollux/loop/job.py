@@ -13,19 +13,18 @@ from torch.utils.data import Dataset
 
 from pollux.data.loader import elastic_loader
 from pollux.errors import LoopMistake, PolluxAgentError
-from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams
-from pollux.learning_rate.progress import Progress
+from pollux.goodput import BatchChoice, BatchLimits
 from pollux.learning_rate.scaling import Rule, follow, rule_for
-from pollux.loop.added_model import AddedModel, JobModel
+from pollux.loop.added_model import AddedModel
 from pollux.loop.batches import TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.notices import already_finished, announce
-from pollux.loop.scalars import scalars
+from pollux.loop.readings import JobReadings
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
+from pollux.loop.units import initial_batch
 from pollux.ranks.control import Decision
-from pollux.ranks.world import World
 from pollux.resize.capability import may_grow
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
@@ -35,10 +34,9 @@ from pollux.tuning import knowledge
 from pollux.tuning.batch_choice import Advisor, batch_limits, choose_on_arrival, initial_choice
 from pollux.tuning.knowledge import introduction
 from pollux.tuning.mode import Mode
-from pollux.tuning.profile import StepProfile
 
 
-class Job(JobModel):
+class Job(JobReadings):
     """One training, on however many GPUs it has at the moment.
 
     Made by `attach`.
@@ -135,6 +133,7 @@ class Job(JobModel):
             raise PolluxAgentError("expected one training loader per job; evaluate with torch's DataLoader")
         if max_batch_size is None and self._attempt.alone:
             training.adaptive = False  # the script asks only for plain training
+        batch_size = initial_batch(training, batch_size, coordinator.checkpointer.last_attempt)
         limits = batch_limits(batch_size, max_batch_size, per_gpu, grow_after, adaptive=training.adaptive)
         widest = limits if per_gpu is not None else replace(limits, local_max=limits.maximum)
         most_per_gpu = training.memory.within(widest, coordinator.exchange.gather).local_max
@@ -275,105 +274,6 @@ class Job(JobModel):
         coordinator.close()
 
     # -- what the user reads ----------------------------------------------------------------------------------
-
-    @property
-    def stepper(self) -> Stepper:
-        """The agent's part in the steps. Raises PolluxAgentError before `loader` was called."""
-        self.training.check_begun()
-        return self._stepper
-
-    @property
-    def world(self) -> World:
-        """The ranks of this job, and this rank's number among them."""
-        return self.training.world
-
-    @property
-    def rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def is_main(self) -> bool:
-        """True on rank 0. Print, log and write results there."""
-        return self.world.rank == 0
-
-    @property
-    def device(self) -> torch.device:
-        return self.world.device
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the agent observes, advises or enforces."""
-        return self.training.mode
-
-    @property
-    def adaptive(self) -> bool:
-        """The batch size may change."""
-        return self.training.adaptive
-
-    @property
-    def progress(self) -> Progress:
-        """How far the training is; a step counts from `optimizer.step()` on."""
-        return self.training.progress
-
-    @property
-    def profile(self) -> StepProfile:
-        """Measured step times."""
-        return self.training.profile
-
-    @property
-    def local_batch(self) -> int:
-        """Examples per GPU and pass (m)."""
-        return self.stepper.training.choice.local_batch
-
-    @property
-    def accumulation(self) -> int:
-        """Passes without synchronisation before the synchronising one (s)."""
-        return self.stepper.training.choice.accumulation
-
-    @property
-    def batch_size(self) -> int:
-        """Examples per optimizer step, over all GPUs (M)."""
-        return self.stepper.training.batch_size
-
-    @property
-    def gain(self) -> float:
-        """Steps of M0 examples that the last step was worth."""
-        return self.training.step.gain
-
-    @property
-    def noise_scale(self) -> NoiseScale | None:
-        """The agreed gradient noise scale; of several models, the least."""
-        return self.training.noise_scale
-
-    @property
-    def params(self) -> ThroughputParams | None:
-        """The fitted throughput model, on rank 0; None before the first fit."""
-        return self.training.params
-
-    @property
-    def limits(self) -> BatchLimits:
-        """The batch sizes that the user allows."""
-        return self.stepper.training.limits
-
-    @property
-    def dataset_length(self) -> int:
-        """|D|: examples in a pass."""
-        return self.stepper.training.data.length
-
-    @property
-    def sync_gradients(self) -> bool:
-        """True from a step's last micro-batch on. Then clip, step and zero the gradients."""
-        return self.stepper.synchronises
-
-    def scalars(self) -> dict[str, float]:
-        """The present numbers for a chart by name, as W&B's `log` takes them; unknown ones are left out.
-
-        `pollux/progress` is in scale-invariant steps, `pollux/epoch` in statistical epochs, `pollux/noise_scale` in
-        examples, `pollux/goodput` in examples per second (0 until measured). `pollux/lr/<group>` is the learning rate
-        of a parameter group in the newest optimizer step, by its number or "name".
-        """
-        self.training.check_begun()
-        return scalars(self.training, self.learning_rates)
 
     def report(self) -> dict[str, Any]:
         """The report to the scheduler, as it would be now."""

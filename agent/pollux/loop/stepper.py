@@ -20,12 +20,12 @@ from pollux.loop.slips import (
     CALLED_PER_PASS,
     IDLE,
     IDLE_PASSES,
-    LEFT_OUT,
     MIXED,
     OWN_EPOCHS,
     OWN_PASSES,
     STEP_WITHOUT_PASS,
 )
+from pollux.loop.units import Units
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
@@ -46,8 +46,8 @@ class Stepper:
         scaler = training.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
-        self._warned_of_pass = self._warned_of_own_passes = False
-        self.in_hand = BatchInHand(training)
+        self._warned_of_own_passes = False
+        self.in_hand, self._units = BatchInHand(training), Units(training)
 
     @property
     def share(self) -> float:
@@ -215,10 +215,11 @@ class Stepper:
         whole = training.data.samples == training.world.size * step.group.local_batch
         training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
+        self._units.after_pass()
         if step.accumulates and not any(m.passed for m in training.models):
             step.group.left_out = True
             if training.world.distributed:
-                self._tell_of_pass_left_out()
+                self.in_hand.tell_left_out()
 
     def begin_data(self) -> None:
         """A pass through the data begins, or goes on."""
@@ -236,12 +237,6 @@ class Stepper:
             raise LoopMistake(IDLE)
         if step.idle == 1 and self.training.world.rank == 0:
             logger.warning(IDLE)
-
-    def _tell_of_pass_left_out(self) -> None:
-        """Warn once: the other ranks may wait for this one for minutes."""
-        if not self._warned_of_pass:
-            self._warned_of_pass = True
-            logger.warning(LEFT_OUT, self.training.world.rank)
 
     # -- out of memory ----------------------------------------------------------------------------------------
 
@@ -403,6 +398,7 @@ class Stepper:
             raise LoopMistake(CALLED_PER_PASS.format(step.scheduler_calls))
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)
+        self._units.after_step()
         self._time_step()
 
     @property

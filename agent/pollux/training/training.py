@@ -209,6 +209,8 @@ class Training:
             meter = model.meter
             meter.agreed, meter.sampling, meter.read_every = agreed, sampling, read_every
             model.norms.steps = steps
+            # The script may make M0 of the number of ranks, which is another one here.
+            meter.initial = values["limits"][0].initial
         self.limits, self.most_per_gpu = values["limits"]
         # The environment of a companion job lacks them. A joiner with another learning rate would train another model.
         self.adaptive = values["adaptive"]

@@ -1,0 +1,76 @@
+"""The units that a script may count in, and mistake for others: M0, passes, epochs.
+
+M0 belongs to a training, whatever number of ranks its script makes it of. The loop over the loader counts passes, and
+`len(loader)` those of a whole pass through the data; `job.progress` counts steps. A schedule counts steps of M0.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pollux.loop.notices import notice, of_gpus
+from pollux.training.training import Training
+from pollux.tuning.knowledge import LastAttempt
+
+logger = logging.getLogger("pollux")
+
+M0_KEPT = (
+    "M0 stays {before}, as in the checkpoint, which {before_on} wrote; the script's {now} on {on} follows the number "
+    "of GPUs, and its schedule does not: give job.loader a number that does not depend on it"
+)
+
+M0_CHANGED = (
+    "M0 was {before} on {before_on} before the restart, and is {now} on {on}: the schedule, which is restored, counts "
+    "steps of {before} examples. If the script makes M0 of the number of GPUs, give job.loader a number that does not "
+    "depend on it"
+)
+
+PASSES = (
+    "an optimizer step now has %d passes, and the loop's body runs once in each: len(loader), enumerate(loader) and "
+    "tqdm(loader) count passes. Count steps by job.progress.optimizer_steps, or in a step's last pass alone, under "
+    "`if job.sync_gradients:`"
+)
+"""Said once, in the first step of several passes."""
+
+
+class Units:
+    """Says once where a script's counters cannot be what they are called."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._told = False
+
+    def after_pass(self) -> None:
+        """A pass is over: a step may have several of them."""
+        step = self._training.step
+        if self._told or step.group is None or step.group.passes < 2 or not step.accumulates:
+            return
+        self._told = True
+        if self._training.world.rank == 0:
+            notice(PASSES % step.group.passes)
+
+    def after_step(self) -> None:
+        """A step is over: its schedule may be one of epochs."""
+        training, progress = self._training, self._training.progress
+        length = training.data.length
+        total = progress.target_steps(length, training.data.pass_index, training.data.position, 1.0)
+        for model in training.models:
+            doubt = model.schedule.doubt(progress.steps, total, length / progress.initial)
+            if doubt and training.world.rank == 0:
+                logger.warning(doubt)
+
+
+def initial_batch(training: Training, batch_size: int, last: LastAttempt | None) -> int:
+    """M0 of a training that may go on from a checkpoint. `batch_size`: the script's.
+
+    A script that makes M0 of the number of ranks has another one after each restart on other ranks, and its schedule
+    would not end with the training: the checkpoint's stays. Any other change is the user's, who is told of it.
+    """
+    before, ranks = training.progress.initial, training.world.size
+    if last is None or not last.gpus or batch_size == before:
+        return batch_size
+    follows = last.gpus != ranks and before * ranks == batch_size * last.gpus
+    if training.world.rank == 0:
+        text = M0_KEPT if follows else M0_CHANGED
+        notice(text.format(before=before, before_on=of_gpus(last.gpus), now=batch_size, on=of_gpus(ranks)))
+    return before if follows else batch_size
