@@ -78,6 +78,7 @@ def elastic_loader(dataset: Any, share: RankShare, *, batch_size: int, **options
             )
         options = {k: v for k, v in options.items() if k not in unknown}
         stream = ElasticStream(dataset, share, **options)
+        stream.batch_size = batch_size
         if not stream.length:
             raise DataError(
                 f"{type(dataset).__name__} has no len(): give the approximate number of samples of a pass as "

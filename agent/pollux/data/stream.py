@@ -97,6 +97,8 @@ class ElasticStream(ElasticData):
         self._exhausted = False
         self._remembered: deque[tuple[int, Any]] = deque()
         """States of the stream with the samples read before each; the oldest one serves to come back."""
+        self.batch_size = 0
+        """M0, where the job knows it."""
         self.first_read: tuple[int, int, int] | None = None
         """Pass and number of the first sample that this rank has read, and its checksum."""
 
@@ -201,6 +203,7 @@ class ElasticStream(ElasticData):
             buffer.extend(itertools.islice(self._source, until - read))
             if self.first_read is None and len(buffer):
                 self.first_read = self._pass, self._base, checksum(buffer[0])
+                self._doubt_sample(buffer[0])
             reached = self._base + len(buffer)
             if reached < until:
                 self._exhausted = True
@@ -208,6 +211,20 @@ class ElasticStream(ElasticData):
             self._drop_committed()  # while skipping to a restored place
             if self._expected and self._base == self._committed and not self._as_before():
                 self._open()
+
+    def _doubt_sample(self, sample: Any) -> None:
+        """Warn where the stream seems to give whole batches (DALI, FFCV, graph loaders)."""
+        rows = _rows(sample)
+        stated = getattr(self.dataset, "batch_size", None)
+        several = isinstance(stated, int) and stated > 1
+        if self._share.rank or not (several or (rows > 1 and self.batch_size in (1, rows))):
+            return
+        logger.warning(
+            "each sample of the stream has %s rows in all its tensors: if it gives whole batches, they are stacked, "
+            "and count as one sample each. Make it give single samples (batch_size=None, or `for batch in loader: "
+            "yield from zip(*batch)`), with length= in samples",
+            rows or stated,
+        )
 
     def _drop_committed(self) -> None:
         """Remove committed samples from the buffer."""
@@ -293,6 +310,16 @@ def checksum(sample: Any) -> int:
         case _:
             parts = [part for item in getattr(sample, "__dict__", {}).items() for part in item]
     return zlib.crc32(repr([checksum(part) for part in parts]).encode())
+
+
+def _rows(sample: Any) -> int:
+    """Return the first dimension that all tensors of a sample have in common, if there are several; else 0."""
+    parts = (
+        sample.values() if isinstance(sample, dict) else sample if isinstance(sample, list | tuple) else []
+    )
+    arrays = [part for part in parts if isinstance(part, torch.Tensor | np.ndarray)]
+    rows = {part.shape[0] if part.ndim else 0 for part in arrays}
+    return int(rows.pop()) if len(rows) == 1 and len(arrays) > 1 else 0
 
 
 def _stated_length(dataset: Iterable[Any]) -> int:

@@ -9,7 +9,7 @@ changed. Calls between epochs are not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
@@ -31,6 +31,35 @@ BETWEEN = (
 
 NOTHING_LEFT = 1e-5
 """Share of the highest learning rate at which a training makes no more progress; OneCycleLR ends at 4e-6."""
+
+
+class Schedules:
+    """The schedules of several optimizers, stepped at once."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = list(parts)
+
+    @property
+    def _step_count(self) -> int:
+        return max(map(scheduler_calls, self.parts))
+
+    def step(self) -> None:
+        for part in self.parts:
+            if not at_its_end(part):
+                part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for number, part in enumerate(self.parts):
+            part.load_state_dict(state[str(number)])
+
+
+def at_its_end(scheduler: Any) -> bool:
+    """Tell whether a schedule of fixed length (OneCycleLR) is complete. It raises if stepped beyond its end."""
+    total = getattr(scheduler, "total_steps", None)
+    return total is not None and int(getattr(scheduler, "last_epoch", 0)) >= int(total)
 
 
 class ScaledSchedule:
@@ -56,7 +85,7 @@ class ScaledSchedule:
     def step(self) -> None:
         """Step the scheduler once, unless it is at its end, or a plateau scheduler, which needs a metric."""
         self._by_job = self._scheduler is not None
-        if self._scheduler is not None and not self._at_its_end():
+        if self._scheduler is not None and not at_its_end(self._scheduler):
             self._scheduler.step()
             self._called += 1
 
@@ -74,7 +103,7 @@ class ScaledSchedule:
             return 0
         # The short step at a pass's end is worth less than its call; the difference delays later additions.
         self._carry += worth - made
-        while self._carry >= 1.0 and not self._at_its_end():
+        while self._carry >= 1.0 and not at_its_end(self._scheduler):
             self._scheduler.step()
             self._carry -= 1.0
         self._after = self._count()
@@ -92,7 +121,8 @@ class ScaledSchedule:
         return text
 
     def _too_fast(self, done: float, total: float | None, each: float) -> str:
-        rates = [group["lr"] for group in self._scheduler.optimizer.param_groups] if self._torchs else []
+        optimizer = getattr(self._scheduler, "optimizer", None)
+        rates = [group["lr"] for group in optimizer.param_groups] if isinstance(optimizer, Optimizer) else []
         rate = max(
             (each for each in rates if isinstance(each, float)), default=0.0
         )  # a tensor may be on the device
@@ -107,15 +137,6 @@ class ScaledSchedule:
             why += "" if total is None else f" of {total:.0f}"
         return PER_EPOCH.format(kind=kind, why=why) if why else ""
 
-    @property
-    def _torchs(self) -> bool:
-        return isinstance(getattr(self._scheduler, "optimizer", None), Optimizer)
-
-    def _at_its_end(self) -> bool:
-        """Tell whether a schedule of fixed length (OneCycleLR) is complete. It raises if stepped beyond its end."""
-        total = getattr(self._scheduler, "total_steps", None)
-        return total is not None and int(getattr(self._scheduler, "last_epoch", 0)) >= int(total)
-
     def state_dict(self) -> dict[str, float]:
         return {"carry": self._carry}
 
@@ -129,6 +150,8 @@ def _span(scheduler: Any, total: float) -> float:
     A decay by a factor is over at once where `total` calls would leave less than a thousandth.
     """
     match scheduler:
+        case Schedules():
+            return min(_span(each, total) for each in scheduler.parts)
         case kinds.CosineAnnealingLR():
             return float(scheduler.T_max)
         case kinds.CosineAnnealingWarmRestarts():

@@ -207,6 +207,8 @@ class MicroBatchContext:
             if training.data.uneven and isinstance(error, RuntimeError):
                 own = training.data.local_samples
                 logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
+            if "Expected to have finished reduction" in str(error):
+                raise LoopMistake(slips.UNUSED) from error
             if lost_peer(error):
                 raise RankLost(
                     "another rank ended in a pass that needs all of them; its own output says why. Every rank "

@@ -208,6 +208,8 @@ class Job(JobReadings):
                 raise
             finally:
                 training.step.in_epoch = False
+            if passes and progress.epoch + 1 < count:
+                self._stepper.units.after_epoch()
             progress.next_epoch(length, training.data.pass_index)
         coordinator.finish()
         coordinator.resizer.close()

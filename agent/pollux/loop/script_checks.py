@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pollux.errors import PolluxAgentError
+from pollux.errors import LoopMistake, PolluxAgentError
+from pollux.loop.slips import UNUSED, UNUSED_PARAMETERS
 from pollux.ranks.plain_values import encode
 from pollux.ranks.sharding import is_sharded
 from pollux.ranks.torch_internals import uncompiled
@@ -43,27 +44,27 @@ def first_trained(model: torch.nn.Module) -> torch.nn.Parameter:
             f"expected the plain model, got one in {type(inner).__name__}. The agent wraps the model: leave out your "
             "own wrapper, and give its options as ddp_kwargs={...}"
         )
+    lazy = next((name for name, p in model.named_parameters() if torch.nn.parameter.is_lazy(p)), None)
+    if lazy is not None:
+        raise PolluxAgentError(
+            f"expected a model whose parameters have their shapes, got the lazy {lazy}: call model(x) once with a "
+            "batch of the right shape, then make the optimizer, then call attach"
+        )
     parameter = next((p for p in model.parameters() if p.requires_grad), None)
     if parameter is None:
         raise PolluxAgentError("expected a model to train, found no parameter that requires a gradient")
     return parameter
 
 
-def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> None:
-    """Raise PolluxAgentError for an unusable argument of `attach`.
+def check_arguments(optimizers: Sequence[Any], scheduler: Any, scaler: Any, state: Any) -> None:
+    """Raise PolluxAgentError for an unusable argument of `attach`. `optimizers`: one, or those of a list.
 
     Without this check, saving or stepping the argument would fail hours later.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise PolluxAgentError(
-            f"expected a torch.optim.Optimizer as the second argument of attach, got {type(optimizer).__name__}"
-        )
-    zero = sys.modules.get("torch.distributed.optim")
-    if zero is not None and isinstance(optimizer, getattr(zero, "ZeroRedundancyOptimizer", ())):
-        raise PolluxAgentError(
-            "expected an optimizer whose whole state is on every rank, got a ZeroRedundancyOptimizer, which no "
-            "checkpoint can hold as it is. Use the plain optimizer, or shard the model by fully_shard (FSDP2)"
-        )
+    if not optimizers:
+        raise PolluxAgentError("expected an optimizer as the second argument of attach, got an empty list")
+    for optimizer in optimizers:
+        _check_optimizer(optimizer)
     for name, part in (("scheduler", scheduler), ("scaler", scaler), ("state", state)):
         if name == "state" and isinstance(part, dict):
             encode({k: v for k, v in part.items() if not is_stateful(v)}, lambda _: None)
@@ -77,6 +78,54 @@ def check_arguments(optimizer: Any, scheduler: Any, scaler: Any, state: Any) -> 
                 f"expected {name} to have {' and '.join(missing)}, got {type(part).__name__}: the agent could not save "
                 f"it in checkpoints.{hint}"
             )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PolluxAgentError(
+            f"expected a torch.optim.Optimizer as the second argument of attach, got {type(optimizer).__name__}"
+        )
+    zero = sys.modules.get("torch.distributed.optim")
+    if zero is not None and isinstance(optimizer, getattr(zero, "ZeroRedundancyOptimizer", ())):
+        raise PolluxAgentError(
+            "expected an optimizer whose whole state is on every rank, got a ZeroRedundancyOptimizer, which no "
+            "checkpoint can hold as it is. Use the plain optimizer, or shard the model by fully_shard (FSDP2)"
+        )
+    if all(callable(getattr(optimizer, name, None)) for name in ("first_step", "second_step")):
+        raise PolluxAgentError(
+            f"expected an optimizer that makes a step by step(), got {type(optimizer).__name__}, which steps by "
+            "first_step and second_step: attach its base_optimizer, and call first_step and second_step under "
+            "`if job.sync_gradients:`, with per_gpu so large that a step has one pass"
+        )
+
+
+class UnusedParameters:
+    """Looks in the first steps for parameters that no pass has used: on several ranks they would fail.
+
+    Of a model that drops layers at random, some step among the first does.
+    """
+
+    LOOKS = 8
+
+    def __init__(self) -> None:
+        self._looked: dict[int, int] = {}
+
+    def look(self, model: TrainedModel, rank: int) -> None:
+        """Before a step: warn once of the model's. Raises LoopMistake where there are other ranks."""
+        looked = self._looked.get(id(model), 0)
+        if looked >= self.LOOKS or not model.passed or not model.needs_all_gradients:
+            return
+        self._looked[id(model)] = looked + 1
+        own = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+        unused = [name for name, p in own.items() if p.grad is None]
+        ignored = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
+        if not set(unused).difference(ignored) or len(unused) == len(own):
+            return
+        self._looked[id(model)] = self.LOOKS
+        if model.reduces:
+            raise LoopMistake(UNUSED)
+        if rank == 0:
+            logger.warning(UNUSED_PARAMETERS, len(unused), len(own), unused[0])
 
 
 def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> None:

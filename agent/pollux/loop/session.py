@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypedDict
 from weakref import WeakValueDictionary
@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from pollux.checkpoint.training_state import Stateful
 from pollux.errors import PolluxAgentError
 from pollux.learning_rate.scaling import Rule, rule_for
+from pollux.learning_rate.schedule import Schedules
 from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.notices import notice
@@ -30,6 +31,7 @@ from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.trial import Trial
 from pollux.loop.unlaunched import name_run
 from pollux.noise.noise_scale import DECAY
+from pollux.optimizers.together import one_of
 from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
@@ -65,7 +67,7 @@ class Measuring(TypedDict, total=False):
 
 def attach(
     model: torch.nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     scheduler: Any | None = None,
     *,
     scaler: Any | None = None,
@@ -85,8 +87,10 @@ def attach(
 
     Args:
         model: as for plain PyTorch, on its device, and not wrapped.
-        optimizer: as for plain PyTorch; with `fully_shard`, made after that call.
-        scheduler: a learning-rate scheduler; the agent saves, restores and scales it.
+        optimizer: as for plain PyTorch; with `fully_shard`, made after that call. A list of several steps as one:
+            [muon, adamw], each of its own parameters.
+        scheduler: a learning-rate scheduler; the agent saves, restores and scales it. A list of those of several
+            optimizers steps as one.
         scaler: AMP's GradScaler; the agent saves and restores it.
         scaling: the learning-rate rule: "auto", "adascale", "sqrt-adascale", "none", or a function.
         adaptive: whether the batch size may change. None: POLLUX_ADAPTIVE decides (yes or no; a Pollux job's
@@ -108,9 +112,12 @@ def attach(
         RestartLoop: too many restarts in a row ended without a new checkpoint.
     """
     parameter = first_trained(model)
-    check_arguments(optimizer, scheduler, scaler, state)
-    if (earlier := _jobs.get(id(optimizer))) is not None and earlier.open:
+    listed: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    if any((earlier := _jobs.get(id(each))) is not None and earlier.open for each in listed):
         raise PolluxAgentError(slips.ATTACHED)
+    scheduler = Schedules(scheduler) if isinstance(scheduler, list | tuple) else scheduler
+    check_arguments(listed, scheduler, scaler, state)
+    whole = one_of(listed)
     options: Measuring = measuring or {}
     if unknown := set(options) - set(Measuring.__annotations__):
         raise PolluxAgentError(
@@ -135,7 +142,7 @@ def attach(
         print_lost_ranks_in_one_line(world.rank)
     first = TrainedModel(
         model,
-        optimizer,
+        whole,
         scheduler,
         rule,
         decay=options.get("decay", DECAY),
@@ -156,7 +163,7 @@ def attach(
     )
     training.timer.cost.share = float(share)
     job = Job(training, attempt, joiner)
-    _jobs[id(optimizer)] = job
+    _jobs.update({id(each): job for each in listed})
     if Trial.current is not None:
         Trial.current.judge_by(job)
     attempt.times.attached_at = time.time()

@@ -41,6 +41,17 @@ CALLED_PER_PASS = (
     "it once, under `if job.sync_gradients:`. job.step(...) calls it, too"
 )
 
+UNUSED_PARAMETERS = (
+    "%d of %d parameters that require a gradient (%s first) had none in a step: with several GPUs such a step fails. "
+    'Give attach(..., ddp_kwargs={"find_unused_parameters": True}), or freeze them by requires_grad_(False)'
+)
+
+UNUSED = (
+    "a pass did not use all parameters that require a gradient, and the ranks wait for the gradients of all. Give "
+    'attach(..., ddp_kwargs={"find_unused_parameters": True}), or freeze the others by requires_grad_(False)'
+)
+"""Where torch says that a reduction has not finished."""
+
 WAITS = (
     "rank %d has waited for %.0f s outside of the loop over the loader. If the other ranks are still in that loop, "
     "this rank has left it alone: every rank has to leave it after the same step"

@@ -15,7 +15,7 @@ from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchChoice, BatchLimits
 from pollux.loop.batch_in_hand import BatchInHand
 from pollux.loop.divergence import writes
-from pollux.loop.script_checks import warn_of_unknown_parameters
+from pollux.loop.script_checks import UnusedParameters, warn_of_unknown_parameters
 from pollux.loop.slips import (
     CALLED_PER_PASS,
     IDLE,
@@ -47,7 +47,8 @@ class Stepper:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
         self._warned_of_own_passes = False
-        self.in_hand, self._units = BatchInHand(training), Units(training)
+        self.in_hand, self.units = BatchInHand(training), Units(training)
+        self._unused = UnusedParameters()
 
     @property
     def share(self) -> float:
@@ -215,7 +216,7 @@ class Stepper:
         whole = training.data.samples == training.world.size * step.group.local_batch
         training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
-        self._units.after_pass()
+        self.units.after_pass()
         if step.accumulates and not any(m.passed for m in training.models):
             step.group.left_out = True
             if training.world.distributed:
@@ -310,6 +311,7 @@ class Stepper:
         """End a measured pass where the loop has no contexts that would. Called by the optimizers' hooks."""
         training, step = self.training, self.training.step
         group = step.group
+        self._unused.look(model, training.world.rank)
         if step.in_epoch and not step.accumulates:
             self.in_hand.check()
         if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
@@ -398,7 +400,7 @@ class Stepper:
             raise LoopMistake(CALLED_PER_PASS.format(step.scheduler_calls))
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)
-        self._units.after_step()
+        self.units.after_step()
         self._time_step()
 
     @property

@@ -33,12 +33,19 @@ PASSES = (
 """Said once, in the first step of several passes."""
 
 
+LEFT_EARLY = (
+    "the loop over the loader was left at sample %d of %d: the next epoch goes on there and ends with the pass, so it "
+    "has other samples than this one, and fewer. For epochs of a part of the data write job.epochs(steps=N), or give "
+    "the loader a sampler of as many samples"
+)
+
+
 class Units:
     """Says once where a script's counters cannot be what they are called."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._told = False
+        self._told = self._told_of_rest = False
 
     def after_pass(self) -> None:
         """A pass is over: a step may have several of them."""
@@ -48,6 +55,13 @@ class Units:
         self._told = True
         if self._training.world.rank == 0:
             notice(PASSES % step.group.passes)
+
+    def after_epoch(self) -> None:
+        """An epoch of one pass is over, and another one follows: the script may have left it early."""
+        data = self._training.data
+        if data.position and not self._told_of_rest and self._training.world.rank == 0:
+            self._told_of_rest = True
+            logger.warning(LEFT_EARLY, data.position, data.length)
 
     def after_step(self) -> None:
         """A step is over: its schedule may be one of epochs."""
@@ -70,7 +84,7 @@ def initial_batch(training: Training, batch_size: int, last: LastAttempt | None)
     if last is None or not last.gpus or batch_size == before:
         return batch_size
     follows = last.gpus != ranks and before * ranks == batch_size * last.gpus
-    if training.world.rank == 0:
+    if training.world.rank == 0 and (follows or training.models[0].scheduler is not None):
         text = M0_KEPT if follows else M0_CHANGED
         notice(text.format(before=before, before_on=of_gpus(last.gpus), now=batch_size, on=of_gpus(ranks)))
     return before if follows else batch_size

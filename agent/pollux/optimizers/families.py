@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from pollux.optimizers import moments
+from pollux.optimizers.together import Together
 from pollux.ranks.sharding import is_shard
 
 
@@ -205,6 +206,9 @@ def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | No
     Return None while no state tells the family. `stepped`: the optimizer has made a step, so that a state which is
     empty now stays empty.
     """
+    if isinstance(optimizer, Together):
+        each = [recognise(part, stepped=stepped) for part in optimizer.parts]
+        return tuple(family for found in each if found for family in found) if all(each) else None
     if type(optimizer) is SGD:
         return (SGD_LIKE,) * len(optimizer.param_groups)
     found = [_of_group(optimizer, group) for group in optimizer.param_groups]
@@ -300,6 +304,9 @@ def _has(state: Mapping[str, Any], *keys: str) -> bool:
 
 def not_understood(optimizer: Optimizer) -> str:
     """The one warning about an optimizer that is not understood."""
+    if isinstance(optimizer, Together):
+        each = ((part, recognise(part, stepped=True) or ()) for part in optimizer.parts)
+        optimizer = next((part for part, found in each if UNKNOWN in found), optimizer)
     states = (state for state in optimizer.state.values() if state)
     keys = ", ".join(sorted(map(str, next(states, {})))) or "none"
     return (

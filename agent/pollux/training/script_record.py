@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from pollux.optimizers.together import Together
+
 COMPILED = "_orig_mod."
 """torch.compile puts this into the names of a module's parameters."""
 
@@ -64,7 +66,7 @@ class ScriptRecord:
     def state_dict(self) -> dict[str, str]:
         names = {p: plain_name(name) for name, p in self._module.named_parameters()}
         record = {
-            "optimizer": type(self._optimizer).__name__,
+            "optimizer": _kind(self._optimizer),
             "scheduler": None if self._scheduler is None else type(self._scheduler).__name__,
             "settings": self._settings,
             "groups": [[names.get(p, "") for p in group["params"]] for group in self._optimizer.param_groups],
@@ -81,7 +83,7 @@ class ScriptRecord:
         """
         record = json.loads(state["json"])
         for kind, own in (("optimizer", self._optimizer), ("scheduler", self._scheduler)):
-            now = None if own is None else type(own).__name__
+            now = None if own is None else _kind(own)
             if now is not None and record[kind] not in (None, now):
                 raise ValueError(f"its {kind} was {record[kind]}, and is {now} now")
         params = {plain_name(name): p for name, p in self._module.named_parameters()}
@@ -175,6 +177,10 @@ class ScriptRecord:
 
         # On this optimizer alone, until `TrainedModel.close`.
         self._optimizer.add_param_group = guarded  # type: ignore[method-assign]
+
+
+def _kind(part: Any) -> str:
+    return part.kind if isinstance(part, Together) else type(part).__name__
 
 
 def _settings(optimizer: Optimizer, scheduler: Any | None) -> Iterator[tuple[str, Any]]:

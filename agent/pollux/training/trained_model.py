@@ -33,6 +33,7 @@ from pollux.noise.measuring import NoiseMeter
 from pollux.noise.noise_scale import NoiseAverages
 from pollux.noise.precondition import GradientNorms
 from pollux.optimizers.families import not_understood
+from pollux.optimizers.together import Together
 from pollux.ranks.sharding import check_sharded, is_sharded
 from pollux.ranks.torch_internals import skips_step
 from pollux.ranks.world import World
@@ -192,6 +193,12 @@ class TrainedModel:
         model = self.model
         return isinstance(model, DistributedDataParallel) and not getattr(model, "alone", False)
 
+    @property
+    def needs_all_gradients(self) -> bool:
+        """On several ranks each pass has to use all parameters that require a gradient."""
+        own = self._ddp.get("find_unused_parameters") or self._ddp.get("static_graph")
+        return not (own or self.meter.sharded)
+
     def leave_group(self) -> None:
         """Before the process groups end: wait for the meter's messages in them."""
         self.meter.discard()
@@ -328,6 +335,8 @@ class TrainedModel:
         self._hook.remove()
         for guarded in ("zero_grad", "add_param_group"):
             self.optimizer.__dict__.pop(guarded, None)
+        if isinstance(self.optimizer, Together):
+            self.optimizer.part_ways()
 
 
 def least_noise(trained_models: Sequence[TrainedModel]) -> NoiseScale | None:

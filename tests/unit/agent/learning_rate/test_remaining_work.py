@@ -60,13 +60,13 @@ def test_passes_are_worth_less_at_a_batch_size_that_is_less_efficient() -> None:
     assert Progress(initial=8).target_steps(40, 0, 0, 1.0) is None
 
 
-def test_a_restart_keeps_the_progress_and_takes_the_script_s_batch_size_and_length() -> None:
+def test_a_restart_keeps_the_progress_and_takes_the_script_s_length() -> None:
     before = Progress(initial=8, target=400.0)
     before.advance(100, 0.5)
     before.next_epoch(40, pass_index=2)
     after = Progress(initial=16, target=800.0)
     after.load_state_dict({**before.state_dict(), "of_a_newer_version": 1})
-    assert (after.initial, after.target, after.passes) == (16, 800.0, None)
+    assert (after.initial, after.target, after.passes) == (8, 800.0, None)
     assert (after.examples, after.samples, after.optimizer_steps) == (50.0, 100, 1)
     assert (after.epoch, after.epoch_from, after.pass_from) == (1, 40.0, 2)
     assert not hasattr(after, "of_a_newer_version")
