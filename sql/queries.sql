@@ -583,12 +583,13 @@ WHERE t.hash = decode(:hash, 'hex') AND t.cluster = :cluster
 
 -- name: store_reports
 -- Reports of several jobs, each decided on by itself. Where a job's former report is older than 5 s, nobody reports much
--- oftener than this. A row has at most 2,048 bytes; its keys take less than 128. A user who has reported :most_bytes
+-- oftener than this. A row has at most 2,048 bytes; its keys take less than 128. Postgres writes 5e-324
+-- with all its zeros, so a report has at most twice that as text. A user who has reported :most_bytes
 -- or :most_reports today (UTC) adds one report in 5 minutes for each job. A server that crashes within a second loses the
 -- reports: the next ones stand for them.
 WITH known AS MATERIALIZED (
     SELECT s.place, s.job_id, s.attempt, s.uid, s.report,
-           CASE WHEN pg_column_size(s.report) > 1920 THEN 'too-long'
+           CASE WHEN greatest(pg_column_size(s.report), octet_length(CAST(s.report AS text)) / 2) > 1920 THEN 'too-long'
                 WHEN j.refusal IS NOT NULL THEN j.refusal
                 WHEN j.known IS NULL THEN 'unknown'
                 WHEN h.received_at > clock_timestamp() - interval '5 seconds' AND (

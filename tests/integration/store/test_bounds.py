@@ -70,6 +70,22 @@ def test_a_fat_report_is_refused_or_small(agent, report, postgres, cluster, fat)
     assert all(size <= 2048 for size in row_bytes(postgres, cluster))
 
 
+def test_a_row_is_bounded_as_it_is_read_too(agent, report, postgres, cluster):
+    """Postgres stores the least number in ten bytes, and writes it in 326."""
+    fit = dict.fromkeys((*report()["params"], "alpha_rack", "beta_rack"), 5e-324) | {"gamma": 1.5}
+    small = {
+        "goodput": 5e-324,
+        "throughput": 5e-324,
+        "progress": 5e-324,
+        "epoch": 5e-324,
+        "lr_factor": 5e-324,
+    }
+    with pytest.raises(RefusedByStore, match="too-long"):
+        agent(7).publish(report(params=fit, **small))
+    agent(7).publish(report(params=report()["params"] | {"alpha_grad": 5e-324, "beta_grad": 5e-324}))
+    assert len(row_bytes(postgres, cluster)) == 1
+
+
 def test_a_user_has_a_bound_per_day_and_status_shows_it(store, agent, report, postgres, cluster, monkeypatch):
     monkeypatch.setattr(gateway_statements, "MOST_REPORTS", 3)
     for job_id in (7, 7, 8):
