@@ -139,7 +139,7 @@ class _World:
             pause = self._pause(result, now)
             if now > LONGEST:
                 left = len(self._waiting) + len(self._ranks)
-                raise Unfinished(f"{left} jobs have not ended after 400 simulated days")
+                raise Unfinished(left)
         return SimulationResult(
             self._jobs,
             tuple(self._moments),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from polluxd.errors import ConfigError
+from polluxd.errors import ConfigError, PolluxError
 from polluxd.sim.agent import Agent, Memory
 from polluxd.sim.applications import Application, CalibratedApplication, ScaledApplication, on_type
 from polluxd.sim.cluster import Scenario
@@ -98,8 +98,14 @@ class BadDecision(ConfigError):
     """A policy gave GPUs that are not there."""
 
 
-class Unfinished(RuntimeError):
-    """The policy never let some jobs end."""
+class Unfinished(PolluxError):
+    """The policy never let some jobs end, or they were submitted over centuries."""
+
+    def __init__(self, jobs: int) -> None:
+        super().__init__(
+            f"{jobs} jobs have not ended after 400 simulated days: does the policy let each job end, and "
+            "is each time of submission in the trace right?"
+        )
 
 
 def simulate(
@@ -165,7 +171,7 @@ class _Engine:
             if active and self._due(active):
                 self._decide(active)
             if self._now > 400 * 86400.0:
-                raise Unfinished(f"{len(waiting) + len(active)} jobs have not ended after 400 simulated days")
+                raise Unfinished(len(waiting) + len(active))
         return SimulationResult(
             self._jobs, tuple(self._moments), tuple(self._decision_seconds), self._node_seconds
         )

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from polluxd.cli import ctl
-from polluxd.errors import ConfigError
+from polluxd.errors import ConfigError, PolluxError
 
 TRACE = """name,time,application,num_replicas,batch_size
 a,0,speech,2,40
@@ -63,6 +63,16 @@ def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
     shown = command(log, "--policy", "fifo", "--nodes", 4, "--gpus-per-node", 4)
     assert "Trainings: 1, of 1 rows." in shown.output
     assert "the log has no states" in shown.output.replace("\n", " ").lower()
+
+
+@pytest.mark.parametrize("policy", ["fifo", "pollux"])
+def test_a_log_whose_times_span_centuries_is_an_error_in_words(tmp_path, policy):
+    log = tmp_path / "log.csv"
+    rows = "".join(f"{year}-10-09 07:01:55,660,1\n" for year in ("0001", "2017", "9999"))
+    log.write_text("timestamp,duration,num_gpus\n" + rows)
+    shown = command(log, "--policy", policy, "--nodes", 4, "--gpus-per-node", 4)
+    assert isinstance(shown.exception, PolluxError)
+    assert "is each time of submission in the trace right?" in str(shown.exception)
 
 
 def test_the_scenario_reaches_the_result(tmp_path):
