@@ -153,7 +153,7 @@ class Gateway:
             made.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if url.scheme != "https":
                 peer, port, *_ = made.sock.getpeername()
-                require_trusted_listener(peer, port)
+                require_trusted_listener(peer, port, client=made.sock.getsockname()[:2])
         return self.connection
 
     def _refusal(self, status: int, document: Any) -> GatewayError:

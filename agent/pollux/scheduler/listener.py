@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _LISTEN = "0A"  # TCP_LISTEN of Linux
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -24,16 +25,27 @@ class UntrustedListener(OSError):
 
 
 def require_trusted_listener(
-    address: str, port: int, tables: tuple[Path, ...] = _TABLES, login_defs: Path = _LOGIN_DEFS
+    address: str,
+    port: int,
+    tables: tuple[Path, ...] = _TABLES,
+    login_defs: Path = _LOGIN_DEFS,
+    *,
+    client: tuple[str, int] | None = None,
 ) -> None:
-    """Refuse a port of this machine on which another user listens.
+    """Refuse a port of this machine on which another user listens, or has taken a connection from the end `client`.
 
     Root, system accounts and this user may listen. Raises UntrustedListener.
+
+    A listener may close once it has taken a connection, and another one come in its place. A connection that nobody has
+    taken ends with its listener. Tables have listeners first, so one of the two is seen.
     """
     peer = _plain(ipaddress.ip_address(address))
-    owners = [uid for local, uid in _listeners(port, tables) if local == peer or local.is_unspecified]
+    mine = None if client is None else (_plain(ipaddress.ip_address(client[0])), client[1])
+    sockets = list(_sockets(port, tables))
+    owners = [s.uid for s in sockets if s.state == _LISTEN and (s.local == peer or s.local.is_unspecified)]
+    takers = [s.uid for s in sockets if (s.local, s.remote) == (peer, mine)]
     first = first_user(login_defs)
-    strangers = [uid for uid in owners if uid >= first and uid != os.getuid()]
+    strangers = [uid for uid in (*owners, *takers) if uid >= first and uid != os.getuid()]
     if strangers:
         raise UntrustedListener(
             f"uid {strangers[0]} listens on port {port} of this machine, expected a system account"
@@ -53,8 +65,15 @@ def first_user(login_defs: Path = _LOGIN_DEFS) -> int:
     return min(least, int(found.get("SYS_UID_MAX", least - 1)) + 1)
 
 
-def _listeners(port: int, tables: tuple[Path, ...]) -> Iterator[tuple[Address, int]]:
-    """Yield local address and uid of the listening sockets. proc(5)."""
+class _Socket(NamedTuple):
+    state: str
+    local: Address
+    remote: tuple[Address, int]
+    uid: int
+
+
+def _sockets(port: int, tables: tuple[Path, ...]) -> Iterator[_Socket]:
+    """Yield the sockets of a port. proc(5)."""
     for table in tables:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -62,8 +81,9 @@ def _listeners(port: int, tables: tuple[Path, ...]) -> Iterator[tuple[Address, i
             continue
         for fields in map(str.split, lines):
             host, _, number = fields[1].rpartition(":")
-            if fields[3] == _LISTEN and int(number, 16) == port:
-                yield _decoded(host), int(fields[7])
+            if int(number, 16) == port:
+                far, _, there = fields[2].rpartition(":")
+                yield _Socket(fields[3], _decoded(host), (_decoded(far), int(there, 16)), int(fields[7]))
 
 
 def _decoded(text: str) -> Address:

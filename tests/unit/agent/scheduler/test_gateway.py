@@ -225,6 +225,30 @@ def test_the_owner_of_a_listening_socket_is_found_in_every_table(tmp_path: Path)
             require_trusted_listener("127.0.0.1", 9851, tables)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+def test_whoever_listened_before_keeps_no_connection() -> None:
+    """Another user takes the connection, and leaves the port to the gateway before the client looks who listens."""
+    program = (
+        "import os, socket, sys; os.setuid(12345)\n"
+        "listener = socket.create_server(('127.0.0.1', 0)); print(listener.getsockname()[1], flush=True)\n"
+        "taken = listener.accept(); listener.close(); print('taken', flush=True); sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", program]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        where = ("127.0.0.1", int(other.stdout.readline()))
+        with socket.create_connection(where) as mine:
+            assert other.stdout.readline() == "taken\n"
+            with socket.create_server(where):
+                require_trusted_listener(*where)
+                with pytest.raises(UntrustedListener, match="uid 12345"):
+                    require_trusted_listener(*where, client=mine.getsockname())
+                with socket.create_connection(where) as genuine:
+                    require_trusted_listener(*where, client=genuine.getsockname())
+        assert other.stdin is not None
+        other.stdin.close()
+
+
 @pytest.mark.parametrize(
     ("text", "first"),
     [
