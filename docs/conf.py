@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from docutils import nodes
+
 project = "polluxd"
 author = "the polluxd contributors"
 release = version = importlib.metadata.version("polluxd")
@@ -41,6 +43,8 @@ if _repository:
     icon = {"name": "Repository", "url": _repository, "html": "Repository", "class": ""}
     html_theme_options = {"footer_icons": [icon]}
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 # Furo's own style has no red and green for diffs.
 pygments_style = "default"
 pygments_dark_style = "github-dark"
@@ -57,10 +61,20 @@ def plain_docstring(app, what, name, obj, options, lines):
     lines[:] = [line.replace("|", "\\|") for line in lines]
 
 
+def without_paths(app, doctree):
+    """Take the two lines out of diffs that name files by their paths on the machine of this build."""
+    for block in doctree.findall(nodes.literal_block):
+        lines = block.astext().split("\n")
+        if [line[:4] for line in lines[:2]] == ["--- ", "+++ "]:
+            block.rawsource = "\n".join(lines[2:])
+            block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app):
     """Write the generated pages before Sphinx looks for pages."""
     sys.path.insert(0, str(Path(__file__).parent))
     from generate import write  # noqa: PLC0415 - imports the whole daemon
 
     write()
+    app.connect("doctree-read", without_paths)
     app.connect("autodoc-process-docstring", plain_docstring)

@@ -114,7 +114,7 @@ rented: the largest cost of a day's workload beyond the nodes that are always th
 The budget was kept in {kept} of {len(limited)} runs, counted for each day that a run touched. The largest cost beyond
 it is {max(over, 0.0):.3f}, and a boot costs {BOOT_S / 3600.0:.3f}.
 
-![Cost of a day against mean completion time](../images/cloud.png)
+![Cost of a day against mean completion time](../../docs/images/cloud.png)
 
 ## Own nodes against rented ones
 
