@@ -87,7 +87,9 @@ def test_a_figure_that_differs_is_found() -> None:
     assert unequal(f"It takes 5.5 s.\n\n<!-- figures of {file}: 4.66 s = 4.66 -->") == [
         (file, "4.66 s = 4.66")
     ]
-    assert unequal(f"It takes 77.7 s.\n\n<!-- figures of {file}: 77.7 s = 77.7 -->") == [(file, "77.7 s = 77.7")]
+    assert unequal(f"It takes 77.7 s.\n\n<!-- figures of {file}: 77.7 s = 77.7 -->") == [
+        (file, "77.7 s = 77.7")
+    ]
 
 
 def test_figures_of_pages_are_those_of_the_benchmarks_that_they_quote() -> None:
