@@ -162,6 +162,7 @@ def errors(folder: Path) -> list[float]:
 def on_a_cluster(seconds: float, outcomes: dict[bool, Outcome], *, wrapped: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-wrap-") as name:
         folder = Path(name)
+        folder.chmod(0o755)  # Postgres has a user of its own
         jobs = folder / "jobs"
         jobs.mkdir()
         with DevCluster(
