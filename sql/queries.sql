@@ -460,11 +460,9 @@ ON CONFLICT (cluster, day, type, account, user_name, job_id) DO UPDATE SET
     cost = r.cost + excluded.cost, saved_seconds = r.saved_seconds + excluded.saved_seconds, counted_at = excluded.counted_at;
 
 -- name: spent
--- This month and today (UTC), by account; and up to when it was counted.
-SELECT account, sum(cost) AS month, coalesce(sum(cost) FILTER (WHERE day = t.today), 0) AS day,
-       extract(epoch FROM max(counted_at))::double precision AS counted_at
-FROM pollux.rental, (SELECT (now() AT TIME ZONE 'UTC')::date AS today) t
-WHERE cluster = :cluster AND day >= date_trunc('month', t.today) GROUP BY account;
+-- This month (UTC), by account; and up to when it was counted.
+SELECT account, sum(cost) AS month, extract(epoch FROM max(counted_at))::double precision AS counted_at
+FROM pollux.rental WHERE cluster = :cluster AND day >= date_trunc('month', now() AT TIME ZONE 'UTC') GROUP BY account;
 
 -- name: rentals
 SELECT day, type, account, user_name, job_id, node_seconds, gpu_seconds, cost, saved_seconds FROM pollux.rental

@@ -12,7 +12,7 @@ BUDGET_S = 25.0
 """Of mallory's account: so long may one node be rented in a day."""
 ROUNDS = 5
 ACCOUNT = "attempt"
-"""Its budget is that of a day."""
+"""Its budget is that of a month."""
 SETTINGS = (
     *(
         "--cloud-price",
@@ -24,7 +24,7 @@ SETTINGS = (
         "--cloud-return-s",
         "15",
     ),
-    *(word for name in [ACCOUNT] for word in ("--cloud-account-day-budget", f"{name}={BUDGET_S:g}")),
+    *(word for name in [ACCOUNT] for word in ("--cloud-month-budget", f"{name}={BUDGET_S:g}")),
 )
 """A second of a node costs 1."""
 

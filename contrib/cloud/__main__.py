@@ -105,7 +105,7 @@ class Arm:
             words = ["--cloud-price", f"{KIND}={PRICE}", "--cloud-hour-value", str(self.hour_value)]
             words += ["--cloud-return-s", str(self.power.idle_s + 25)]
             words += ["--cloud-boot-s", str(self.power.boot_s)]
-            words += [] if self.budget is None else ["--cloud-day-budget", str(self.budget)]
+            words += [] if self.budget is None else ["--cloud-month-budget", f"*={self.budget}"]
             done = self.daemon.command("polluxctl", "settings", "set", *words)
             if done.returncode:
                 raise DevClusterError(done.stderr)

@@ -63,8 +63,7 @@ class Boots:
         }
 
     def observe(self, nodes: Iterable[Node], now: float) -> tuple[Node, ...]:
-        """Return the nodes: those that failed to boot not schedulable, those that are off with `boot_s`, others with
-        `booted_at` if they were seen to boot.
+        """Return the nodes: those that failed to boot not schedulable, those that are off with `boot_s`.
 
         A boot has failed when the node was booting, and is then out of service or off again. A boot that succeeds
         makes good for all failures before it.
@@ -89,11 +88,11 @@ class Boots:
             self._power[node.name] = node.power if node.schedulable or node.power == "off" else "on"
             failures = self._failures.get(node.name)
             closed = failures is not None and now < failures.until and node.power == "off"
-            took, since = self._took.get(_kind(node)), self._since.get(node.name)
+            took = self._took.get(_kind(node))
             shown = replace(node, schedulable=False) if closed else node
             if node.power == "off" and took:
                 shown = replace(shown, boot_s=fmean(took))
-            found.append(shown if since is None else replace(shown, booted_at=since))
+            found.append(shown)
         return tuple(found)
 
     def _fail(self, name: str, now: float, took: float) -> None:

@@ -9,9 +9,9 @@ import typer
 from polluxd.errors import ConfigError, PolluxError
 from polluxd.model import Snapshot
 from polluxd.model.snapshot_json import decode_snapshot
-from polluxd.policy.cloud.autoscale import HIGH, LOW, desired_nodes
 from polluxd.policy.cloud.powered_down import rented
 from polluxd.policy.cloud.prices import hourly, price_of
+from polluxd.sim.policies.autoscale import HIGH, LOW, desired_nodes
 
 from . import access
 from .access import ConfigOption, JsonOption

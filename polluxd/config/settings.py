@@ -29,7 +29,6 @@ from polluxd.config.value_types import (
     GatewayUrls,
     GpuRule,
     Gpus,
-    Hours,
     JobId,
     Kappa,
     LeastGain,
@@ -39,10 +38,8 @@ from polluxd.config.value_types import (
     Names,
     NodeList,
     NodePrice,
-    Nodes,
     Objective,
     Owner,
-    PerDay,
     PostgresUrl,
     Power,
     SbatchOptions,
@@ -215,42 +212,17 @@ class PolicySettings:
     )
     """Price of a node for an hour, by a Slurm feature of the node or by its GPU type. Nodes with a price are rented:
     polluxd uses them where that is worth the price."""
-    cloud_interruptions: Annotated[Mapping[str, PerDay], example({"p4d-spot": 2.0})] = field(
-        default_factory=dict
-    )
-    """How often a day the provider takes back a node, by the name that has the price: such a node is a spot node. Jobs
-    that cannot move or have a fixed size get none."""
     cloud_hour_value: Money = 0.0
     """What it is worth that one job ends an hour sooner. At 0, no node is rented."""
-    cloud_account_hour_values: Annotated[Mapping[str, Money], example({"physics": 20.0})] = field(
+    cloud_month_budgets: Annotated[Mapping[str, Money], example({"physics": 4000.0})] = field(
         default_factory=dict
     )
-    """The same for the jobs of one account."""
-    cloud_day_budget: Annotated[Money | None, example(500.0)] = None
-    """Most that rented nodes may cost in a day, in UTC."""
-    cloud_month_budget: Annotated[Money | None, example(9000.0)] = None
-    """Most that rented nodes may cost in a month."""
-    cloud_account_day_budgets: Annotated[Mapping[str, Money], example({"physics": 200.0})] = field(
-        default_factory=dict
-    )
-    """Most that the jobs of an account may cost in a day on rented nodes."""
-    cloud_account_month_budgets: Annotated[Mapping[str, Money], example({"physics": 4000.0})] = field(
-        default_factory=dict
-    )
-    """The same for a month."""
+    """Most that the jobs of an account may cost in a month, in UTC, on rented nodes. The entry `*` holds for each
+    account that has none of its own."""
     cloud_boot_s: Duration = 300.0
     """How long a boot takes, until polluxd has measured one."""
     cloud_return_s: Duration = 600.0
     """How long a node costs money after polluxd has begun to vacate it: a move, and Slurm's `SuspendTime`."""
-    cloud_paid_interval_s: Duration = 0.0
-    """The provider takes money for whole intervals of this length, from a node's boot on. 0: for each second. A node
-    stays in use until the end of an interval is near."""
-    cloud_least: Nodes = 0
-    """Rented nodes that jobs may always use, whatever they are worth."""
-    cloud_most: Annotated[Nodes | None, example(16)] = None
-    """Most rented nodes that jobs use at one time."""
-    cloud_hours: Hours = "0-24"
-    """Hours of the day, in UTC, in which jobs may use rented nodes."""
 
     def conflicts(self) -> list[str]:
         """Return each pair of values that contradict each other, as a message."""

@@ -67,11 +67,6 @@ def _is_gateway_url(value: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.path and "," not in value
 
 
-def _is_hours(value: str) -> bool:
-    first, _, last = value.partition("-")
-    return first.isdecimal() and last.isdecimal() and 0 <= int(first) < int(last) <= 24
-
-
 Seconds = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("seconds")]
 Duration = Annotated[StrictFloat, Ge(0), AllowInfNan(False), unit("seconds")]
 Days = Annotated[StrictFloat, Gt(0), AllowInfNan(False), unit("days")]
@@ -147,10 +142,3 @@ MovePaths = Annotated[
 ]
 Money = Annotated[StrictFloat, Ge(0), AllowInfNan(False), expected("an amount of money from 0", "MONEY")]
 NodePrice = Annotated[StrictFloat, Gt(0), Le(1e6), expected("a price above 0", "PRICE")]
-PerDay = Annotated[StrictFloat, Gt(0), Le(1440), expected("a number above 0, up to 1440", "NUMBER")]
-Nodes = Annotated[StrictInt, Ge(0), expected("a number of nodes from 0", "NODES")]
-Hours = Annotated[
-    str,
-    Predicate(_is_hours),
-    expected("hours from 0 to 24, the first below the last, such as 8-18", "HOURS"),
-]

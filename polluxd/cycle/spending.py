@@ -1,9 +1,9 @@
 """Count what rented nodes cost and gain, by the states in which Slurm shows them.
 
-A node costs its price from the moment at which it is seen to boot until it is seen to be off, and to the end of the
-interval that is paid for. The jobs on it share the cost by the GPUs that they hold there, whoever decided to rent it.
-Those that were last on it also bear its return (`cloud_return_s`): a user whose jobs end as soon as their nodes have
-booted does not spend the money of nobody. What no job is on for longer is nobody's.
+A node costs its price from the moment at which it is seen to boot until it is seen to be off. The jobs on it share the
+cost by the GPUs that they hold there, whoever decided to rent it. Those that were last on it also bear its return
+(`cloud_return_s`): a user whose jobs end as soon as their nodes have booted does not spend the money of nobody. What no
+job is on for longer is nobody's.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polluxd.config.settings import PolicySettings
-from polluxd.model import Node
-from polluxd.policy.cloud.prices import paid_ahead, price_of
+from polluxd.policy.cloud.prices import price_of
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 LONGEST_GAP_S = 3600.0
@@ -31,7 +30,6 @@ _Share = tuple[str, str, str, int]
 class _On(NamedTuple):
     """A rented node that is on."""
 
-    node: Node
     used_at: float
     """POSIX time at which a job was last seen on it."""
     parts: Mapping[_Payer, float]
@@ -98,10 +96,6 @@ class Spending:
         for node in state.nodes:
             kind, price = price_of(node, settings)
             known = former.get(node.name)
-            if kind and node.power == "off" and known is not None:
-                self._count_rest(
-                    known, kind, price * paid_ahead(known.node, settings, state.taken_at) / 3600.0
-                )
             if not kind or node.power == "off":
                 continue
             here = on.get(node.name, [])
@@ -110,7 +104,7 @@ class Spending:
             used_at = state.taken_at
             if not here and known is not None and returns:
                 parts, used_at = known.parts, known.used_at
-            self._on[node.name] = _On(node, used_at, parts)
+            self._on[node.name] = _On(used_at, parts)
             for payer, part in parts.items():
                 _add(found[kind, *payer], part, 0.0, part * price / 3600.0)
             for job, held in here:
@@ -121,11 +115,6 @@ class Spending:
                 share = types.get(job.job_id, ""), *_payer(job)
                 _add(found[share], 0.0, 0.0, 0.0, self.sooner[job.job_id])
         return found
-
-    def _count_rest(self, node: _On, kind: str, cost: float) -> None:
-        """Count the rest of the interval that was paid for, of a node that has gone off."""
-        for payer, part in node.parts.items():
-            self._counted[kind, *payer][_AMOUNTS.index("cost")] += part * cost
 
 
 def _parts(here: Sequence[tuple[SlurmJob, int]]) -> dict[_Payer, float]:

@@ -43,8 +43,6 @@ class Node:
     power: Power = "on"
     boot_s: float | None = None
     """Of a node that is off: seconds that boots of such nodes took; None: none was seen."""
-    booted_at: float | None = None
-    """Of a node that was seen to boot: POSIX time at which it began to; it has been on since then."""
     cpus_per_core: int = 1
     """Slurm gives whole cores: a job that asks for one CPU of a core gets all of them."""
 
@@ -311,12 +309,10 @@ class GpuLimit:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What rented nodes have cost in this month and today, both in UTC."""
+    """What rented nodes have cost in this month, in UTC."""
 
-    month: float = 0.0
-    day: float = 0.0
-    account_month: Mapping[str, float] = field(default_factory=dict)
-    account_day: Mapping[str, float] = field(default_factory=dict)
+    month: Mapping[str, float] = field(default_factory=dict)
+    """By account."""
     counted_at: float = 0.0
     """POSIX time up to which it was counted."""
 

@@ -281,8 +281,7 @@ def _settings(scenario: Scenario) -> PolicySettings:
     cloud, settings = scenario.cloud, scenario.policy
     if cloud is None:
         return settings
-    worth = settings.cloud_hour_value or any(settings.cloud_account_hour_values.values())
-    if not cloud.least and not worth and not settings.cloud_least:
+    if not cloud.least and not settings.cloud_hour_value:
         raise ConfigError(
             "cloud.least is 0, and polluxd rents no node while policy.cloud_hour_value is 0: expected what it is worth "
             "that a job ends an hour sooner, in the money of cloud.price; set cloud_hour_value under [policy]"

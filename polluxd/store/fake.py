@@ -216,8 +216,8 @@ class FakeStore:
         sums = Counter[str]()
         for row in counted:
             sums[row["account"]] += row["cost"]
-        # Without a calendar, all is of today.
-        return Spent(sums.total(), sums.total(), sums, sums, max(row["counted_at"] for row in counted))
+        # Without a calendar, all is of this month.
+        return Spent(sums, max(row["counted_at"] for row in counted))
 
     # Moves
 

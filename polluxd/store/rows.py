@@ -250,9 +250,7 @@ def spent(found: Sequence[Row]) -> Spent | None:
     """What rented nodes have cost, from a row per account; None without rows."""
     if not found:
         return None
-    month, day = ({row["account"]: row[key] for row in found} for key in ("month", "day"))
-    counted_at = max(row["counted_at"] for row in found)
-    return Spent(sum(month.values()), sum(day.values()), month, day, counted_at)
+    return Spent({row["account"]: row["month"] for row in found}, max(row["counted_at"] for row in found))
 
 
 def setting_to_json(name: str, value: object) -> str:

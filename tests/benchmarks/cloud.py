@@ -34,14 +34,14 @@ class Rule(NamedTuple):
     least: int
     most: int
     hour_value: float = 0.0
-    day_budget: float | None = None
+    budget: float | None = None
 
 
 RULES: Mapping[str, Rule] = {
     **{f"fixed, {n} nodes": Rule("pollux", n, n) for n in (1, 2, 3, 4)},
     "paper's rule and policy": Rule("pollux-paper", OWN, MOST),
     **{f"by price, an hour is worth {v:g}": Rule("pollux", OWN, MOST, v) for v in (1.0, 4.0)},
-    f"by price, 16, budget {BUDGET:g} a day": Rule("pollux", OWN, MOST, 16.0, BUDGET),
+    f"by price, 16, budget {BUDGET:g}": Rule("pollux", OWN, MOST, 16.0, BUDGET),
     "by price, 4, no own node": Rule("pollux", 0, MOST, 4.0),
 }
 
@@ -62,7 +62,8 @@ Result = dict[str, float]
 def day(rule: Rule, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Result:
     """Run one random day. The node hours are the engine's."""
     cloud = Cloud(rule.least, rule.most, boot_seconds=BOOT_S, idle_seconds=IDLE_S)
-    worth = PolicySettings(cloud_hour_value=rule.hour_value, cloud_day_budget=rule.day_budget)
+    budgets = {} if rule.budget is None else {"*": rule.budget}
+    worth = PolicySettings(cloud_hour_value=rule.hour_value, cloud_month_budgets=budgets)
     scenario = Scenario(nodes=cloud.most, cloud=cloud, policy=worth, seed=seed, interval=INTERVAL_S)
     submitted = generate(BUILT_IN, jobs, hours, cluster_gpus=4 * MOST, seed=seed, length=LENGTH)
     run = played(submitted, BUILT_IN, POLICIES[rule.policy](scenario), scenario)
@@ -72,7 +73,6 @@ def day(rule: Rule, seed: int, jobs: int = JOBS, hours: float = HOURS) -> Result
         "cost": cost,
         "rented": cost - cloud.price * cloud.least * (end - begin) / 3600.0,
         "jct_h": fmean((job.ended_at or 0.0) - job.submission.time for job in run.jobs) / 3600.0,
-        "days": end // 86400.0 + 1,
         "jobs": float(len(run.jobs)),
     }
 
@@ -96,9 +96,9 @@ def page(found: Mapping[str, Sequence[Result]], loads: Mapping[str, Sequence[tup
         )
         for name, results in found.items()
     ]
-    limited = found[f"by price, 16, budget {BUDGET:g} a day"]
-    kept = sum(r["rented"] <= BUDGET * r["days"] + BOOT_S / 3600.0 for r in limited)
-    over = max(r["rented"] - BUDGET * r["days"] for r in limited)
+    limited = found[f"by price, 16, budget {BUDGET:g}"]
+    kept = sum(r["rented"] <= BUDGET + BOOT_S / 3600.0 for r in limited)
+    over = max(r["rented"] - BUDGET for r in limited)
     compared = [(name, *(f"{cost:.2f} ({jct:.2f})" for cost, jct in cells)) for name, cells in loads.items()]
     return f"""# Rented nodes
 
@@ -111,7 +111,7 @@ mean over the days, all nodes included. Completion: mean over jobs and days. Mos
 rented: the largest cost of a day's workload beyond the nodes that are always there; jobs may run on into the next day.
 
 {table(("nodes", "cost of a day", "mean completion [h]", "most rented"), rows)}
-The budget was kept in {kept} of {len(limited)} runs, counted for each day that a run touched. The largest cost beyond
+The budget was kept in {kept} of {len(limited)} runs. The largest cost beyond
 it is {max(over, 0.0):.3f}, and a boot costs {BOOT_S / 3600.0:.3f}.
 
 ![Cost of a day against mean completion time](../../docs/images/cloud.png)

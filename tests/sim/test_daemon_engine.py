@@ -66,7 +66,7 @@ def rented(jobs, apps, *, value, budget=None, **cloud):
         PLAIN,
         nodes=8,
         cloud=Cloud(**{"least": 1, "most": 8, "price": 2.0, **cloud}),
-        policy=PolicySettings(cloud_hour_value=value, cloud_day_budget=budget),
+        policy=PolicySettings(cloud_hour_value=value, cloud_month_budgets=budget or {}),
     )
     return measure(run(jobs, apps, scenario), scenario)
 
@@ -74,7 +74,7 @@ def rented(jobs, apps, *, value, budget=None, **cloud):
 def test_rented_nodes_are_on_while_they_are_worth_their_price(apps, burst):
     worthless, free, limited = (
         rented(burst, apps, value=value, budget=budget)
-        for value, budget in ((0.0, None), (50.0, None), (50.0, 3.0))
+        for value, budget in ((0.0, None), (50.0, None), (50.0, {"*": 3.0}))
     )
     assert worthless["node_hours"] == pytest.approx(worthless["makespan_s"] / 3600.0, rel=0.01), (
         "one own node"

@@ -3,58 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from polluxd.model import Node, Plan, Snapshot, SnapshotJob
-from polluxd.policy.cloud.prices import price_of, spenders
+from polluxd.policy.cloud.prices import is_rented
 from polluxd.policy.domains import eligible, partitions_of
 
 
-def without_barred(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which no job may use a node that it must not be on.
-
-    That is any rented node where the account's budget is used up, and a spot node where the job cannot move or has a
-    fixed size.
-    """
-    settings, spent_up = snapshot.settings, spenders(snapshot)
-    kinds = {n.name: price_of(n, settings)[0] for n in snapshot.nodes}
-    barred: dict[int, str] = {}
-    for job in snapshot.jobs:
-        if job.account in spent_up:
-            barred[job.job_id] = "no rented node"
-        elif settings.cloud_interruptions and (
-            not job.spec.preemptible or job.spec.min_gpus == job.spec.max_gpus
-        ):
-            barred[job.job_id] = "no spot node"
-    if not barred:
-        return snapshot
+def without_barred(snapshot: Snapshot, barred: Collection[int]) -> Snapshot:
+    """Return the snapshot in which these jobs may use no rented node."""
     # The policy separates partitions by commas.
+    known = {job.partition: partitions_of(job) for job in snapshot.jobs}
     renamed = {
-        (job.partition, barred[job.job_id]): f"{job.partition} ({barred[job.job_id]})".replace(",", "+")
+        job.partition: f"{job.partition} (no rented node)".replace(",", "+")
         for job in snapshot.jobs
         if job.job_id in barred
     }
+    everybody = frozenset({"rented"}).union(*known.values())
 
     def open_to(node: Node) -> frozenset[str]:
-        kind = kinds[node.name]
-        closed = {
-            "no rented node": bool(kind),
-            "no spot node": kind in settings.cloud_interruptions,
-        }
-        return node.partitions | {
-            name
-            for (partition, why), name in renamed.items()
-            if not closed[why] and not node.partitions.isdisjoint(partition.split(","))
-        }
+        if is_rented(node, snapshot.settings):
+            return node.partitions or everybody  # none: it would be open to all
+        if not node.partitions:
+            return node.partitions
+        return node.partitions | {name for part, name in renamed.items() if eligible(known[part], node)}
 
     return replace(
         snapshot,
         nodes=tuple(replace(n, partitions=open_to(n)) for n in snapshot.nodes),
         jobs=tuple(
-            replace(job, partition=renamed[job.partition, barred[job.job_id]])
-            if job.job_id in barred
-            else job
+            replace(job, partition=renamed[job.partition]) if job.job_id in barred else job
             for job in snapshot.jobs
         ),
     )

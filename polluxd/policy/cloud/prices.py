@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from math import ceil, inf
+from collections import Counter, defaultdict
+from math import inf
 
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Node, Plan, Snapshot, Spent
@@ -28,50 +28,47 @@ def hourly(snapshot: Snapshot, plan: Plan) -> float:
     return sum(price_of(node, snapshot.settings)[1] for node in snapshot.nodes if node.name in used)
 
 
-def paid(seconds: float, settings: PolicySettings) -> float:
-    """Return the seconds that the provider takes money for: whole intervals, where there are any."""
-    interval = settings.cloud_paid_interval_s
-    return max(ceil(seconds / interval) * interval if interval else seconds, 0.0)
+class Budgets:
+    """What the accounts with a budget may still spend."""
 
-
-def paid_ahead(node: Node, settings: PolicySettings, now: float) -> float:
-    """Return the seconds to the end of the interval that is paid for, of a node that is on."""
-    if node.booted_at is None:
-        return 0.0
-    passed = max(now - node.booted_at, 0.0)
-    return paid(passed, settings) - passed
-
-
-def returning(node: Node, settings: PolicySettings, now: float) -> float:
-    """Return what a node is going to cost that is vacated now, or boots just for its return."""
-    ahead = paid_ahead(node, settings, now) if node.power != "off" else 0.0
-    seconds = ahead + paid(settings.cloud_return_s - ahead, settings)
-    return price_of(node, settings)[1] * seconds / 3600.0
-
-
-def budget_left(snapshot: Snapshot) -> float:
-    """Return the money that may still be spent, today and this month."""
-    settings, spent = snapshot.settings, snapshot.spent or Spent()
-    budgets = ((settings.cloud_day_budget, spent.day), (settings.cloud_month_budget, spent.month))
-    return min((budget - cost for budget, cost in budgets if budget is not None), default=inf)
-
-
-def spenders(snapshot: Snapshot) -> set[str]:
-    """Return the accounts whose budget only lasts to give back the nodes that their jobs hold."""
-    settings, spent = snapshot.settings, snapshot.spent or Spent()
-    nodes = {node.name: node for node in snapshot.nodes}
-    owed: dict[str, float] = defaultdict(float)
-    for job in snapshot.jobs:
-        for node in (nodes[name] for name in job.placement.nodes if name in nodes):
-            owed[job.account] += (
-                returning(node, settings, snapshot.taken_at) * job.placement.gpus_per_node / max(node.gpus, 1)
-            )
-    return {
-        account
-        for budgets, cost in (
-            (settings.cloud_account_day_budgets, spent.account_day),
-            (settings.cloud_account_month_budgets, spent.account_month),
+    def __init__(self, snapshot: Snapshot) -> None:
+        settings, spent = snapshot.settings, snapshot.spent or Spent()
+        nodes = {node.name: node for node in snapshot.nodes if is_rented(node, settings)}
+        returns = {n: price_of(nodes[n], settings)[1] * settings.cloud_return_s / 3600.0 for n in nodes}
+        held = [
+            (name, job.account, job.placement.gpus_per_node)
+            for job in snapshot.jobs
+            for name in job.placement.nodes
+            if name in nodes
+        ]
+        gpus, owed = Counter[str](), defaultdict[str, float](float)
+        for name, _, number in held:
+            gpus[name] += number
+        for name, account, number in held:
+            owed[account] += returns[name] * number / gpus[name]
+        # Whoever used such a node last pays for it, and a snapshot does not tell who that was.
+        idle = sum(
+            returns[name]
+            for name, node in nodes.items()
+            if node.power != "off" and not (gpus[name] or node.foreign_gpus or node.foreign_cpus)
         )
-        for account, budget in budgets.items()
-        if cost.get(account, 0.0) + owed.get(account, 0.0) >= budget
-    }
+        accounts, budgets = {job.account for job in snapshot.jobs}, settings.cloud_month_budgets
+        left = {
+            account: budget - spent.month.get(account, 0.0) - owed.get(account, 0.0) - idle
+            for account in accounts
+            if (budget := budgets.get(account, budgets.get("*"))) is not None
+        }
+        least = min((self.first(node, settings) for node in nodes.values()), default=0.0)
+        self.used_up = {
+            account for account, money in left.items() if money <= (0.0 if account in owed else least)
+        }
+        """Accounts whose budget only pays for the return of the nodes that their jobs hold. Of an account whose jobs
+        hold none, it does not pay for a first one: the account would rent and give back in turn."""
+        self.room = sum(max(left[one], 0.0) for one in accounts) if accounts <= left.keys() else inf
+        """Money for nodes that one decision rents, of all accounts together."""
+
+    @staticmethod
+    def first(node: Node, settings: PolicySettings) -> float:
+        """Return what a node costs at least that is rented now: its boot, as long again, and its return."""
+        boot = 0.0 if node.power != "off" else settings.cloud_boot_s if node.boot_s is None else node.boot_s
+        return price_of(node, settings)[1] * (2.0 * boot + settings.cloud_return_s) / 3600.0

@@ -10,7 +10,7 @@ Simplified: the exact solver of `polluxd.policy` stands for the genetic algorith
 same optimum), and placements over several nodes take whole nodes. This policy knows of no GPU types and no racks.
 
 On rented nodes (`Scenario.cloud`), it also chooses how many of them to have, by their UTILITY (section 4.2.2, as
-`polluxd.policy.cloud.autoscale` implements it): the first ones, after they have booted.
+`polluxd.sim.policies.autoscale` implements it): the first ones, after they have booted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import replace
 from polluxd.config.settings import PolicySettings
 from polluxd.model import NO_PLACEMENT, Snapshot, SnapshotJob
 from polluxd.policy import decide
-from polluxd.policy.cloud.autoscale import desired_nodes
 from polluxd.policy.listing import Cache
 from polluxd.sim.cluster import Cloud, Scenario
 from polluxd.sim.engine import Policy, View
 from polluxd.sim.policies import daemon_view
+from polluxd.sim.policies.autoscale import desired_nodes
 from polluxd.sim.simulated_job import Seats, SimulatedJob
 
 DELAY = 30.0

@@ -80,9 +80,8 @@ def test_a_restarted_polluxd_knows_what_the_one_before_it_has_seen() -> None:
     boots.observe((BOOTING, other[1]), 5.0)
     boots.observe((OFF, other[2]), 65.0)
     boots = Boots(json.loads(json.dumps(boots.seen())))
-    failed, on = boots.observe((OFF, other[2]), 100.0)
-    assert (failed.schedulable, failed.boot_s, on.booted_at) == (False, 60.0, 5.0)
+    failed, _ = boots.observe((OFF, other[2]), 100.0)
+    assert (failed.schedulable, failed.boot_s) == (False, 60.0)
     assert boots.observe((OFF, other[0]), 65.0 + FIRST_S)[0].schedulable
-    assert boots.observe((OFF, other[2]), 999.0)[1].booted_at == 999.0, "it was off in between"
     play(boots, (1000.0, BOOTING), (1001.0, OFF))
     assert play(boots, (1001.0 + FIRST_S, OFF)) == [False], "the second failure in a row"

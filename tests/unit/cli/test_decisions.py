@@ -16,7 +16,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
-from polluxd.policy.cloud.autoscale import desired_nodes
+from polluxd.sim.policies.autoscale import desired_nodes
 from polluxd.slurm.shares import ShareWeights
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job

@@ -13,8 +13,8 @@ from polluxd.errors import ConfigError
 
 OTHERS = PolicySettings(
     objective="fair-share", kappa=3.5, power=-math.inf, fairness_per="user", gpu_counts="1,2,4",
-    remaining_work_power=-0.5, start_gpus=2, partial_nodes=True, cloud_day_budget=500.0,
-    cloud_most=16, cloud_hours="8-18",
+    remaining_work_power=-0.5, start_gpus=2, partial_nodes=True,
+    cloud_month_budgets={"physics": 500.0},
 )  # fmt: skip
 
 
@@ -37,10 +37,6 @@ def test_every_setting_but_one_is_an_option():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            {"cloud_hours": "18-8"},
-            "cloud_hours: expected hours from 0 to 24, the first below the last, such as 8-18, got '18-8'",
-        ),
         ({"cloud_prices": ["p4d=0"]}, "cloud_prices.p4d: expected a price above 0, got 0"),
         (
             {"user_guarantees": ["a=1.5"]},

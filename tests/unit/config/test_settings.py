@@ -79,7 +79,7 @@ def test_ranges_in_words():
     assert words["mode"] == '"observe", "advise" or "enforce"'
     assert words["cycle.interval_s"] == "a number of seconds above 0"
     assert words["moves.max_concurrent"] == "a whole number from 0"
-    assert words["policy.cloud_most"] == "a number of nodes from 0, or none"
+    assert words["policy.cloud_month_budgets"] == "a table from names to an amount of money from 0"
     assert words["policy.job_weights"] == "a table from a Slurm job id to a weight above 0, up to 1000"
 
 

@@ -89,19 +89,10 @@ SETTINGS = {
     "hysteresis": st.floats(0, 1),
     "slurm_priority": st.floats(0, 1),
     "cloud_prices": st.dictionaries(st.text(), st.floats(0.01, 1e6)),
-    "cloud_interruptions": st.dictionaries(st.text(), st.floats(0.01, 1440)),
     "cloud_hour_value": _MONEY,
-    "cloud_account_hour_values": st.dictionaries(st.text(), _MONEY),
-    "cloud_day_budget": st.none() | _MONEY,
-    "cloud_month_budget": st.none() | _MONEY,
-    "cloud_account_day_budgets": st.dictionaries(st.text(), _MONEY),
-    "cloud_account_month_budgets": st.dictionaries(st.text(), _MONEY),
+    "cloud_month_budgets": st.dictionaries(st.text(), _MONEY),
     "cloud_boot_s": _MONEY,
     "cloud_return_s": _MONEY,
-    "cloud_paid_interval_s": _MONEY,
-    "cloud_least": st.integers(0, 99),
-    "cloud_most": st.none() | st.integers(0, 99),
-    "cloud_hours": st.sampled_from(["0-24", "8-18"]),
 }
 """How to draw the settings that are checked as they are made; a switch is drawn by its type."""
 st.register_type_strategy(

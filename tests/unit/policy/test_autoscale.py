@@ -6,7 +6,7 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import decide
-from polluxd.policy.cloud.autoscale import HIGH, LOW, desired_nodes, utility
+from polluxd.sim.policies.autoscale import HIGH, LOW, desired_nodes, utility
 from tests.build import THETAS, job, node, nodes, report, running, snapshot
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from polluxd.model import JobSpec
 from polluxd.policy import decide
-from polluxd.policy.cloud.autoscale import desired_nodes
+from polluxd.sim.policies.autoscale import desired_nodes
 from tests.build import job, running, snapshot
 from tests.unit.policy.unlike_nodes import KINDS, cluster, fitted
 

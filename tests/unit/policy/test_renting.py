@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import Goodput
+from polluxd.apply.plain_jobs import unplaced
 from polluxd.model import KEPT_BACK, JobSpec, Spent
 from polluxd.policy import decide, decision
 from polluxd.policy.cloud.powered_down import rented
@@ -181,47 +182,12 @@ def test_a_waiting_job_does_not_start_on_a_rented_node_that_costs_more_than_its_
     assert places(seen([OWN, *OFF], long, cloud_hour_value=1.0))[2] == ("c1",)
 
 
-def test_an_account_of_value_rents_and_another_does_not() -> None:
-    values = {"cloud_hour_value": 0.0, "cloud_account_hour_values": {"lab": 9.0}}
-    assert len(places(seen([OWN, *OFF], [trains(1)], **values))[1]) > 1
-    assert places(seen([OWN, *OFF], [trains(1, account="other")], **values)) == {1: ("n1",)}
-
-
-def test_most_least_and_hours_bound_the_set() -> None:
-    grows, nodes = [trains(1)], [OWN, *OFF, cloud("c3")]
-    assert rented(seen(nodes, grows, cloud_most=1)).nodes == {"c1"}
-    assert not rented(seen(nodes, grows, cloud_most=0)).nodes
-    assert rented(seen(nodes, grows, cloud_hour_value=0.0, cloud_least=2)).nodes == {"c1", "c2"}
-    noon, night = ({"taken_at": hour * 3600.0} for hour in (12, 3))
-    by_day = seen(nodes, grows, cloud_hours="8-18")
-    assert rented(replace(by_day, **noon)).nodes
-    assert not rented(replace(by_day, **night)).nodes
-    on = replace(by_day, nodes=(OWN, replace(OFF[0], power="on")), jobs=(trains(1, ("n1", "c1")),), **night)
-    assert "c1 is outside the hours 8-18 (UTC)" in decide(on).of(1).reason
-
-
 def test_a_node_with_a_plain_job_or_a_job_that_stays_is_not_given_back() -> None:
     on = [cloud("c1", power="on", foreign_gpus=1), cloud("c2", power="on"), cloud("c3", power="on")]
     stays = running(1, ["c2"], 4, report=report(), pinned=True, pin_reason="a rule")
     found = rented(seen([OWN, *on], [stays], cloud_hour_value=0.0))
     assert found.nodes == {"c1", "c2"}
     assert found.plan.of(1).placement.nodes == ("c2",)
-
-
-def test_no_job_that_cannot_move_or_has_a_fixed_size_is_put_on_a_spot_node() -> None:
-    for spec in (JobSpec(4, 4), JobSpec(4, preemptible=False)):
-        alone = [waits(1, spec, work=1e7)]
-        free = seen(OFF, alone, cloud_hour_value=50.0)
-        assert places(free)[1]
-        assert not places(replace(free, settings=replace(free.settings, cloud_interruptions={"big": 2.0})))
-    moves = seen(OFF, [waits(1, work=1e7)], cloud_hour_value=50.0, cloud_interruptions={"big": 2.0})
-    assert places(moves)[1]
-
-
-def test_interruptions_are_a_part_of_the_price() -> None:
-    often = seen([OWN, *OFF], [trains(1)], cloud_hour_value=3.0, cloud_interruptions={"big": 400.0})
-    assert places(replace(often, settings=replace(often.settings, cloud_interruptions={})))[1] != ("n1",)
-    assert places(often) == {1: ("n1",)}
 
 
 @pytest.mark.parametrize("resize", ["in-place", "requeue"])
@@ -234,69 +200,14 @@ def test_a_job_that_can_grow_in_place_does_not_stop_for_a_boot(resize: str) -> N
     assert {"n1", "c1"} <= set(grown.of(1).placement.nodes)
 
 
-@pytest.mark.parametrize(
-    ("resize", "more", "first"),
-    [
-        ("in-place", {}, ("n1", "c1")),
-        ("requeue", {}, ("c1",)),
-        ("in-place", {"contiguous": True}, ("c1",)),
-        ("in-place", {"spec": JobSpec(gpu_counts="4,8")}, ("c1",)),
-    ],
-)
-def test_a_job_without_room_to_grow_trains_on_while_its_next_node_boots(resize, more, first) -> None:
-    able = report(target=5e5, progress=0.0, resize=resize, explored=2)
-    others = trains(2, gpus=3, pinned=True)
-    plan = decide(seen([OWN, OFF[0]], [trains(1, gpus=1, report=able, **more), others]))
-    assert plan.of(1).placement.nodes == first
-    assert plan.of(1).placement.gpus_per_node == (1 if len(first) == 2 else 4)
-    assert "Slurm boots c1" in plan.of(1).reason
-    assert ("trains while" in plan.of(1).reason) is (len(first) == 2)
-    if len(first) == 2:
-        up = decide(seen([OWN, replace(OFF[0], power="on")], [trains(1, first, 1, report=able), others]))
-        assert up.of(1).placement.nodes == ("c1",)
-        assert up.of(1).placement.gpus == 4
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings", "first"),
-    [
-        (JobSpec(), {}, ("n1", "c1")),
-        (JobSpec(max_gpus=5), {}, ("c1",)),
-        (JobSpec(adaptive=False), {}, ("c1",)),
-        (JobSpec(), {"account_ceilings": {"lab": 5}}, ("c1",)),
-    ],
-)
-def test_a_job_keeps_its_gpus_during_a_boot_also_where_it_goes_to_fewer(spec, settings, first) -> None:
-    able = report(target=5e5, progress=0.0, resize="in-place", explored=3)
-    others = trains(2, gpus=1, pinned=True)
-    jobs = [trains(1, gpus=3, report=able, spec=spec, account="lab"), others]
-    plan = decide(seen([OWN, OFF[0]], jobs, cloud_hour_value=200.0, **settings))
-    assert plan.of(1).placement.nodes == first
-
-
 def test_nobody_waits_for_the_boot_of_another_job() -> None:
     able = report(target=1e5, progress=0.0, resize="in-place", explored=4)
     own = replace(OWN, partitions=frozenset({"own", "any"}))
     off = replace(OFF[0], partitions=frozenset({"any"}))
     goes = trains(1, report=able, account="poor", partition="any")
     starts = replace(waits(2, JobSpec(min_gpus=4), work=1e6), account="rich", partition="own")
-    plan = decide(seen([own, off], [goes, starts], cloud_account_hour_values={"poor": 0.5, "rich": 20.0}))
+    plan = decide(seen([own, off], [goes, starts], cloud_hour_value=20.0))
     assert (plan.of(1).placement.nodes, plan.of(2).placement.nodes) == (("c1",), ("n1",))
-
-
-def test_a_node_stays_until_the_interval_ends_that_is_paid_for() -> None:
-    def used(minute: float, interval: float = 3600.0) -> bool:
-        on = replace(OFF[0], power="on", booted_at=1e9 - 60.0 * minute)
-        job = trains(1, ("n1", "c1"), keeps=("n1", "c1"), resize_cost=2.0)
-        prices = {"cloud_hour_value": 0.5, "cloud_paid_interval_s": interval, "cloud_return_s": 300.0}
-        return "c1" in places(seen([OWN, on], [job], **prices))[1]
-
-    assert [used(minute) for minute in (10.0, 50.0, 54.0, 70.0)] == [True, True, False, True]
-    assert not used(10.0, interval=0.0)
-    rents = {"cloud_hour_value": 5.0, "cloud_boot_s": 0.0}
-    for interval, nodes in ((0.0, 3), (3600.0, 1)):
-        short = seen([OWN, *OFF], [trains(1, work=5e4)], cloud_paid_interval_s=interval, **rents)
-        assert len(places(short)[1]) == nodes
 
 
 def test_the_reason_names_the_job_that_gains_and_the_plan_how_fast() -> None:
@@ -311,9 +222,8 @@ def test_the_reason_names_the_job_that_gains_and_the_plan_how_fast() -> None:
     )
     makes_room = trains(1, account="poor", work=1e5, partition="any")
     gains = waits(2, JobSpec(min_gpus=4), work=1e6)
-    values = {"poor": 0.5, "rich": 20.0}
     jobs = [makes_room, replace(gains, account="rich", partition="own")]
-    plan = decide(seen([own, rented_one], jobs, cloud_account_hour_values=values))
+    plan = decide(seen([own, rented_one], jobs, cloud_hour_value=20.0))
     assert "Slurm boots c1, 2.00 an hour, for job 2: it ends 78 min sooner" in plan.of(1).reason
 
 
@@ -324,34 +234,19 @@ def test_a_node_of_many_is_found_by_doublings() -> None:
     assert found.tried < 60
 
 
-def spends(nodes, jobs, spent: Spent, **settings):
-    """A boot of 300 s, as long again, and a return of 300 s cost 0.5 on a node of 2 an hour."""
-    return replace(seen(nodes, jobs, **{"cloud_return_s": 300.0, **settings}), spent=spent)
-
-
-@pytest.mark.parametrize("span", ["day", "month"])
-def test_a_budget_allows_the_nodes_that_it_can_boot_use_and_give_back(span: str) -> None:
-    grows, budget = [trains(1)], {f"cloud_{span}_budget": 10.0}
-    for cost, nodes in ((0.0, 2), (8.9, 2), (9.1, 1), (9.51, 0)):
-        assert len(rented(spends([OWN, *OFF], grows, Spent(**{span: cost}), **budget)).nodes) == nodes
-    assert len(rented(spends([OWN, *OFF], grows, Spent(day=99.0, month=99.0))).nodes) == 2
-
-
-def test_nodes_are_vacated_while_the_budget_still_pays_for_their_return() -> None:
-    on = [replace(n, power="on") for n in OFF]
-    held = [trains(1, ("n1", "c1", "c2"), keeps=("n1", "c1", "c2"), resize_cost=2.0)]
-    for cost, left in ((9.6, 3), (9.7, 1)):
-        plan = decide(spends([OWN, *on], held, Spent(day=cost), cloud_day_budget=10.0, cloud_least=2))
-        assert len(plan.of(1).placement.nodes) == left
-    assert "c1 and 1 more is beyond the budget now" in plan.of(1).reason
-
-
-def test_the_budget_of_an_account_keeps_its_jobs_off_rented_nodes_and_no_others() -> None:
-    on = [replace(n, power="on") for n in OFF]
-    jobs = [trains(1, ("c1",), account="poor"), trains(2, ("c2",), account="rich")]
-    budgets = {"cloud_account_day_budgets": {"poor": 1.0, "rich": 50.0}}
-    spent = Spent(account_day={"poor": 0.9, "rich": 0.9})
-    found = places(spends([OWN, *on], jobs, spent, **budgets))
+@pytest.mark.parametrize("partitions", [frozenset[str](), frozenset({"gpu"})])
+def test_the_budget_of_an_account_keeps_its_jobs_off_rented_nodes_and_no_others(partitions) -> None:
+    """A node that names no partition is open to all."""
+    own = replace(OWN, partitions=partitions)
+    on = [replace(n, power="on", partitions=partitions) for n in OFF]
+    jobs = [
+        trains(1, ("c1",), account="poor", partition=",".join(partitions)),
+        trains(2, ("c2",), account="rich", partition=",".join(partitions)),
+    ]
+    budgets = {"cloud_month_budgets": {"poor": 1.0, "rich": 50.0}}
+    spent = Spent({"poor": 0.9, "rich": 0.9})
+    snap = seen([own, *on], jobs, cloud_return_s=300.0, **budgets)
+    found = places(replace(snap, spent=spent))
     assert found[1] == ("n1",)
     assert set(found[2]) & {"c1", "c2"}
 
@@ -361,19 +256,35 @@ def test_without_prices_nothing_changes() -> None:
     assert decide(snap) == decide(replace(snap, settings=replace(snap.settings, cloud_hour_value=99.0)))
 
 
-@pytest.mark.parametrize("fixed", [False, True])
-def test_whoever_is_barred_from_rented_nodes_gains_no_own_ones(fixed: bool) -> None:
+def test_whoever_is_barred_from_rented_nodes_gains_no_own_ones() -> None:
     """Others would be moved to rented nodes, and pay for both."""
     own = [node("o1"), node("o2")]
     on = [cloud(name, power="on") for name in ("c1", "c2")]
-    spec = JobSpec(min_gpus=8, max_gpus=8) if fixed else JobSpec()
     bob = trains(1, ("o1", "o2"), 4, account="rich", user="bob", spec=JobSpec(max_gpus=8))
-    alice = replace(waits(2, spec, work=5e5), account="poor", user="alice")
-    settings = {"cloud_account_day_budgets": {"poor": 1.0, "rich": 50.0}}
-    if fixed:
-        settings = {"cloud_interruptions": {"big": 1.0}}
-    snap = seen([*own, *on], [bob, alice], **settings)
-    spent = Spent(account_day={} if fixed else {"poor": 1.0})
-    found = decide(replace(snap, spent=spent))
+    alice = replace(waits(2, JobSpec(), work=5e5), account="poor", user="alice")
+    snap = seen([*own, *on], [bob, alice], cloud_month_budgets={"poor": 1.0, "rich": 50.0})
+    found = decide(replace(snap, spent=Spent({"poor": 1.0})))
     assert found.of(1).placement.nodes == ("o1", "o2"), found.of(1).reason
     assert not found.of(2).placement or set(found.of(2).placement.nodes) <= {"o1", "o2"}
+
+
+@pytest.mark.parametrize("name", ["lab", "*"])
+@pytest.mark.parametrize(("spent", "nodes"), [(0.0, 3), (8.99, 3), (9.01, 2), (9.49, 2), (9.51, 1)])
+def test_an_account_without_a_rented_node_rents_what_its_budget_can_boot_and_give_back(
+    spent, nodes, name
+) -> None:
+    """A boot of 300 s, as long again, and a return of 300 s cost 0.5 on a node of 2 an hour."""
+    grows = [trains(1, account="lab")]
+    snap = seen([OWN, *OFF], grows, cloud_return_s=300.0, cloud_month_budgets={name: 10.0})
+    assert len(places(replace(snap, spent=Spent({"lab": spent})))[1]) == nodes
+
+
+def test_where_all_budgets_are_used_up_the_plan_is_that_of_the_own_nodes_and_slurm_starts_nothing() -> None:
+    jobs = [trains(1, account="lab", work=1e7), waits(2, JobSpec(min_gpus=4))]
+    jobs[1] = replace(jobs[1], account="lab")
+    snap = seen([OWN, *OFF], jobs, cloud_month_budgets={"lab": 1.0})
+    plan, own = decide(replace(snap, spent=Spent({"lab": 1.0}))), decide(seen([OWN], jobs))
+    assert [a.placement for a in plan.allocations] == [a.placement for a in own.allocations]
+    without = next(a for a in plan.allocations if not a.placement)
+    assert without.reason.endswith(f"{KEPT_BACK}its account's budget for rented nodes is used up")
+    assert not unplaced(snap, plan), "Slurm would boot a node for it"
