@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,19 +56,16 @@ class Polluxd(devcluster.Polluxd):
             with contextlib.suppress(subprocess.SubprocessError), self.live_page() as url:
                 browser.screenshot(url, picture, height=900)
 
-    def write_report(self, out: Path, since: float, until: float) -> None:
-        """Keep what `polluxctl report` says of the run as report.txt.
-
-        `since`, `until`: the run (POSIX times).
+    def write_moves(self, out: Path) -> None:
+        """Keep what `polluxctl moves` says of the run as moves.txt.
 
         Raises:
             RunFailedError: the command failed; the message has its words.
         """
-        begin, end = (datetime.fromtimestamp(at).isoformat(timespec="seconds") for at in (since, until))
-        done = self.command("polluxctl", "report", "--since", begin, "--until", end)
+        done = self.command("polluxctl", "moves")
         if done.returncode:
-            raise RunFailedError(f"polluxctl report failed: {done.stderr.strip()}")
-        (out / "report.txt").write_text(done.stdout)
+            raise RunFailedError(f"polluxctl moves failed: {done.stderr.strip()}")
+        (out / "moves.txt").write_text(done.stdout)
 
 
 class Database:

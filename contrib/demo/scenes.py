@@ -106,7 +106,7 @@ def under_pollux(
             raise RunFailedError(f"polluxd left GPUs idle beside a waiting job: {idle[-1]}")
         names = {t.job_id: t.name for t in recording.tracks.values()}
         if not plain:
-            daemon.write_report(stage.out, recording.started_at, recording.ended_at)
+            daemon.write_moves(stage.out)
         summary = Summary(
             recording,
             work.gpus,
@@ -206,7 +206,7 @@ def close_pollux_run(stage: Stage, summary: Summary) -> None:
         highlight=False,
     )
     console.print(
-        f"Written: {stage.out}/summary.json, timeline.png, report.txt, logs/",
+        f"Written: {stage.out}/summary.json, timeline.png, moves.txt, logs/",
         soft_wrap=True,
         highlight=False,
     )
@@ -224,6 +224,6 @@ def demo(stage: Stage, cluster: DevCluster) -> int:
     summary = under_pollux(stage, cluster)
     close_pollux_run(stage, summary)
     must_be_complete(summary)
-    stage.console.print("\nreport.txt says why each move was made. In the last whole `make compare`:")
+    stage.console.print("\nmoves.txt says why each move was made. In the last whole `make compare`:")
     stage.console.print(gain(measured()), style="bold", highlight=False, soft_wrap=True)
     return 0

@@ -93,9 +93,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
     },
     "Analysis": {
         "report": Command(
-            "report.period:report",
-            "Show what happened in a period: jobs, waiting, shares, moves.",
-            "report --since 7d",
+            "report.site:report",
+            "Show what a cluster's GPU hours went to, from Slurm's accounting alone.",
+            "report --since 30d --html report.html",
         ),
         "decisions": Command(
             "decisions:app", "The decisions made so far, and their replay.", "decisions list"

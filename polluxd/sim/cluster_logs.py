@@ -12,12 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pollux.private_folder import open_named, read_named
 from polluxd.sim.workload import Line, TraceError, lines
+from polluxd.slurm.sacct_text import NoSacctText, gpus_of, moment, rows, seconds_of
 
 SHORTEST = 60.0
 """Jobs that ran for less are left out: failed starts, for the most part [s]."""
@@ -59,7 +60,7 @@ class Format:
     """By which it is recognised."""
     read: Callable[[Line], Recorded]
     """Return the row's training. Raises _LeftOut, and TraceError where the row cannot be read."""
-    rows: Callable[[Path, Sequence[str]], Iterator[Line]] = lines
+    lines: Callable[[Path, Sequence[str]], Iterator[Line]] = lines
     state: str = "state"
     """The column that says how a job ended."""
 
@@ -67,10 +68,12 @@ class Format:
 def _stamp(line: Line, column: str) -> float:
     value = line.text(column)
     try:
-        at = datetime.fromisoformat(value)
+        at = moment(value)
     except ValueError:
-        raise line.fault(f"{column} is {value!r}", "expected a time such as 2024-05-01T13:37:00") from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        at = None
+    if at is None:
+        raise line.fault(f"{column} is {value!r}", "expected a time such as 2024-05-01T13:37:00")
+    return at
 
 
 def _ended_well(line: Line, column: str) -> None:
@@ -103,51 +106,32 @@ def _helios(line: Line) -> Recorded:
     return _training(line, f"job-{line.number}", gpus, "submit_time", line.number_in("duration", 0))
 
 
-_TRES = re.compile(r"gres/gpu(:[^=,]+)?=(\d{1,9})")
-_ELAPSED = re.compile(r"(?:(\d{1,9})-)?(\d+):(\d+):(\d+)")
-
-
 def _sacct(line: Line) -> Recorded:
     number = line.text("JobID")
     if "." in number:
         raise _LeftOut("step of a job")
     _ended_well(line, "State")
-    found = [(kind, int(n)) for kind, n in _TRES.findall(line.values.get("AllocTRES") or "")]
-    # A GPU of a named type is counted under its own name and, where Slurm is told to, under the plain one.
-    gpus = max(sum(n for kind, n in found if not kind), sum(n for kind, n in found if kind))
+    gpus = gpus_of(line.values.get("AllocTRES") or "")[0]
     if gpus == 0:
         raise _LeftOut("no GPU")
-    elapsed = _ELAPSED.fullmatch(line.text("Elapsed"))
-    if elapsed is None:
+    seconds = seconds_of(line.text("Elapsed"))
+    if seconds is None:
         raise line.fault(
             f"Elapsed is {line.text('Elapsed')!r}", "expected [DAYS-]HH:MM:SS, as sacct prints it"
         )
-    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
-    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    return _training(line, f"job-{number}", gpus, "Submit", float(total))
+    return _training(line, f"job-{number}", gpus, "Submit", seconds)
 
 
 def _sacct_rows(path: Path, columns: Sequence[str]) -> Iterator[Line]:
-    """Yield the rows of `sacct --parsable2`, which quotes nothing.
-
-    A bar in a job's name makes more fields than there are columns. They belong to JobName, the one free text that
-    stands beside the columns needed; without JobName, the row is left out.
-    """
     try:
-        with io.TextIOWrapper(open_named(path), encoding="utf-8-sig", errors="replace") as file:
-            names = file.readline().rstrip("\n").split("|")
-            if missing := [name for name in columns if name not in names]:
-                raise TraceError(
-                    f"{path}, line 1: no column {' or '.join(missing)} among {_short(', '.join(names))}; give sacct "
-                    "--parsable2 --format=JobID,Submit,Elapsed,AllocTRES,State"
-                )
-            for number, text in enumerate(file, 2):
-                fields = text.rstrip("\n").split("|")
-                if (more := len(fields) - len(names)) > 0 and "JobName" in names:
-                    at = names.index("JobName")
-                    fields[at : at + more + 1] = ["|".join(fields[at : at + more + 1])]
-                values = dict(zip(names, fields, strict=False)) if len(fields) == len(names) else {}
-                yield Line(path, number, values)
+        names, found = rows(path, columns)
+        for number, fields in found:
+            yield Line(path, number, {} if fields is None else dict(zip(names, fields, strict=True)))
+    except NoSacctText as error:
+        raise TraceError(
+            f"{path}, line 1: {_short(str(error))}; give sacct "
+            "--parsable2 --format=JobID,Submit,Elapsed,AllocTRES,State"
+        ) from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
@@ -219,7 +203,7 @@ def read_log(path: Path, kind: Format) -> Log:
     found: list[Recorded] = []
     left_out: Counter[str] = Counter()
     has_states, first = False, ""
-    for line in kind.rows(path, kind.columns):
+    for line in kind.lines(path, kind.columns):
         has_states = has_states or bool(line.values.get(kind.state))
         try:
             if not line.values or None in line.values:

@@ -108,11 +108,9 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
         assert max(n for _, n in job["gpus"]) >= 1
         assert job["gpus"][-1][1] == 0
         assert job["batch_size"][0][1] == 32
-    report = (tmp_path / "out" / "report.txt").read_text()
-    moves, held = re.search(r"(\d+) moves?;", report), re.search(r"([\d.]+) GPUs held on average", report)
-    assert int(moves[1]) == len(summary["moves"])
-    idle, whole = map(int, re.search(r"(\d+) of (\d+) GPU-seconds stayed idle", text).groups())
-    assert float(held[1]) == pytest.approx(2 * (1 - idle / whole), abs=0.2)
+    moves = (tmp_path / "out" / "moves.txt").read_text()
+    for move in summary["moves"]:
+        assert re.search(rf"^\s*\d+\s+{move['job_id']}\b", moves, re.MULTILINE), (move, moves)
     assert (tmp_path / "out" / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert "Under polluxd a training ended after" in text
     if shutil.which("chromium"):

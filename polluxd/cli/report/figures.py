@@ -1,15 +1,15 @@
-"""The figures of a period: jobs, waiting, shares, moves, decisions. Pure."""
+"""The figures of a period: jobs, waiting, shares, moves. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 from typing import Any
 
 from polluxd.model import Move, Step
-from polluxd.store import CycleView, JobView, MoveCost
+from polluxd.store import JobView, MoveCost
 
 from .drawings import sums
 
@@ -34,23 +34,13 @@ class Figures:
     since: float
     until: float
     jobs: Sequence[Row]
-    """What each job had in the period, by the keys of `JOB_COLUMNS`; `lane`: its stretches. A wait is time without
+    """What each job had in the period, `lane`: its stretches. A wait is time without
     GPUs, before the first start and later. A completion counts from the submission, also one before the period."""
     accounts: Sequence[Row]
-    """What the jobs of each account got, by the keys of `ACCOUNT_COLUMNS`; the largest share of GPU time first."""
+    """What the jobs of each account got, by the keys of `GOT_COLUMNS`; the largest share of GPU time first."""
     users: Sequence[Row]
     paths: Sequence[Row]
     """The moves along each path, by the keys of `PATH_COLUMNS`."""
-    moves: Sequence[Move]
-    """Moves planned in the period, newest first."""
-    costs: Mapping[int, float]
-    """Seconds that each completed move cost, by its id."""
-    decisions: Row
-    """How many, the mean and the 95th percentile of a cycle's seconds, the mean gap, and each note with its count."""
-
-    @property
-    def ended(self) -> list[Row]:
-        return [job for job in self.jobs if job["completion_s"] is not None]
 
 
 def figures(
@@ -61,13 +51,12 @@ def figures(
     views: Sequence[JobView],
     moves: Sequence[Move],
     costs: Sequence[MoveCost],
-    cycles: Sequence[CycleView],
     speedups: Mapping[int, float],
 ) -> Figures:
     """Put the figures of the period between two POSIX times together.
 
-    `views`, `moves` and `costs` (of each completed move) are all known ones, `cycles` and `speedups` (mean predicted
-    speedup by job) those of the period.
+    `views`, `moves` and `costs` (of each completed move) are all known ones, `speedups` (mean predicted speedup by
+    job) those of the period.
     """
     of_job: dict[int, list[Move]] = {}
     for move in moves:
@@ -88,9 +77,6 @@ def figures(
         accounts=_shares(jobs, "account"),
         users=_shares(jobs, "user"),
         paths=_paths(in_period, cost_of),
-        moves=in_period[::-1],
-        costs=cost_of,
-        decisions=_decisions(cycles),
     )
 
 
@@ -163,17 +149,6 @@ def _paths(moves: Sequence[Move], cost_of: Mapping[int, float]) -> list[Row]:
             }
         )
     return found
-
-
-def _decisions(cycles: Sequence[CycleView]) -> Row:
-    took = [sum(cycle.durations.values()) for cycle in cycles if cycle.durations]
-    return {
-        "count": len(cycles),
-        "mean_s": _mean(took),
-        "slow_s": quantiles(took, n=20)[-1] if len(took) > 1 else None,
-        "mean_gap": _mean(cycle.gap for cycle in cycles),
-        "notes": Counter(cycle.note for cycle in cycles if cycle.note).most_common(20),
-    }
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

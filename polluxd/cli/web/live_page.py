@@ -31,9 +31,8 @@ from ..access import ConfigOption
 from ..answering import Ask, source
 from ..explained import MOST_JOBS, SIZE_COLUMNS
 from ..output import Column
-from ..report.period import PATH_COLUMNS, SHARE_COLUMNS
 from ..report.templates import environment
-from ..table_rows import JOB_COLUMNS, MOVE_COLUMNS
+from ..table_rows import GOT_COLUMNS, JOB_COLUMNS, MOVE_COLUMNS, PATH_COLUMNS
 from . import charts, machine_map
 from .browser_session import BrowserSession
 from .overview import RestingReader
@@ -42,7 +41,7 @@ _OWNER_COLUMNS = (
     Column("gpus", "GPUS NOW", right=True),
     Column("running", "RUNNING", right=True),
     Column("waiting", "WAITING", right=True),
-    *SHARE_COLUMNS,
+    *GOT_COLUMNS,
 )
 _QUEUE = [
     column for column in JOB_COLUMNS if column.key not in ("account", "nodes", "mode", "moves", "age_s")

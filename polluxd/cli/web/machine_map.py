@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..report.drawings import job_colours
-from ..report.period import SHARE_COLUMNS
+from ..table_rows import GOT_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _shares(jobs: Sequence[Row], title: str, past: Mapping[str, Row]) -> list[di
         now[row[title]].append(row)
     rows = [
         {
-            **dict.fromkeys(column.key for column in SHARE_COLUMNS),
+            **dict.fromkeys(column.key for column in GOT_COLUMNS),
             **past.get(name, {}),
             "name": name,
             "running": sum(bool(row["gpus"]) for row in now[name]),

@@ -81,7 +81,6 @@ class Overview:
             views=views,
             moves=store.moves(),
             costs=costs,
-            cycles=(),
             speedups=store.mean_speedups(since, now),
         )
         newest = store.newest_snapshot()

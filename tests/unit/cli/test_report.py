@@ -1,121 +1,101 @@
-"""`polluxctl report`: its figures, and what hostile names do to its text."""
+"""The report as a whole: its command, its page and its figures."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import Any
+import math
+from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
-from polluxd.cli.report.figures import Stretch, figures, stretches
-from polluxd.model import NO_PLACEMENT, Move, Placement, Step
-from polluxd.store import CycleView, JobView
-from tests.build import move as build_move
+from polluxd.cli.report.site import page
+from polluxd.site_report import document, replay, right_sizes
+from polluxd.site_report.gpu_hours import CAUSES
+from polluxd.site_report.job_log import read
+from polluxd.site_report.machine import Nodes
+from polluxd.site_report.replay import lines, replayed_log
+from tests.unit.site_report.site_text import T0, written
 
-from .conftest import HOSTILE, NOW, VIEW
-
-T = NOW - 10_000
-ONE, FOUR = Placement(("n1",), 1), Placement(("n1",), 4)
-
-
-def job(**words: Any) -> JobView:
-    return replace(VIEW, submitted_at=T, started_at=T + 100, ended_at=T + 1000, state="COMPLETED", **words)
+EVIL = "<script>alert(1)</script>"
 
 
-def move(number: int, path: str, source: Placement, target: Placement, step: Step, **at: float) -> Move:
-    times = {Step(name): T + seconds for name, seconds in at.items()}
-    return build_move(path, source, target, step, times, id=number, reason="grows")
-
-
-START = move(1, "start", NO_PLACEMENT, ONE, Step.TRAINING, planned=90, started=100, training=120)
-GROWTH = move(
-    2, "requeue", ONE, FOUR, Step.TRAINING, planned=300, draining=301, requeued=310, started=330, training=350
-)
-RESIZE = move(3, "resize", FOUR, ONE, Step.TRAINING, planned=590, training=600)
-BROKEN = move(4, "resize", ONE, FOUR, Step.FAILED, planned=700, failed=710)
-
-
-def made(**words: Any) -> Any:
-    given: dict[str, Any] = {
-        "views": [job()],
-        "moves": [START, GROWTH, RESIZE, BROKEN],
-        "costs": [{"id": 2, "job_id": 7, "total_s": 40.0}, {"id": 3, "job_id": 7, "total_s": 2.0}],
-        "cycles": [
-            CycleView(5, 1, "enforce", T, "a note", 1.0, 1.1, 0.1, "x", {"observe_s": 0.5, "decide_s": 1.5})
-        ],
-        "speedups": {7: 1.5},
-    }
-    return figures("dev", T, T + 2000, **{**given, **words})
-
-
-def test_a_lane_follows_the_moves() -> None:
-    assert stretches(job(), [START, GROWTH, RESIZE, BROKEN], T, T + 2000) == [
-        Stretch(T, T + 100, 0),
-        Stretch(T + 100, T + 310, 1),
-        Stretch(T + 310, T + 330, 0),
-        Stretch(T + 330, T + 600, 4),
-        Stretch(T + 600, T + 1000, 1),
+def running(count=40, **more):
+    """Return jobs one after the other on two nodes of 4 GPUs, each half an hour long."""
+    return [
+        {
+            "id": n + 1,
+            "gpus": 4,
+            "eligible": 15 * n,
+            "start": 15 * n + 15,
+            "end": 15 * n + 45,
+            "places": (f"n{n % 2}",),
+        }
+        | more
+        for n in range(count)
     ]
 
 
-def test_a_companion_holds_gpus_from_its_start_until_its_move_fails() -> None:
-    both = Placement(("n1", "n2"), 1)
-    grown = move(2, "resize", ONE, both, Step.TRAINING, planned=200, started=210, training=230)
-    gone = move(3, "resize", both, ONE, Step.TRAINING, planned=300, configured=310, training=330)
-    failed = move(4, "resize", ONE, both, Step.FAILED, planned=400, started=410, failed=440)
-    held = stretches(job(), [START, grown, gone, failed], T + 100, T + 2000)
-    assert [(s.end - T, s.gpus) for s in held] == [(210, 1), (310, 2), (410, 1), (440, 2), (1000, 1)]
+@pytest.fixture
+def site(tmp_path):
+    records = read(written(tmp_path / "log", running()))
+    return document.Sources(records, Nodes(), *document.period_of(records), False, False)
 
 
-def test_a_lane_ends_at_the_period() -> None:
-    assert stretches(job(), [START, GROWTH], T + 320, T + 400) == [
-        Stretch(T + 320, T + 330, 0),
-        Stretch(T + 330, T + 400, 4),
-    ]
+def test_all_hours_have_a_cause_and_the_ways_that_they_were_obtained(site):
+    found = document.made(site)
+    assert sum(row["gpu_hours"] for row in found["causes"]) == pytest.approx(found["capacity_gpu_hours"])
+    assert sum(row["share"] for row in found["causes"]) == pytest.approx(1.0)
+    assert [row["cause"] for row in found["causes"]] == list(CAUSES)
+    assert found["capacity_gpu_hours"] == pytest.approx(8 * (site.until - site.since) / 3600)
+    assert sum(sum(row[c] for c in CAUSES) for row in found["by_month"]) == pytest.approx(
+        found["capacity_gpu_hours"]
+    )
+    assert found["by_user"][0]["gpu_hours"] == pytest.approx(found["causes"][0]["gpu_hours"])
+    assert found["waits_by_size"][0]["median_s"] == 900
+    said = " ".join(found["obtained"])
+    for word in ("a lower bound", "AllocTRES", "no events of nodes", "cannot tell"):
+        assert word in said
 
 
-def test_a_job_that_polluxd_never_started_holds_what_slurm_gave_it() -> None:
-    running = replace(VIEW, submitted_at=T, started_at=T + 50, gpus=2)
-    assert stretches(running, [], T, T + 100) == [Stretch(T, T + 50, 0), Stretch(T + 50, T + 100, 2)]
+def test_hostile_names_stay_text_on_the_page_and_leave_the_terminal_alone(tmp_path, polluxctl):
+    jobs = running(name=EVIL + "\x1b[2J", user=EVIL, account='"><img src=x>\x1b', partition="<p>")
+    path, html, out = written(tmp_path / "log", jobs), tmp_path / "r.html", tmp_path / "r.json"
+    said = polluxctl("report", "--sacct", str(path), "--html", str(html), "--json", str(out))
+    assert said.status == 0, said.err
+    assert len(said.out.splitlines()) == 6
+    assert all(character.isprintable() or character == "\n" for character in said.out)
+    text = html.read_text()
+    seen: list[str] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: seen.extend([tag, *(name for name, _ in attributes)])
+    parser.feed(text)
+    assert "table" in seen
+    assert not {"script", "img", "link", "src", "href", "onerror"} & set(seen), "and it needs no network"
+    assert "&lt;script&gt;" in text
+    assert "\x1b" not in text
+    assert json.loads(out.read_text())["records"] == 40
 
 
-def test_figures_of_one_job_add_up() -> None:
-    found = made()
-    (one,) = found.jobs
-    assert one["gpu_seconds"] == 210 * 1 + 270 * 4 + 400 * 1
-    assert (one["waited_s"], one["completion_s"]) == (120, 1000)
-    assert one["waited_s"] + sum(s.end - s.begin for s in one["lane"] if s.gpus) == one["completion_s"]
-    assert (one["moves"], one["lost_s"]) == (2, 42.0)
-    (account,) = found.accounts
-    assert (account["name"], account["share"], account["speedup"]) == ("vision", 1.0, 1.5)
-    paths = {path["path"]: path for path in found.paths}
-    resize = paths["resize"]
-    assert (resize["completed"], resize["failed"], resize["total_s"]) == (1, 1, 2.0)
-    assert paths["requeue"]["median_s"] == 40.0
-    assert (found.decisions["count"], found.decisions["mean_s"]) == (1, 2.0)
-
-
-def test_jobs_and_moves_outside_of_the_period_are_left_out() -> None:
-    later = figures("dev", T + 1500, T + 2000, views=[job()], moves=[START], costs=[], cycles=[], speedups={})
-    assert (later.jobs, later.moves) == ([], [])
-
-
-def test_the_command_shows_the_period(store: Any, polluxctl: Any) -> None:
-    said = polluxctl("report", "--since", "2023-11-01")
-    assert (said.status, said.err) == (0, "")
-    assert "1 job, 0 ended" in said.out
-    assert "1 move; training lost to moves" in said.out
-    assert "resnet" in said.out
-    found = json.loads(polluxctl("report", "--since", "2023-11-01", "--json").out)
-    assert [job["name"] for job in found["jobs"]] == ["resnet"]
-    assert found["jobs"][0]["lane"]
-
-
-def test_no_text_of_a_users_moves_the_terminal(store: Any, polluxctl: Any) -> None:
-    store.views = [replace(view, name=HOSTILE, user=HOSTILE, account=HOSTILE) for view in store.views]
-    said = polluxctl("report", "--since", "2023-11-01").out
-    assert all(character.isprintable() or character == "\n" for character in said)
+def test_anonymised_no_name_is_left(tmp_path, polluxctl):
+    jobs = running(
+        name="secretname", user="secretuser", account="secretlab", partition="secretpart,b", type="secrettype"
+    )
+    path, html, out = written(tmp_path / "log", jobs), tmp_path / "r.html", tmp_path / "r.json"
+    assert (
+        polluxctl(
+            "report", "--anonymise", "--sacct", str(path), "--html", str(html), "--json", str(out)
+        ).status
+        == 0
+    )
+    for text in (html.read_text(), out.read_text()):
+        assert "secret" not in text
+    plain = document.made(document.Sources(read(path), Nodes(), T0, T0 + 86400, False, False))
+    hidden = document.made(
+        document.anonymised(document.Sources(read(path), Nodes(), T0, T0 + 86400, False, False))
+    )
+    assert [row["gpu_hours"] for row in plain["causes"]] == [row["gpu_hours"] for row in hidden["causes"]]
+    assert plain["waited_where"] == hidden["waited_where"]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +103,89 @@ def test_no_text_of_a_users_moves_the_terminal(store: Any, polluxctl: Any) -> No
     [
         (("--since", "yesterday"), "expected a time such as 24h"),
         (("--since", "1h", "--until", "2h"), "expected a time before the end"),
+        (("--sacct", "nowhere"), "cannot be read"),
     ],
 )
-def test_a_wrong_period_is_refused(store: Any, polluxctl: Any, words: Any, why: str) -> None:
+def test_a_wrong_call_is_refused(polluxctl, words, why):
     said = polluxctl("report", *words)
     assert said.status == 2
     assert why in said.err
+
+
+def test_the_commands_that_it_needs_are_printed(polluxctl):
+    said = polluxctl("report", "--commands", "--since", "2026-11-01", "--until", "2026-11-20")
+    assert (said.status, said.err) == (0, "")
+    assert [line.rpartition("> ")[2] for line in said.out.splitlines()] == [
+        *("sacct.txt", "nodes.txt", "events.txt", "reservations.txt")
+    ]
+
+
+def test_speedups_come_with_an_interval_that_holds_the_truth_as_often_as_it_says():
+    random = np.random.default_rng(3)
+    held = 0
+    for _ in range(400):
+        few = np.log(3600 * random.lognormal(0, 0.2, 8))
+        many = np.log(3600 / 3 * random.lognormal(0, 0.3, 5))
+        _, low, high = right_sizes._ratio(few, many)
+        held += low <= 3 <= high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_one_training_at_two_sizes_tells_what_the_larger_costs(tmp_path):
+    jobs = []
+    for n, (gpus, minutes) in enumerate([(1, 100)] * 4 + [(8, 50)] * 3 + [(4, 25)] * 2):
+        jobs.append(
+            {
+                "id": n + 1,
+                "gpus": gpus,
+                "eligible": 200 * n,
+                "start": 200 * n,
+                "end": 200 * n + minutes + n % 2,
+            }
+            | {"name": f"resnet-{n}", "places": ("n1",)}
+        )
+    jobs.append(jobs[0] | {"id": 99, "user": "bob"})
+    records = read(written(tmp_path / "log", jobs))
+    (row,) = right_sizes.experiments(records, (T0, T0 + 86400 * 9))
+    assert (row["name"], row["from_gpus"], row["gpus"], row["jobs"]) == ("resnet-#", 1, 8, [4, 3])
+    assert row["low"] < row["speedup"] < row["high"]
+    assert row["speedup"] == pytest.approx(2.0, rel=0.03)
+    assert row["past_half"]
+    (user,) = right_sizes.past_half([row])
+    assert (user["name"], user["gpu_hours"]) == ("ann", pytest.approx(8 * 151 / 60, rel=0.02))
+
+
+def test_a_replay_states_its_error_before_any_change(site, monkeypatch):
+    monkeypatch.setattr(replay, "ELASTIC", (1.0,))
+    found = replayed_log(site, 20)
+    assert found["error"]["recorded_wait_s"] == 900
+    said = lines(found)
+    assert "recorded" in said[0]
+    assert "cannot_tell" in found or all(math.isfinite(row["change"]) for row in found["changes"])
+
+
+def test_a_replay_of_jobs_that_slurm_ran_in_order_is_right(tmp_path, monkeypatch):
+    """Two nodes, jobs that never wait: the simulated waits are the recorded ones."""
+    monkeypatch.setattr(replay, "ELASTIC", (1.0,))
+    jobs = [job | {"eligible": job["start"], "end": job["end"] - 10} for job in running(25)]
+    records = read(written(tmp_path / "log", jobs))
+    found = replayed_log(document.Sources(records, Nodes(), *document.period_of(records), False, False), 20)
+    assert found["error"]["mean_error_s"] <= 60
+    assert found["error"]["completion"] <= 0.05
+    assert [row["tuned"] for row in found["changes"]] == [False, True]
+
+
+def test_a_log_that_cannot_tell_says_why(tmp_path, site):
+    few = read(written(tmp_path / "few", running(5)))
+    assert (
+        "20 are needed"
+        in lines(replayed_log(document.Sources(few, Nodes(), T0, T0 + 9000, False, False), 30))[0]
+    )
+    path = tmp_path / "philly.csv"
+    path.write_text(
+        "timestamp,duration,num_gpus,gpu_time,cluster\n" + "2017-10-09 07:01:55,66.0,2,132.0,x\n" * 30
+    )
+    philly = read(path)
+    told = replayed_log(document.Sources(philly, Nodes(), *document.period_of(philly), False, False), 30)
+    assert "no starts" in lines(told)[0]
+    assert page(document.made(site) | {"replay": told}).startswith("<!doctype html>")
