@@ -47,6 +47,10 @@ class Capacity:
         """True when jobs outside Pollux hold GPUs that `target` needs: nobody knows when such a job ends."""
         return any(self.reach.get(n, target.gpus_per_node) < target.gpus_per_node for n in target.nodes)
 
+    def shut(self, target: Placement) -> bool:
+        """True when Slurm starts no job on a node of `target` (drained, down)."""
+        return not self._open(target)
+
     def kept(self, target: Placement) -> bool:
         """True when what was set aside for `target` is still there."""
         return self._open(target) and all(self.free[n] >= 0 for n in target.nodes)

@@ -174,6 +174,10 @@ def _taken(move: Move) -> str:
     return f"GPUs of {move.target} went to a job outside Pollux, or the node has fewer now"
 
 
+def _shut(move: Move) -> str:
+    return f"a node of {move.target} starts no job any more (drained or down)"
+
+
 def _not_free(move: Move, limit_s: float) -> str:
     return f"the GPUs of {move.added or move.target} did not come free within {limit_s:.0f} s"
 
@@ -246,6 +250,8 @@ def _requeued(at: Situation, job: SlurmJob) -> Action:
         return Reach(Step.PARKED)
     if at.room.out_of_reach(move.target):
         return Fail(_taken(move), keep_back=True, rest=False)
+    if at.waited > REFUSED_S and at.room.shut(move.target):
+        return Fail(_shut(move), keep_back=True, rest=False)
     if at.kept_off:
         return Do.WAIT
     if at.waited > limit:
@@ -268,6 +274,8 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         # It is bound to these nodes, and others may be free. Earlier, it may just have started: squeue is read before
         # the nodes, and beside a plain job its GPUs then look like more of the plain job's.
         return Fail(_taken(move), keep_back=True, rest=False)
+    if at.waited > REFUSED_S and at.room.shut(move.target):
+        return Fail(_shut(move), keep_back=True, rest=False)
     if at.waited > REFUSED_S and refused(job.reason, free=at.room.kept(move.target)):
         why = f"{REFUSED_START}: {job.reason}"
         return Fail(why, keep_back=True, refused=job.reason)

@@ -56,7 +56,8 @@ _LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTas
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
 _LEAST = re.compile(r"(QOS|Assoc)Min")
 _REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
-_HOLDS = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
+_HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
+"""States that Slurm's limits count: a job that is COMPLETING has left them."""
 
 
 @dataclass(slots=True)

@@ -185,6 +185,16 @@ class FakeSlurm:
         """Run `scontrol hold` or, with on=False, `scontrol release`."""
         self._jobs[job_id].on_hold, self._jobs[job_id].record = on, None
 
+    def depend(self, job_id: int, on: int | None) -> None:
+        """Make a waiting job wait for another one, or for none."""
+        job = self._jobs[job_id]
+        if job.state is JobState.PENDING:
+            job.depends_on = on
+
+    def shorten(self, job_id: int, seconds: float) -> None:
+        """Lower a job's time limit."""
+        self._jobs[job_id].time_limit_s = seconds
+
     def break_controller(self, seconds: float, *, forgets_s: float = 0.0) -> None:
         """Crash slurmctld, so that no call is answered for `seconds`.
 

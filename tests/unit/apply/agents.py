@@ -71,11 +71,14 @@ def resize(world: World, job_id: int, training: Training, now: float) -> None:
 
 
 def _recruit(world: World, job_id: int, training: Training, move: Move, now: float) -> None:
-    claim = Companion(job_id, training.attempt, move.id, move.nonce)
-    mine = [c for c in world.companions if world.truth(c).companion == claim and world.truth(c).uid == 1000]
+    claim, parent = Companion(job_id, training.attempt, move.id, move.nonce), world.truth(job_id)
+    mine = [
+        c for c in world.companions if world.truth(c).companion == claim and world.truth(c).uid == parent.uid
+    ]
     if move.step is Step.RECRUITING and move.id not in training.recruited:
         training.recruited.add(move.id)
-        world.submit_companion(claim, len(move.added.nodes), move.added.gpus_per_node)
+        nodes, gpus = len(move.added.nodes), move.added.gpus_per_node
+        world.submit_companion(claim, nodes, gpus, user=parent.user, uid=parent.uid)
     for companion in mine:
         shown = world.truth(companion)
         runs = shown.state is JobState.RUNNING and now > shown.start_time + 1.0

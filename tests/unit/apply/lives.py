@@ -22,7 +22,7 @@ from random import Random
 from typing import Any
 
 from polluxd.apply.actions import REFUSED_SIZE, REFUSED_START
-from polluxd.model import JobState, Move, Step
+from polluxd.model import JobState, Move, Placement, Step
 from polluxd.policy import decide
 from polluxd.slurm.fake_job import FakeJob
 from polluxd.slurm.protocol import Geometry
@@ -194,10 +194,15 @@ class Life(Cluster):
             "cause": self._new_cause,
             "cause changes": self._change_cause,
             "agent": lambda: self._agent(pick),
+            "drained": lambda: self.node_goes(
+                name=name, seconds=self.random.choice((15.0, 60.0)), breaks=False
+            ),
             "rest": lambda: self.run(turns=20),
         }
         storm: dict[str, Callable[[], object]] = {
             "hold": lambda: self.hold(pick=pick, seconds=seconds),
+            "dependency": lambda: self._depend(pick, seconds),
+            "time limit": lambda: self._shorten(pick),
             "requeue": lambda: self.requeue_by_hand(pick=pick),
             "node": lambda: self.node_goes(name=name, seconds=seconds, breaks=yes),
             "pause": lambda: self.pause(seconds=seconds),
@@ -242,6 +247,18 @@ class Life(Cluster):
             self.thaw()
         elif len(self.thawed) < 2:
             self.freeze(waited=self.random.choice((0.0, LEADER_LEASE_S + 0.5)))
+
+    def _depend(self, pick: int, seconds: float) -> None:
+        job_id = self.job(pick, JobState.PENDING)
+        others = [number for number in self.world.trainings if number != job_id]
+        if job_id is not None and others:
+            self.world.slurm.depend(job_id, self.random.choice(others))
+            self.begin(f"dependency {job_id}", seconds)
+
+    def _shorten(self, pick: int) -> None:
+        job_id = self.job(pick, JobState.PENDING, JobState.RUNNING)
+        if job_id is not None:
+            self.world.slurm.shorten(job_id, self.random.choice((60.0, 120.0, 600.0)))
 
     def _submit(self) -> None:
         if sum(not job.state.finished for job in self.world.ours()) >= MOST_JOBS:
@@ -297,7 +314,7 @@ class Life(Cluster):
             held = sum(job.gpus_per_node_held.values())
             self.gpu_s += held * seconds if job.state is JobState.RUNNING else 0.0
         for move in moves[self._judged :]:
-            if move.source and not move.in_allocation and Step.CHECKPOINTED in move.times:
+            if move.path == "requeue" and Step.CHECKPOINTED in move.times:
                 self._stood.setdefault(move.job_id, (move.id, move.source.gpus))
         while self._judged < len(moves) and moves[self._judged].step.terminal:
             self._judge(moves[self._judged])
@@ -308,10 +325,36 @@ class Life(Cluster):
                 job.state is JobState.RUNNING and job.restart_count > moves[number - 1].attempt
             ) or job.state.finished:
                 del self._stood[job_id]
+            elif self.calm and not job.held_by_user and self._stands(job_id, moves[number - 1]):
+                raise Violation(f"job {job_id} stands without a next place: {moves[number - 1]}")
             elif moves[number - 1].step is Step.FAILED and not job.held_by_user:
                 self._lost_by[number] += gpus * seconds
         for stop in self.stops:
             self._back(stop)
+
+    def _stands(self, job_id: int, move: Move) -> bool:
+        """Whether a training has stood for long while its former place is free."""
+        now, source = self.world.slurm.clock(), move.source
+        if Step.REQUEUED not in move.times or now - move.times[Step.REQUEUED] < 2 * BACK_S:
+            return False
+        job = self.world.slurm.raw(job_id)
+        return (
+            self._free(source)
+            and self._cause_of(job, source.nodes, source.gpus_per_node) is None
+            and not any(move.job_id == job_id for move in self.world.rows.moves[move.id :])
+        )
+
+    def _free(self, place: Placement) -> bool:
+        """Whether Slurm could start a job there."""
+        used: Counter[str] = Counter()
+        for one in self.world.holders():
+            used.update(one.gpus_per_node_held)
+        for number in self.world.foreign:
+            used.update(self.world.truth(number).gpus_per_node_held)
+        nodes = {node.name: node for node in self.world.slurm.observe().nodes}
+        return all(
+            nodes[n].schedulable and used[n] + place.gpus_per_node <= self.world.gpus[n] for n in place.nodes
+        )
 
     def _judge(self, move: Move) -> None:
         """Take in the end of a move."""
@@ -339,12 +382,7 @@ class Life(Cluster):
         if job.state is not JobState.PENDING:
             stop.back_at = now
             return
-        used: Counter[str] = Counter()
-        for one in self.world.holders():
-            used.update(one.gpus_per_node_held)
-        for number in self.world.foreign:
-            used.update(self.world.truth(number).gpus_per_node_held)
-        stop.taken = any(used[n] + source.gpus_per_node > self.world.gpus[n] for n in source.nodes)
+        stop.taken = not self._free(source)
         barred = self._cause_of(self.world.slurm.raw(stop.job_id), source.nodes, source.gpus_per_node)
         if stop.taken or barred is not None or stop.version != stop.cause.version:
             stop.taken = True
@@ -385,7 +423,8 @@ class Life(Cluster):
         for name, gpus in world.gpus.items():
             refused = self._cause_of(job, (name,), 1)
             updates = any(c.reason == "update" and c.bars("", 1, (name,), 0.0, 0) for c in self.causes)
-            if used[name] < gpus and refused is None and not updates:
+            open_ = f"node {name}" not in self.over
+            if open_ and used[name] < gpus and refused is None and not updates:
                 raise Violation(f"job {job_id} waits beside {gpus - used[name]} idle GPUs of {name}: {shown}")
         owners = Counter[str]()
         for one in world.holders():

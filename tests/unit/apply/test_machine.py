@@ -5,6 +5,7 @@ The capacity check keeps every intermediate state legal.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -34,6 +35,7 @@ COMPLETING, SUSPENDED = JobState.COMPLETING, JobState.SUSPENDED
 NOW = 1_000.5
 SMALL, LARGE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
 TWO_NODES = (Node("n1", 4), Node("n2", 4))
+SHUT = {"room": Capacity(free=Counter(n1=2, n2=4), closed={"n2"})}
 
 
 def said(action: Action) -> str:
@@ -203,6 +205,10 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("fail: *held*", move(REQUEUED), slurm_job(PENDING, held_by_user=True), {}),
         ("fail keep-back: *Dependency*", move(REQUEUED), slurm_job(PENDING, dependent=True), {}),
         ("fail keep-back: *Dependency*", move(CONFIGURED), slurm_job(PENDING, dependent=True), {}),
+        # A node of the target that is drained in mid-move starts no job: back to the former place, in seconds.
+        ("fail keep-back no-rest: *starts no job*", move(REQUEUED, waited=5), WAITS, SHUT),
+        ("fail keep-back no-rest: *starts no job*", move(CONFIGURED, waited=5), WAITS, SHUT),
+        ("WAIT", move(REQUEUED, waited=1), WAITS, SHUT),
         # What was taken back ends while the job still runs, and not later.
         ("withdraw rest: cancelled by ann", move(PLANNED, "start", cancelled_by="ann"), WAITS, {}),
         ("CONFIGURE", move(REQUEUED, cancelled_by="ann"), WAITS, {"room": ROOM}),

@@ -233,3 +233,13 @@ def test_a_new_polluxd_reads_what_a_former_one_was_refused() -> None:
     assert not fresh.refusals.recall(again, stopped, [failed, again]), (
         "each is read once: its cause has changed"
     )
+
+
+def test_a_job_that_is_completing_has_left_its_limit() -> None:
+    stopped, leaves = running(1, 2), running(2, 1, state=JobState.COMPLETING)
+    known = Learned(stopped, leaves)
+    known.refuse(stopped, "QOSMaxGRESPerUser", 4, held=2)
+    ended = replace(leaves, state=JobState.COMPLETED, gpus_per_node_held={})
+    assert known.most(jobs=(stopped, ended)) == {1: 2}, "4 were refused, and not 5"
+    known.refusals.works(build_move("start", target=Placement(("n1",), 3), job_id=1), stopped)
+    assert known.most() == {1: 3}

@@ -120,6 +120,8 @@ class Cluster(RuleBasedStateMachine):
                 self.world.slurm.hold(int(name), False)
             case "pin":
                 self.world.rows.pins.pop(int(name), None)
+            case "dependency":
+                self.world.slurm.depend(int(name), None)
 
     def begin(self, trouble: str, seconds: float) -> None:
         self.over[trouble] = self.world.slurm.clock() + seconds
@@ -352,7 +354,7 @@ class Cluster(RuleBasedStateMachine):
         world.slurm.mend()
         for training in world.trainings.values():
             training.work_s = min(training.work_s, training.done_s + 3.0)
-            training.silent = False
+            training.silent, training.dies, training.saves = False, False, True
         world.skew = 0.0
         until = world.slurm.clock() + 2 * LEASE_S + 400.0
         while not all(job.state.finished for job in world.ours()) and world.slurm.clock() < until:
