@@ -169,6 +169,10 @@ class FakeSlurm:
         """Return the job as the fake keeps it."""
         return self._jobs[job_id]
 
+    def opens(self, node: str) -> bool:
+        """Whether jobs start on the node."""
+        return self._nodes[node].schedulable
+
     def memory_per_node(self, job_id: int) -> int | None:
         """Memory that a job asks for on each node [MB]; no client reads it."""
         return self._jobs[job_id].mem_per_node_mb

@@ -55,6 +55,8 @@ class FakeRows:
     cycles: int = 0
     note: str = ""
     """Of the newest cycle."""
+    trouble: str = ""
+    """Why the leader takes no action."""
     epoch: int = 0
     lease_until: float = float("-inf")
     down: bool = False
@@ -113,6 +115,10 @@ class FakeStore:
         if self.epoch == self.rows.epoch:
             self.rows.lease_until = self.rows.clock()
         self.epoch = None
+
+    def tell(self, trouble: str) -> None:
+        """Show why the leader takes no action."""
+        self.rows.trouble = trouble
 
     @property
     def lease_left(self) -> float:

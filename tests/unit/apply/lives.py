@@ -351,9 +351,9 @@ class Life(Cluster):
             used.update(one.gpus_per_node_held)
         for number in self.world.foreign:
             used.update(self.world.truth(number).gpus_per_node_held)
-        nodes = {node.name: node for node in self.world.slurm.observe().nodes}
         return all(
-            nodes[n].schedulable and used[n] + place.gpus_per_node <= self.world.gpus[n] for n in place.nodes
+            self.world.slurm.opens(n) and used[n] + place.gpus_per_node <= self.world.gpus[n]
+            for n in place.nodes
         )
 
     def _judge(self, move: Move) -> None:
