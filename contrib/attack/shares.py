@@ -8,7 +8,7 @@ from dataclasses import replace
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from pollux.parameters import BatchLimits
-from polluxd.apply.refusals import Refusals
+from polluxd.apply.refused.refusals import Refusals
 from polluxd.cycle.snapshot import WaitingTimes
 from polluxd.model import NO_PLACEMENT, Move, Node, Placement, Report, Snapshot, SnapshotJob, Step
 from polluxd.policy.owners import divided

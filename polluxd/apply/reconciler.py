@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from polluxd.apply.actions import REFUSED_SIZE, Action, Do, Fail, Reach, Situation, Withdraw
-from polluxd.apply.asked import AskedFirst
 from polluxd.apply.capacity import Capacity, capacity
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.headroom import Headroom, headroom
@@ -23,7 +22,8 @@ from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
 from polluxd.apply.protected import Protection
-from polluxd.apply.refusals import Refusals
+from polluxd.apply.refused.asked import AskedFirst
+from polluxd.apply.refused.refusals import Refusals
 from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import MoveSettings

@@ -47,7 +47,7 @@ def install(
 
     Shows the changes first, and keeps a copy of every file of the site that it changes.
     """
-    change = Change.to(site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role))
+    change = FileChange.to(site_of(configuration_of(config, folder), slurm_conf, folder, user), _roles(role))
     change.show()
     if change.found:
         _ask(yes)
@@ -57,7 +57,7 @@ def install(
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """What `install` does on this machine: shown first, and then carried out."""
 
     site: Site
@@ -67,7 +67,7 @@ class Change:
     """What people must do themselves."""
 
     @classmethod
-    def to(cls, site: Site, roles: tuple[Role, ...]) -> Change:
+    def to(cls, site: Site, roles: tuple[Role, ...]) -> FileChange:
         """Look at the files, and change nothing. Raises ConfigError."""
         states, problems = hooks.wanted(site, roles)
         return cls(site, roles, differences(states), problems)

@@ -45,7 +45,7 @@ def setup(
         typer.echo(_of_database(loaded))
     if runs_here:
         typer.echo(f"services: {' and '.join(SERVICES)} are enabled and restarted")
-    change = hooks.Change.to(site, roles)
+    change = hooks.FileChange.to(site, roles)
     change.show()
     if not yes and not typer.confirm("apply?"):
         raise PolluxError("nothing was changed")

@@ -12,7 +12,7 @@ import typer
 
 from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.apply.open_moves import in_step_since, stuck_moves
-from polluxd.apply.refusals import STUCK
+from polluxd.apply.refused.refusals import STUCK
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import Move
 from polluxd.printable import printable

@@ -30,7 +30,7 @@ from polluxd.sim.ranks import Ranks, Surroundings
 from polluxd.sim.simulated_job import SimulatedJob, node_name
 from polluxd.sim.workload import Submission
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.fake_power import PowerSaving
+from polluxd.slurm.fake.fake_power import PowerSaving
 from polluxd.store.fake import FakeRows, FakeStore
 
 NEWS_S = 0.5

@@ -64,18 +64,18 @@ class ReduceScatterEstimator:
         self._spoiled = False
         self._warned = False
         self._local: list[Tensor] = []
-        self._units: list[_Unit] = []
+        self.units: list[_Unit] = []
         self._trained = {p for p in model.parameters() if p.requires_grad}
         self._counts_all = all(p in norms.group_of for p in self._trained)
         """No parameter is another optimizer's."""
-        self._copies = 1
+        self.copies = 1
         for module in sharded_modules(model):
             found = list(fsdp_units(module))
             if len(found) != 1:
                 continue  # the module itself holds no parameter
-            self._copies = ranks // found[0].shards
+            self.copies = ranks // found[0].shards
             unit = _Unit(found[0])
-            self._units.append(unit)
+            self.units.append(unit)
             found[0].observe(partial(self.see, unit))
 
     def begin(self, measuring: bool, *, first: bool = True) -> None:
@@ -88,7 +88,7 @@ class ReduceScatterEstimator:
         if not self._measuring:
             return None
         self._measuring = False
-        for unit in self._units:
+        for unit in self.units:
             unit.used = [p for p in unit.params if p.grad is not None]
         if self._spoiled or not self._local:
             return None
@@ -96,7 +96,7 @@ class ReduceScatterEstimator:
         seen = [(p, p.grad) for p in self._trained if p.grad is not None]
         total = self._norms.of([p for p, _ in seen], [g for _, g in seen])
         self._local = []
-        return added(local), added(total / self._copies)
+        return added(local), added(total / self.copies)
 
     @torch.no_grad()
     def see(self, unit: _Unit, gradient: Tensor, group: dist.ProcessGroup, op: Any) -> None:

@@ -105,19 +105,19 @@ class Wrapper:
         }
         self._file = file_in(folder, contract.checkpoints)
         self._sizes = Sizes.read(self._file)
-        self._steps = Steps([contract.step] if contract.step else PATTERNS)
-        self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self._steps.number)
-        self._child: subprocess.Popen[bytes] | None = None
+        self.steps = Steps([contract.step] if contract.step else PATTERNS)
+        self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
+        self.child: subprocess.Popen[bytes] | None = None
         self._asked = False
         """The trainer was sent the signal since its start: its end is none of the training."""
-        self._order: tuple[int, float] | None = None
+        self.order: tuple[int, float] | None = None
         """The move to stop for, and when its order came."""
-        self._signalled_at: float | None = None
+        self.signalled_at: float | None = None
         self._signals = contract.signal
         """None once it brought no checkpoint."""
         self._told_to_end = False
         """This process was sent a signal: the trainer's end says nothing of its size."""
-        self._publisher = Publisher(access, self.report, self._take_order, lambda _order: None)
+        self.publisher = Publisher(access, self.report, self._take_order, lambda order: None)
         self._kept: tuple[float, float | None] = 0.0, None
         self._started_at = time.monotonic()
         self._unseen = False
@@ -128,21 +128,21 @@ class Wrapper:
         self._start()
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
-        self._publisher.start()
+        self.publisher.start()
         announced = False
         try:
             while True:
                 time.sleep(TICK_S)
                 self._checkpoints.look()
-                if not announced and self._steps.first_at is not None:
+                if not announced and self.steps.first_at is not None:
                     announced = True
                     self._checkpoints.trains()
-                    self._publisher.wake()
-                if self._steps.first_at is None and time.monotonic() > self._started_at + UNSEEN_S:
+                    self.publisher.wake()
+                if self.steps.first_at is None and time.monotonic() > self._started_at + UNSEEN_S:
                     self._say_unseen()
                 self._keep()
-                assert self._child is not None
-                status, order = self._child.poll(), self._order
+                assert self.child is not None
+                status, order = self.child.poll(), self.order
                 if status is not None and not self._asked:
                     self._join()
                     return self._ended(status)
@@ -151,7 +151,7 @@ class Wrapper:
                 elif status is not None:
                     self._start()  # it has saved and ended for an order that was taken back since
         finally:
-            self._publisher.close()
+            self.publisher.close()
 
     # -- the trainer -------------------------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ class Wrapper:
             )
         except OSError as error:
             raise LaunchError(f"cannot start {command[0]}: {error}") from error
-        self._child, self._asked = child, False
+        self.child, self._asked = child, False
         assert child.stdout is not None
         assert child.stderr is not None
         pairs = ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
@@ -177,8 +177,8 @@ class Wrapper:
     def _pass_on(self, number: int, _frame: object) -> None:
         """Pass a signal on to the command, whose place this process has."""
         self._told_to_end = True
-        assert self._child is not None
-        self._child.send_signal(number)
+        assert self.child is not None
+        self.child.send_signal(number)
 
     def _pump(self, number: int, source: IO[bytes], onto: IO[bytes]) -> None:
         """Pass on what the trainer prints, as it comes, and read its steps off it."""
@@ -186,7 +186,7 @@ class Wrapper:
             with contextlib.suppress(OSError, ValueError):
                 onto.write(data)
                 onto.flush()
-            self._steps.feed(number, data, time.time())
+            self.steps.feed(number, data, time.time())
 
     def _join(self) -> None:
         until = time.monotonic() + 5.0
@@ -196,14 +196,14 @@ class Wrapper:
     def _ended(self, status: int) -> int:
         """The trainer has ended, and nobody had asked it to."""
         status = 128 - status if status < 0 else status
-        made_steps = self._steps.first_at is not None
+        made_steps = self.steps.first_at is not None
         good = self._sizes.good
         if status == 0 or made_steps or not good or self.gpus in good or self._told_to_end:
             if made_steps:
                 self._sizes.fruitless = 0
                 self._write()
             return status
-        self._sizes.bad[self.gpus] = _printable(f"status {status}: {self._steps.last_line}")
+        self._sizes.bad[self.gpus] = _printable(f"status {status}: {self.steps.last_line}")
         self._sizes.fruitless += 1
         self._write()
         log.error(
@@ -217,7 +217,7 @@ class Wrapper:
         if self._sizes.fruitless >= FRUITLESS:
             return status
         # polluxd has to know before it places the job again.
-        self._publisher.wake()
+        self.publisher.wake()
         time.sleep(1.0)
         done = slurm_commands.run("scontrol", "requeue", str(self._access.job_id), environ=self._environ)
         if done.returncode:
@@ -230,19 +230,19 @@ class Wrapper:
 
     def _take_order(self, move: int) -> None:
         """Called in the publisher's thread."""
-        self._order = (move, time.monotonic()) if move else None
-        self._publisher.wake()  # polluxd waits as long as the newest report says
+        self.order = (move, time.monotonic()) if move else None
+        self.publisher.wake()  # polluxd waits as long as the newest report says
 
     def _answer(self, move: int, ordered_at: float) -> None:
         """Go on with an order: ask for a checkpoint if that may be, and acknowledge the first one that is complete."""
-        assert self._child is not None
-        now, ended = time.monotonic(), self._child.poll() is not None
-        if self._signals is not None and self._signalled_at is None and not ended:
-            self._signalled_at, self._asked = now, True
+        assert self.child is not None
+        now, ended = time.monotonic(), self.child.poll() is not None
+        if self._signals is not None and self.signalled_at is None and not ended:
+            self.signalled_at, self._asked = now, True
             self._send(self._signals)
         saved = self._checkpoints.saved_since(ordered_at)
-        if self._signalled_at is not None and not saved and not ended:
-            if now < self._signalled_at + self._contract.grace:
+        if self.signalled_at is not None and not saved and not ended:
+            if now < self.signalled_at + self._contract.grace:
                 return
             log.warning(
                 "the trainer saved nothing within %.0f s of %s: it is not asked again, and its own checkpoints are "
@@ -250,7 +250,7 @@ class Wrapper:
                 self._contract.grace,
                 self._contract.signal.name if self._contract.signal else "",
             )
-            self._signals = self._signalled_at = None
+            self._signals = self.signalled_at = None
         if not saved and not ended:
             return
         self._join_if_ended()
@@ -262,23 +262,23 @@ class Wrapper:
         # What is trained from the checkpoint on is trained again: it counts to the cost of the move.
         at = time.time() - self._checkpoints.age
         stamps: dict[str, Any] = {"step": self._checkpoints.last_step, "last_step_at": at, "stopped_at": at}
-        if self._publisher.acknowledge(move, stamps):
+        if self.publisher.acknowledge(move, stamps):
             log.info("move %d: the trainer's checkpoint is complete; it goes on from there", move)
             self._wait_for_end()
             log.warning("nobody ended this job after its checkpoint: it trains on")
-        if self._order is not None and self._order[0] == move:
-            self._order = None
-        self._signalled_at = None
+        if self.order is not None and self.order[0] == move:
+            self.order = None
+        self.signalled_at = None
 
     def _join_if_ended(self) -> None:
-        assert self._child is not None
-        if self._child.poll() is not None:
+        assert self.child is not None
+        if self.child.poll() is not None:
             self._join()
 
     def _wait_for_end(self) -> None:
         """Wait for Slurm to end the job, for a bounded time, and no longer than the order stands."""
-        ordered, until = self._order, time.monotonic() + self._attempt.settings.drain_wait
-        while time.monotonic() < until and self._order == ordered:
+        ordered, until = self.order, time.monotonic() + self._attempt.settings.drain_wait
+        while time.monotonic() < until and self.order == ordered:
             time.sleep(TICK_S)
 
     def _send(self, number: signal.Signals) -> None:
@@ -295,20 +295,20 @@ class Wrapper:
             slurm_commands.run(
                 "scancel", f"--signal={number.name.removeprefix('SIG')}", *own, environ=self._environ
             )
-        elif self._child is not None:
-            self._child.send_signal(number)
+        elif self.child is not None:
+            self.child.send_signal(number)
 
     # -- reports -----------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Keep what was measured for later attempts, once it is known and once a minute."""
-        if self._steps.first_at is not None:
-            self._sizes.step = self._steps.number
+        if self.steps.first_at is not None:
+            self._sizes.step = self.steps.number
         if (batch := self._batch_at(self._sizes.step)) != self._batch:
             self._batch = batch
-            self._steps.forget_times()
-            self._publisher.wake()
-        seconds, every = self._steps.seconds, self._checkpoints.every
+            self.steps.forget_times()
+            self.publisher.wake()
+        seconds, every = self.steps.seconds, self._checkpoints.every
         if seconds is None:
             return
         written_at, known_every = self._kept
@@ -342,7 +342,7 @@ class Wrapper:
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""
-        batch, seconds = self._batch, self._steps.seconds
+        batch, seconds = self._batch, self.steps.seconds
         params = self._sizes.fitted()
         most = self._sizes.most_allowed()
         throughput = batch / seconds if seconds else 0.0
@@ -386,7 +386,7 @@ class Wrapper:
             "restart_cost": self._start_s(),
             "times": {
                 "launched_at": self._attempt.times.launched_at,
-                **({} if self._steps.first_at is None else {"first_step_at": self._steps.first_at}),
+                **({} if self.steps.first_at is None else {"first_step_at": self.steps.first_at}),
             },
             "resize": "requeue",
             "resized": 0,
@@ -395,15 +395,15 @@ class Wrapper:
     def _next_save_s(self) -> float:
         """Return the seconds until a checkpoint can be counted on; a trainer that saves on a signal is soon asked."""
         if self._signals is not None:
-            asked_at = self._signalled_at
+            asked_at = self.signalled_at
             left = 0.0 if asked_at is None else asked_at + self._contract.grace - time.monotonic()
             return max(left, 0.0)
-        due = self._checkpoints.next_in(self._steps.seconds, self._sizes.every)
+        due = self._checkpoints.next_in(self.steps.seconds, self._sizes.every)
         return UNKNOWN_SAVE_S if due is None else min(due, UNKNOWN_SAVE_S)
 
     def _start_s(self) -> float | None:
         """Return how long this attempt took from its launch to its first step."""
-        launched_at, first_at = self._attempt.times.launched_at, self._steps.first_at
+        launched_at, first_at = self._attempt.times.launched_at, self.steps.first_at
         return None if launched_at is None or first_at is None else max(first_at - launched_at, 0.0)
 
 

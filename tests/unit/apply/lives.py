@@ -24,7 +24,7 @@ from typing import Any
 from polluxd.apply.actions import REFUSED_SIZE, REFUSED_START
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.policy import decide
-from polluxd.slurm.fake_job import FakeJob
+from polluxd.slurm.fake.fake_job import FakeJob
 from polluxd.slurm.protocol import Geometry
 from tests import build
 

@@ -9,7 +9,7 @@ import pytest
 from pollux.goodput import BatchLimits
 from polluxd.apply.headroom import Headroom
 from polluxd.apply.reconciler import BACK
-from polluxd.apply.refusals import TRIED_AGAIN_S
+from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm

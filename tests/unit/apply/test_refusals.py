@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.refusals import STUCK, TRIED_AGAIN_S, Refusals
+from polluxd.apply.refused.refusals import STUCK, TRIED_AGAIN_S, Refusals
 from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Step

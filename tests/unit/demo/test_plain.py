@@ -12,28 +12,11 @@ from contrib.demo.measure import Recording
 from contrib.demo.plain import RULE, VALID, linear_fractions, plain_arms, shapes, tuned_size, tuned_sizes
 from contrib.demo.run import RunFailedError
 from contrib.demo.summary import Summary
-from contrib.demo.workload import Training, Workload, load
+from contrib.demo.workload import Workload, load
+from tests.unit.demo.trainings import training
 
 COMPARED = Path(__file__).parents[3] / "contrib" / "demo" / "compare.toml"
 WORK = Workload(nodes=4, gpus_per_node=4, limit_s=300.0)
-
-
-def training(**changes):
-    base = {
-        "name": "t",
-        "script": "digits.py",
-        "arrive_s": 0.0,
-        "epochs": 10.0,
-        "batch_size": 64,
-        "max_batch_size": 2048,
-        "per_gpu": (8, 128),
-        "lr": 0.1,
-        "alpha_s": 0.02,
-        "beta_s": 0.002,
-        "sync_local_s": 0.02,
-        "sync_node_s": 0.06,
-    }
-    return Training(**(base | changes))
 
 
 def test_users_may_ask_for_part_of_a_node_or_for_whole_ones():

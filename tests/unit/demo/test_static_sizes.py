@@ -9,7 +9,7 @@ import pytest
 
 from contrib.demo.static_sizes import best_static, completions
 from contrib.demo.workload import Size, Workload, WorkloadError, load
-from tests.unit.demo.test_plain import training
+from tests.unit.demo.trainings import training
 
 ONE, TWO, FOUR, EIGHT = (Size(nodes, gpus, 64, 1.0, 0.1) for nodes, gpus in ((1, 1), (1, 2), (1, 4), (2, 4)))
 

@@ -6,7 +6,7 @@ import pytest
 
 from polluxd.model import JobState, Node
 from polluxd.slurm.fake import FakeSlurm
-from polluxd.slurm.fake_power import PowerSaving
+from polluxd.slurm.fake.fake_power import PowerSaving
 
 BOOT_S, IDLE_S = 60.0, 300.0
 

@@ -186,8 +186,8 @@ def planted(
     estimator = ReduceScatterEstimator(norms, model, 2 * copies)
     torch_unit: Any = SimpleNamespace(params=params, columns=[2, 1], divisor=None)
     unit = _Unit(torch_unit)
-    estimator._units.append(unit)
-    estimator._copies = copies
+    estimator.units.append(unit)
+    estimator.copies = copies
     params[0].grad, params[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([2.0])
     return estimator, unit, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 

@@ -35,12 +35,12 @@ class Publisher:
     close = start
 
     def wake(self):
-        if self.moves and self.it._steps.first_at is not None and self.it._order is None:
-            self.it._order = self.moves, time.monotonic()
+        if self.moves and self.it.steps.first_at is not None and self.it.order is None:
+            self.it.order = self.moves, time.monotonic()
 
     def acknowledge(self, _move, _stamps):
         self.moves = 0
-        self.it._child.kill()
+        self.it.child.kill()
         return True
 
 
@@ -52,7 +52,7 @@ def attempt(monkeypatch, folder, command, gpus, *, moved):
     contract = Contract(command, str(folder / "out/checkpoint-*/trainer_state.json"))
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     it = Wrapper(contract, known, SimpleNamespace(job_id=7), folder, environ)
-    it._publisher.it, it._publisher.moves = it, int(moved)
+    it.publisher.it, it.publisher.moves = it, int(moved)
     return it, it.run()
 
 

@@ -105,10 +105,10 @@ def test_an_end_for_an_order_that_was_taken_back_is_no_end_of_the_training(made,
         "time.sleep(60)\n"
     )
     it = made(code, signal=signal.SIGTERM)
-    later(lambda: it._publisher.order(3), lambda: it._steps.first_at)
-    later(lambda: it._publisher.order(0), (tmp_path / "mark").exists)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    later(lambda: it.publisher.order(0), (tmp_path / "mark").exists)
     assert it.run() == 5, "the second start's own status"
-    assert it._publisher.acknowledged == []
+    assert it.publisher.acknowledged == []
 
 
 def test_a_checkpoint_after_the_order_is_acknowledged_with_its_own_step(made, tmp_path):
@@ -120,9 +120,9 @@ def test_a_checkpoint_after_the_order_is_acknowledged_with_its_own_step(made, tm
         f"    if n == 10: pathlib.Path({str(tmp_path / 'step-10')!r}).write_text('x')\n"
     )
     it = made(code, drain_wait=0.1)
-    later(lambda: it._publisher.order(3), lambda: it._steps.first_at)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
     assert it.run() == 0
-    ((move, stamps),) = it._publisher.acknowledged
+    ((move, stamps),) = it.publisher.acknowledged
     assert move == 3
     assert 10 <= stamps["step"] < 25, "what it trains after the checkpoint is trained again"
     assert it.report()["immovable"] is None
@@ -137,7 +137,7 @@ def test_a_start_that_fails_at_a_new_size_bars_it_unless_the_end_was_asked_for(m
     )
     it = made(code % (60 if told else 0), gpus=2)
     if told:
-        later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it._steps.last_line)
+        later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.steps.last_line)
     assert it.run() == (128 + signal.SIGTERM if told else 4)
     assert bool(it.requeued) is not told
     barred = Sizes.read(file).barred()
@@ -164,7 +164,7 @@ def test_a_process_that_the_trainer_leaves_behind_keeps_nobody(made):
     try:
         assert it.run() == 0
     finally:
-        os.kill(int(it._steps.last_line), signal.SIGKILL)
+        os.kill(int(it.steps.last_line), signal.SIGKILL)
 
 
 def test_the_batch_size_follows_the_users_schedule(made):
@@ -181,5 +181,5 @@ def test_a_trainer_that_saves_on_a_signal_is_waited_for_as_long_as_its_grace(mad
     it = made("import time\nprint('step 1', flush=True)\ntime.sleep(2)", signal=signal.SIGUSR1, grace=1.0)
     assert it.report()["next_save_s"] == 0.0
     assert it.report()["immovable"] is None, "it can be asked"
-    it._signalled_at = time.monotonic()
+    it.signalled_at = time.monotonic()
     assert 0 < it.report()["next_save_s"] <= 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from polluxd.apply.actions import Fail, Withdraw
-from polluxd.apply.refusals import Refusals
+from polluxd.apply.refused.refusals import Refusals
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobState, Move
 from polluxd.slurm.protocol import SlurmClient, SlurmJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polluxd.apply.causes import condition, equipment, rules_of
+from polluxd.apply.refused.causes import condition, equipment, rules_of
 from polluxd.apply.startable import Eligibility
 from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob

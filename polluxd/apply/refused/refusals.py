@@ -30,7 +30,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 
 from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
-from polluxd.apply.causes import (
+from polluxd.apply.headroom import Headroom
+from polluxd.apply.refused.causes import (
     Counted,
     counted,
     demands_of,
@@ -39,8 +40,7 @@ from polluxd.apply.causes import (
     use,
     weight,
 )
-from polluxd.apply.headroom import Headroom
-from polluxd.apply.refused_nodes import Bar, RefusedNodes, by_nodes, record_of
+from polluxd.apply.refused.refused_nodes import Bar, RefusedNodes, by_nodes, record_of
 from polluxd.apply.startable import Eligibility, combined, forbids
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob

@@ -1,0 +1,1 @@
+"""What Slurm refused, why, and until when: no training is stopped twice for one cause."""
