@@ -21,13 +21,18 @@ help: ## list the targets by their use, and the benchmarks by name
 setup: ## install what is missing: Debian packages (root) and the virtual environment
 	@contrib/devcluster/install.sh
 
-demo: setup ## real trainings on a private Slurm, moved live; then demo-out/
+# What the demo needs, without the tools of developers.
+.PHONY: setup-demo
+setup-demo:
+	@contrib/devcluster/install.sh --demo
+
+demo: setup-demo ## real trainings on a private Slurm, moved live; then demo-out/
 	@$(PYTHON) -m contrib.demo
 
-shell: setup ## a shell in a private cluster of 16 emulated GPUs with polluxd, as docs/tutorial.md has it (root)
+shell: setup-demo ## a shell in a private cluster of 16 emulated GPUs with polluxd, as docs/tutorial.md has it (root)
 	@$(PYTHON) -m contrib.devcluster shell --polluxd
 
-compare: setup ## 15 trainings under polluxd, and under plain Slurm in four ways, RUNS=3 times; then demo-out/compare.json
+compare: setup-demo ## 15 trainings under polluxd, and under plain Slurm in four ways, RUNS=3 times; then demo-out/compare.json
 	@$(PYTHON) -m contrib.demo --compare --runs $(or $(RUNS),3)
 
 # One part of `make test`. pytest stops its servers after INT alone, so TERM becomes INT.

@@ -2,8 +2,9 @@
 # Installs what the demo and the integration tests need on Debian 12: the distribution's Slurm, munge and Postgres
 # (no service of theirs is started), and a virtual environment `.venv` with this project and a CPU torch.
 #
-#   contrib/devcluster/install.sh [PACKAGE ...]   as root, from anywhere; safe to repeat, and quick when nothing changed
+#   contrib/devcluster/install.sh [--demo] [PACKAGE ...]   as root, from anywhere; safe to repeat, and quick when nothing changed
 #
+# --demo          only what the demo and the shell need: no compiler, no slurmdbd, no tools of developers
 # PACKAGE         further Debian packages, for one make target
 #
 # PYTHON          interpreter for the virtual environment                        (/usr/bin/python3)
@@ -16,11 +17,15 @@ python=${PYTHON:-/usr/bin/python3}
 venv=$repository/.venv
 stamp=$venv/.installed
 log=$(mktemp /tmp/pollux-install.XXXXXX.log)
-packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql python3-venv lua5.1)
-# The SPANK plugin is built against the headers of Slurm.
-packages+=(gcc libc6-dev libslurm-dev make)
-# slurmdbd and its MariaDB: users and rights, for the tests of polluxd without root.
-packages+=(slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core)
+wanted=all
+[ "${1:-}" != --demo ] || { wanted=demo; shift; }
+packages=(munge slurmctld slurmd slurm-client slurm-wlm-basic-plugins postgresql python3-venv)
+if [ "$wanted" = all ]; then
+  # The tests run the hooks in an interpreter of their own; the SPANK plugin is built against the headers of Slurm.
+  packages+=(lua5.1 gcc libc6-dev libslurm-dev make)
+  # slurmdbd and its MariaDB: users and rights, for the tests of polluxd without root.
+  packages+=(slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core)
+fi
 
 packages+=("$@")
 
@@ -101,13 +106,22 @@ fi
 
 exec 9<"$0" # the script itself is the lock between two runs
 flock 9
-if [ "$(cat "$stamp" 2>/dev/null)" != "$(digest)" ]; then
+current=$(digest)
+case "$wanted: $(cat "$stamp" 2>/dev/null)" in
+"all: $current" | "demo: $current" | "demo: $current demo") ;; # an environment with everything has what the demo needs
+*)
   step "virtual environment" 5 make_venv
   # Install torch first and alone: so the constraint decides its version before another package asks for any.
   step "torch" 40 torch
   # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
-  step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
-    -e './agent[torch,huggingface,lightning,jax,keras,tune]' -e '.[sim,dev,docs,optimizers]'
-  digest >"$stamp"
-fi
+  if [ "$wanted" = demo ]; then
+    step "polluxd" 25 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e './agent[torch]' -e '.[sim]' scikit-learn
+  else
+    step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
+      -e './agent[torch,huggingface,lightning,jax,keras,tune]' -e '.[sim,dev,docs,optimizers]'
+  fi
+  [ "$wanted" = demo ] && current="$current demo"
+  echo "$current" >"$stamp"
+  ;;
+esac
 rm -f "$log"

@@ -39,6 +39,8 @@ _LONGEST_NAME = 64
 """Characters of another user's job name in an answer."""
 _PRIVACY_S = 60.0
 """Time between two looks at PrivateData."""
+_ENDED_S, _ENDED_JOBS = 86400.0, 100
+"""How long the cluster's page lists a job after its end, and how many of them at most."""
 _STATUS = ("cluster", "mode", "paused", "decided_at")
 
 
@@ -76,11 +78,14 @@ class Answering:
         return jsonable({"status": status, "jobs": self._jobs(uid, ended=False)})
 
     def cluster(self, uid: int) -> Any:
-        """What `top` tells, and the cluster over time; to administrators also accounts and users."""
+        """What `top` tells, the jobs that ended of late, and the cluster over time; to administrators also owners."""
         overview = self._overview.read(whole=uid == 0) | {"hidden": self._hidden(uid)}
         if self._hidden(uid, "nodes"):
             overview["nodes"] = []
-        return jsonable({**self.top(uid), "overview": overview})
+        since = time.time() - _ENDED_S
+        ended = [row for row in self._jobs(uid, ended=True) if (row["ended_at"] or 0.0) > since]
+        ended = sorted(ended, key=lambda row: -row["ended_at"])[:_ENDED_JOBS]
+        return jsonable({**self.top(uid), "overview": overview, "ended": ended})
 
     def explain(self, uid: int, job: int) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""

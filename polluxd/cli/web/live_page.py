@@ -30,8 +30,9 @@ from .. import tune
 from ..access import ConfigOption
 from ..answering import Ask, source
 from ..explained import MOST_JOBS, SIZE_COLUMNS
-from ..output import Column
+from ..output import Column, clock, duration
 from ..report.templates import environment
+from ..show import SortKey, chosen
 from ..table_rows import GOT_COLUMNS, JOB_COLUMNS, MOVE_COLUMNS, PATH_COLUMNS
 from . import charts, machine_map
 from .browser_session import BrowserSession
@@ -46,6 +47,24 @@ _OWNER_COLUMNS = (
 _QUEUE = [
     column for column in JOB_COLUMNS if column.key not in ("account", "nodes", "mode", "moves", "age_s")
 ]
+_ENDED = [
+    *(
+        column
+        for column in JOB_COLUMNS
+        if column.key in ("job_id", "name", "user", "state", "progress", "moves")
+    ),
+    Column("age_s", "TOOK", duration, right=True),
+    Column("ended_at", "ENDED", clock),
+]
+_SORTS = (
+    SortKey.job,
+    SortKey.name,
+    SortKey.state,
+    SortKey.gpus,
+    SortKey.goodput,
+    SortKey.speedup,
+    SortKey.done,
+)
 ROWS = 200
 """Jobs that the cluster's page lists before it is asked for all."""
 HOSTS = ["127.0.0.1", "localhost"]
@@ -89,15 +108,29 @@ class _Pages:
         """The GPUs by node, the queue, and the cluster over time."""
         found = self._read("cluster")
         overview, jobs = found["overview"], machine_map.coloured(found["jobs"])
-        rows = sorted(jobs, key=lambda row: row["user"] != self._viewer.user)
-        shown = rows if "all" in request.query_params else rows[:ROWS]
+        asked = request.query_params
+        order = asked.get("sort", "")
+        sort = SortKey(order) if order in tuple(SortKey) else None
+        rows = [dict(row) for row in jobs if "mine" not in asked or row["user"] == self._viewer.user]
+        rows = (
+            chosen(rows, None, sort)
+            if sort
+            else sorted(rows, key=lambda row: row["user"] != self._viewer.user)
+        )
+        shown = rows if "all" in asked else rows[:ROWS]
         return self._page(
             request,
             "cluster.html.jinja",
             status=found["status"],
             jobs=jobs,
             rows=shown,
+            matching=len(rows),
             columns=_filled(_QUEUE, shown),
+            mine="mine" in asked,
+            sort=sort,
+            sorts=_SORTS,
+            ended=[{**row, "colour": ""} for row in found["ended"]],
+            ended_columns=_ENDED,
             overview=overview,
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
             charts=charts.of_cluster(overview),

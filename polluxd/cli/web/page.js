@@ -3,6 +3,7 @@
 const main = document.querySelector("main");
 const state = document.getElementById("state");
 let last = "";
+let good = Date.now();
 
 async function part(address) {
   const answer = await fetch(address, { cache: "no-store" });
@@ -22,10 +23,12 @@ async function refresh(pause) {
       main.innerHTML = last = text;
       if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
     }
+    good = Date.now();
     state.textContent = "";
   } catch (error) {
-    state.textContent = `; not live: ${error.message}`;
+    state.textContent = `; not live: what you see is ${Math.round((Date.now() - good) / 1000)} s old (${error.message})`;
   }
+  main.classList.toggle("stale", state.textContent !== "");
   setTimeout(refresh, pause, pause);
 }
 setTimeout(refresh, 1000 * main.dataset.interval, 1000 * main.dataset.interval);

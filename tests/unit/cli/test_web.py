@@ -232,6 +232,35 @@ def test_a_long_queue_is_cut_and_own_jobs_come_first(store, as_user) -> None:
     assert as_user("ada", ADA).get("?all").text.count('data-title="JOB"') == 301
 
 
+def test_a_job_that_ended_stays_on_the_page_for_a_day(store, as_user) -> None:
+    mine = store.views[0]
+    gone = {"state": "FAILED", "nodes": (), "gpus": 0}
+    store.views += [
+        replace(mine, job_id=21, ended_at=time.time() - 60, **gone),
+        replace(mine, job_id=22, ended_at=time.time() - 2 * 86400, **gone),
+        replace(mine, job_id=23, ended_at=time.time() - 60, uid=BOB, user="bob", **gone),
+    ]
+    page = as_user("ada", ADA).get("").text
+    ended = page[page.index("Ended in the last day") :]
+    assert re.findall(r"/jobs/(2\d)", page) == ["21"], "of the last day, and no other user's"
+    assert "FAILED" in ended
+
+
+def test_jobs_are_sorted_and_mine_alone_are_shown(store, as_user) -> None:
+    mine = store.views[0]
+    store.views += [replace(mine, job_id=30, gpus=1), replace(mine, job_id=31, gpus=16)]
+    ada = as_user("ada", ADA)
+
+    def order(query: str) -> list[str]:
+        return re.findall(r'dot"></i>(?:<a [^>]*>)?(\d+)', ada.get(query).text)
+
+    assert order("?mine") == ["7", "30", "31"]
+    assert "9" in order("")
+    assert order("?mine&sort=gpus") == ["31", "7", "30"]
+    assert order("?mine&sort=nonsense") == ["7", "30", "31"]
+    assert "?mine&amp;sort=gpus" in ada.get("?sort=gpus").text, "a filter keeps the order"
+
+
 def test_the_cluster_over_time_adds_up(store, admin) -> None:
     store.samples = [{"at": NOW - 90, "gpus": 16, "plain": 2, "speedup": 1.5}]
     overview = answering(store).cluster(0)["overview"]
