@@ -196,10 +196,10 @@ bench-%: setup ## a benchmark; the Makefile says above each what it measures, ta
 
 # Decisions timed, bounded and held against the paper's algorithm; tests/benchmarks/policy.md.
 bench_policy = $(BENCH).policy
-# What a lying job gains in ten hours, by objective (an hour); tests/benchmarks/lying.md.
+# What a lying job gains in ten hours, by objective (an hour); tests/benchmarks/lying_table.md.
 bench_lying = PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
-# 10,000 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept);
-# bench-out/honesty, tests/benchmarks/honesty.md.
+# 1,200 random honest lives of jobs, of which none may be doubted (40 minutes of CPU, by blocks that are kept);
+# bench-out/honesty, tests/benchmarks/honesty_table.md.
 bench_honesty = $(BENCH).honesty --page
 # Policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json,
 # tests/benchmarks/sia.md.

@@ -51,7 +51,9 @@ def compare(stage: Stage, cluster: DevCluster, runs: int, *, mixed: bool = True)
             sizes = sizes_under_plain_slurm(stage.work, ours)
             _tell(stage, sizes)
         for arm, chosen in sizes.items():
-            plain = under_plain_slurm(stage, cluster, chosen, name=f"{arm} {number}".replace(" ", "-"))
+            plain = under_plain_slurm(
+                stage, cluster, chosen, name=f"{''.join(c if c.isalnum() else '-' for c in arm)}-{number}"
+            )
             must_be_complete(plain)
             _note(stage, arms, arm, plain)
     best = min(

@@ -19,9 +19,11 @@ types, and when each report arrived. It compares:
 - remaining work with history: the samples that remain fall as the job trains. The target itself moves in an honest job,
   since its agent counts the samples that remain at their present worth (`job.epochs`).
 
-A claim that does not fit is doubted and replaced, and the replacement never asks for more than the records justify.
-What the records cannot tell is not confirmed: it is no accusation, and takes effect only where it costs no other user.
-In a new attempt the target may have grown: its user may have added epochs, or chosen another M0. The records
+A claim that does not fit is replaced, and the replacement never asks for more than the records justify. A doubt is for
+what an honest job cannot say or do: it has explored GPUs that it never held, its remaining samples grow, it keeps GPUs
+that it was asked for. All else is not confirmed, which is no accusation: a training that has become slower (longer
+sequences, a second phase, a hot or a shared node) contradicts what it reported before, and a false curve does, too.
+In a new attempt the remaining samples may have grown: its user may have added epochs, or chosen another M0. The records
 cannot expose a user who reports false progress consistently: see `tests/benchmarks/lying.md`. What an honest job is
 believed through is in `tests/benchmarks/honesty.md`.
 """
@@ -178,8 +180,13 @@ def _begin_attempt(history: _ReportHistory, report: Report) -> None:
     if other_unit:
         # Rates are in its steps.
         history.progress = ProgressRates()
+    # By its samples, too: at a larger batch, more of them may make a smaller target.
     before, target = history.target, report.target
-    grown = before is not None and target is not None and target > GROWN * before
+    grown = (
+        before is not None
+        and target is not None
+        and (target > GROWN * before or _end(report) > GROWN * history.end)
+    )
     if history.broken < 2 and (other_unit or grown):
         history.overdue = False
     if other_unit or grown:
@@ -202,7 +209,7 @@ def _trusted(
     )
     if kept.explored_gpus < report.explored_gpus:
         doubts.append(f"explored_gpus={report.explored_gpus}: the job has held {held.most_gpus} at most")
-    kept = _believable_fit(history, _of_known_types(history, kept), held, doubts)
+    kept = _believable_fit(history, _of_known_types(history, kept), held, unconfirmed)
     if held.gpus and report.first_step_at is not None and now - history.progress.advanced_at > STALL_S:
         if 2 * max(kept.explored_gpus, kept.prior_gpus) > held.gpus:
             stalled = now - history.progress.advanced_at
@@ -238,7 +245,7 @@ def _of_known_types(history: _ReportHistory, report: Report) -> Report:
     return replace(report, params_by_type=fits, gpu_type=own)
 
 
-def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts: list[str]) -> Report:
+def _believable_fit(history: _ReportHistory, report: Report, held: Held, unconfirmed: list[str]) -> Report:
     """Replace a claimed fit that observed progress contradicts.
 
     The new fit comes from the observed progress. Until `CONFIRMED` rates of its present place show the contradiction,
@@ -259,11 +266,11 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
     now = reached * claims
     bounded = np.array([_physical(places, row) for row in now.tolist()])
     if (bounded < now).any(axis=1).all():
-        doubts.append("its progress: a speedup beyond the number of GPUs")
+        unconfirmed.append("its progress: a speedup beyond the number of GPUs")
         reached, now = reached * bounded / now, bounded
     for small, large in _contradictions(places, reached):
         claim, was = claims[large] / claims[small], now[0, large] / now[0, small]
-        doubts.append(
+        unconfirmed.append(
             f"its fit: {claim:.1f} times the goodput on {places[large].gpus} GPUs as on {places[small].gpus}, "
             f"its progress was {was:.1f} times as fast"
         )
@@ -274,7 +281,7 @@ def _believable_fit(history: _ReportHistory, report: Report, held: Held, doubts:
         lost = reached[:, one] / reached[:, other]
         apart = float(np.maximum(lost, 1 / lost).min())
         if report.params_by_type and places[one].gpu_type != places[other].gpu_type and apart > TOLERANCE:
-            doubts.append(
+            unconfirmed.append(
                 f"its fits for GPU types {places[one].gpu_type} and {places[other].gpu_type}: "
                 f"its progress differs from them by a factor of {apart:.1f}"
             )
@@ -338,8 +345,7 @@ def _believable_target(
         return report
     left = max(report.target - report.progress, 0.0)
     history.target = report.target if history.target is None else history.target
-    # No sample is worth more than one at M0: a job of known samples ends at this progress at the latest.
-    end = report.progress + left / _worth(report)
+    end = _end(report)
     grown = report.target > GROWN * history.target and end > GROWN * history.end
     history.end = min(history.end, end)
     if grown:
@@ -359,6 +365,12 @@ def _believable_target(
         return replace(report, target=None)
     # A training that goes on beyond its target was longer than its user thought: its length is not known.
     return replace(report, target=None) if report.progress >= report.target else report
+
+
+def _end(report: Report) -> float:
+    """Return the progress at which the job ends at the latest: no sample is worth more than one at M0."""
+    assert report.target is not None
+    return report.progress + max(report.target - report.progress, 0.0) / _worth(report)
 
 
 def _worth(report: Report) -> float:

@@ -15,9 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from contrib.devcluster import DevCluster
+from contrib.devcluster import DevCluster, SiteLines
+from contrib.devcluster.power_saving import PowerSaving
+from contrib.devcluster.processes import program
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node
+from polluxd.slurm import fake_power as power_saving
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry, SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
@@ -406,3 +409,51 @@ def test_a_running_job_gives_nodes_back(shrinking: World) -> None:
     assert place(world, ours, ("n3", "n4"), 2).gpus_per_node_held == {"n3": 2, "n4": 2}
     with pytest.raises(SlurmRefused):
         world.client.shrink(world.submit(begin_in=600), ("n1",))
+
+
+BOOT_S, IDLE_S = 3.0, 8
+"""Seconds of a boot, and of a node without a job until it is off."""
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slurm)])
+def sleeping(request: pytest.FixtureRequest, scratch: Path, tmp_path: Path) -> Iterator[World]:
+    """A cluster of one node that is on and one that is off."""
+    if request.param == "fake":
+        world = FakeWorld()
+        nodes = [Node("n1", gpus=4, cpus=8), Node("n2", gpus=4, cpus=8, power="off")]
+        world.slurm = FakeSlurm(nodes, saving=power_saving.PowerSaving(BOOT_S, IDLE_S))
+        world.client = world.slurm
+        yield world
+        return
+    power = PowerSaving(scratch / "power", boot_s=BOOT_S, fails_every=0, idle_s=IDLE_S)
+    site = SiteLines(lines=power.lines, cloud=["n2"])
+    cluster = DevCluster(scratch / "sleeping", nodes=2, postgres=False, lease_s=60, site=site)
+    power.programs(cluster.slurm_conf, program("slurmd"))
+    with cluster:
+        jobs = SlurmJobs(cluster, tmp_path)
+        real = RealWorld(jobs)
+        wait_for(real, lambda: power_of(real) == ["on", "off"])
+        yield real
+        jobs.end()
+
+
+def power_of(world: World) -> list[str]:
+    return [node.power for node in sorted(world.client.observe().nodes, key=lambda node: node.name)]
+
+
+def test_a_node_that_is_off_boots_for_a_job_which_runs_from_then_on(sleeping: World) -> None:
+    begun = sleeping.now()
+    wide = sleeping.submit()
+    sleeping.client.configure(wide, Geometry(("n1", "n2"), 4, 4), start=True)
+    shown = wait_state(sleeping, wide, JobState.RUNNING)
+    assert (shown.raw_state, shown.nodes) == ("CONFIGURING", ("n1", "n2"))
+    wait_for(sleeping, lambda: power_of(sleeping) == ["on", "booting"])
+    assert job(sleeping, wide).raw_state == "CONFIGURING"
+    wait_for(sleeping, lambda: job(sleeping, wide).raw_state == "RUNNING")
+    started = job(sleeping, wide).start_time
+    assert started is not None
+    assert started >= begun + BOOT_S - 1.0, "the time of the boot is not the job's"
+    assert power_of(sleeping) == ["on", "on"]
+    sleeping.finish(wide)
+    wait_for(sleeping, lambda: job(sleeping, wide).state.finished)
+    wait_for(sleeping, lambda: power_of(sleeping) == ["on", "off"])

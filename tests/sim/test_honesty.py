@@ -1,16 +1,20 @@
-"""Random honest lives of jobs: none is doubted.
+"""Random honest lives of jobs, by the real agent's reports: none is said to claim falsely.
 
-`make bench-honesty` has 10,000.
+`make bench-honesty` has 1,200, of up to six hours.
 """
 
 from __future__ import annotations
 
+import pytest
+
 from polluxd.sim.applications import BUILT_IN
-from tests.benchmarks.honesty import honest_life
+from tests.benchmarks.honesty import BEHAVIOURS, honest_life
 
 
-def test_no_honest_life_is_doubted() -> None:
-    lives = [honest_life(seed, BUILT_IN, {}) for seed in range(80)]
-    assert [(seed, life.doubts) for seed, life in enumerate(lives) if life.doubts] == []
-    assert max(life.held_back_s for life in lives) < 900, "a job waits for three rates of its place at most"
-    assert sum(life.moves for life in lives) > 300, "the jobs were moved"
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(len(BEHAVIOURS)))
+def test_no_honest_life_is_doubted(seed: int) -> None:
+    life = honest_life(seed, BUILT_IN, hours=1.5)
+    assert life.doubts == ()
+    # A job that stands still for twenty minutes gains no GPUs in this time.
+    assert life.held_back_s < (2400 if "evaluations" in life.behaviour else 900)

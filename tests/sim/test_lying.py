@@ -26,7 +26,7 @@ TRUTH = ThroughputParams(0.02, 0.004, 0.03, 0.004, 0.06, 0.006, 1.6)
 NOISE = NoiseScale(1.0, 4.0)
 LIMITS = BatchLimits(128, 4096, 16, 256)
 TARGET = 1e6
-PAGE = Path(__file__).parents[1] / "benchmarks" / "lying.md"
+PAGE = Path(__file__).parents[1] / "benchmarks" / "lying_table.md"
 PERFECT = ThroughputParams(0.0, TRUTH.beta_grad + TRUTH.alpha_grad / 128, 0.0, 0.0, 0.0, 0.0, 1.0)
 
 FAIR_SHARE = {
@@ -197,7 +197,7 @@ def test_the_same_lies_pay_where_reports_are_believed() -> None:
 
 
 def main() -> None:
-    """Write the tables into the page; fail where a liar gains over a tenth."""
+    """Write the tables; fail where a liar gains over a tenth."""
     worst, tables = 0.0, []
     for objectives in (COMPLETION, FAIR_SHARE):
         table = ["| lie | " + " | ".join(objectives) + " |", "|---|" + "---|" * len(objectives)]
@@ -213,9 +213,7 @@ def main() -> None:
             table.append(f"| {title} | " + " | ".join(cells) + " |")
             print(table[-1], flush=True)
         tables.append("\n".join(table))
-    head, _, tail = PAGE.read_text().partition("\n| lie |")
-    rest = tail.rpartition("|\n")[2]
-    PAGE.write_text(head + "\n" + "\n\n".join(tables) + "\n" + rest)
+    PAGE.write_text("\n\n".join(tables) + "\n")
     if worst > 0.10:
         raise SystemExit(f"a liar gained {worst:.0%}")
 

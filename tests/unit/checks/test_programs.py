@@ -88,7 +88,7 @@ def test_an_honest_life_and_a_day_of_rented_nodes() -> None:
     from tests.benchmarks import cloud
     from tests.benchmarks.honesty import honest_life
 
-    assert not honest_life(3, BUILT_IN, {}).doubts
+    assert not honest_life(3, BUILT_IN, hours=0.5).doubts
     assert cloud.day(next(iter(cloud.RULES.values())), 0)["jobs"] > 0
 
 
