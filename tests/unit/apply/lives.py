@@ -204,7 +204,7 @@ class Life(Cluster):
             "dependency": lambda: self._depend(pick, seconds),
             "time limit": lambda: self._shorten(pick),
             "requeue": lambda: self.requeue_by_hand(pick=pick),
-            "node": lambda: self.node_goes(name=name, seconds=seconds, breaks=yes),
+            "node": lambda: self._node(name, seconds, breaks=yes),
             "pause": lambda: self.pause(seconds=seconds),
             "pin": lambda: self.pin(pick=pick, seconds=seconds),
             "cancel move": lambda: self.cancel_move(pick=pick),
@@ -247,6 +247,21 @@ class Life(Cluster):
             self.thaw()
         elif len(self.thawed) < 2:
             self.freeze(waited=self.random.choice((0.0, LEADER_LEASE_S + 0.5)))
+
+    def _node(self, name: str, seconds: float, *, breaks: bool) -> None:
+        self.node_goes(name=name, seconds=seconds, breaks=breaks)
+        self._changed(name)
+
+    def end(self, trouble: str) -> None:
+        super().end(trouble)
+        kind, _, name = trouble.partition(" ")
+        if kind == "node":
+            self._changed(name)
+
+    def _changed(self, node: str) -> None:
+        """A node went or came: what it refuses may have changed."""
+        for cause in self.causes:
+            cause.version += cause.reason == "Resources" and cause.node == node
 
     def _depend(self, pick: int, seconds: float) -> None:
         job_id = self.job(pick, JobState.PENDING)
@@ -325,7 +340,7 @@ class Life(Cluster):
                 job.state is JobState.RUNNING and job.restart_count > moves[number - 1].attempt
             ) or job.state.finished:
                 del self._stood[job_id]
-            elif self.calm and not job.held_by_user and self._stands(job_id, moves[number - 1]):
+            elif self.calm and self.sane and not job.held_by_user and self._stands(job_id, moves[number - 1]):
                 raise Violation(f"job {job_id} stands without a next place: {moves[number - 1]}")
             elif moves[number - 1].step is Step.FAILED and not job.held_by_user:
                 self._lost_by[number] += gpus * seconds
@@ -369,7 +384,28 @@ class Life(Cluster):
         if found is None:
             return
         cause, version = found
+        if self.calm and self._can_go_back(move):
+            raise Violation(f"it does not go back where it was: {move}")
         self.stops.append(Stop(move.job_id, cause, version, move.id, move.times[Step.REQUEUED]))
+
+    def _can_go_back(self, move: Move) -> bool:
+        """Whether the training of a refused move has no way back although its former place is there."""
+        job = self.world.slurm.raw(move.job_id)
+        later = [one for one in self.world.rows.moves[move.id :] if one.job_id == move.job_id]
+        wanted = {
+            name
+            for one in self.world.rows.moves
+            if not one.step.terminal and one.job_id != move.job_id
+            for name in (*one.target.nodes, *one.source.nodes)
+        }
+        return (
+            job.state is JobState.PENDING
+            and not later
+            and not job.on_hold
+            and wanted.isdisjoint(move.source.nodes)
+            and self._free(move.source)
+            and self._cause_of(job, move.source.nodes, move.source.gpus_per_node) is None
+        )
 
     def _back(self, stop: Stop) -> None:
         if stop.back_at is not None or stop.taken:
@@ -387,7 +423,7 @@ class Life(Cluster):
         if stop.taken or barred is not None or stop.version != stop.cause.version:
             stop.taken = True
             return
-        if self.calm and now - stop.at > BACK_S + 5.0:
+        if self.calm and self.sane and now - stop.at > BACK_S + 5.0:
             raise Violation(f"job {stop.job_id} stands since {now - stop.at:.1f} s, refused by {stop.cause}")
 
     def stopped_once(self) -> None:
