@@ -93,6 +93,11 @@ def _cap(
             gpus = _in_gpus(tres, most, job, kinds, largest)
             if gpus is not None:
                 found.append((gpus, f"MaxTRESPerJob={tres}={most} of {name}"))
+        for tres, most in one.per_node.items():
+            gpus = _in_gpus(tres, most, job, kinds, largest)
+            # A job on several nodes takes them whole, so the limit bounds jobs that fit on a part of a node.
+            if gpus is not None and job.spec.min_gpus <= gpus < largest:
+                found.append((gpus, f"MaxTRESPerNode={tres}={most} of {name}"))
         for tres, most in one.minutes.items():
             gpus = _in_gpus(tres, _over(most, minutes_left(job, state.taken_at)), job, kinds, largest)
             if gpus is not None:

@@ -107,6 +107,7 @@ def _without(limits: JobLimits, taken: set[str], *, wall: bool) -> JobLimits:
         {name: most for name, most in limits.tres.items() if name not in taken},
         None if wall else limits.wall_s,
         minutes={name: most for name, most in limits.minutes.items() if f"{name} minutes" not in taken},
+        per_node=limits.per_node,
     )
 
 

@@ -58,6 +58,8 @@ class JobLimits:
     """The least that a job must ask for (MinTRES of a QOS)."""
     minutes: Tres = field(default_factory=dict)
     """What a job may use within its time limit [minutes x TRES]."""
+    per_node: Tres = field(default_factory=dict)
+    """What a job may hold on each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ def _per_job(fields: Mapping[str, str]) -> JobLimits:
         None if minutes is None else 60.0 * minutes,
         _tres(fields.get("MinTRESPJ", ""))[0],
         _tres(fields.get("MaxTRESMinsPJ", ""))[0],
+        _tres(fields.get("MaxTRESPN", ""))[0],
     )
 
 

@@ -94,6 +94,16 @@ def test_limits_per_job() -> None:
     assert 1 not in found.eligibility
 
 
+def test_a_limit_on_each_node_bounds_jobs_that_fit_on_a_part_of_a_node() -> None:
+    found = allowed(
+        limits(qos=(Qos("normal", GroupLimits(), JobLimits(per_node={"gres/gpu": 2})),)),
+        waiting(1),
+        waiting(2, spec=JobSpec(min_gpus=4)),
+    )
+    assert found.most[1] == (2, "MaxTRESPerNode=gres/gpu=2 of QOS normal")
+    assert 2 not in found.most, "what its user asked for is Slurm's to answer"
+
+
 def test_a_limit_of_one_gpu_leaves_one_and_a_limit_of_none_keeps_the_job_out() -> None:
     for most, kept_out in ((1, set()), (0, {1})):
         qos = Qos("normal", GroupLimits(), JobLimits({"gres/gpu": most}))

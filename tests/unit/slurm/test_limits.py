@@ -30,6 +30,8 @@ def test_limits_of_a_qos() -> None:
     assert big.job == JobLimits({"gres/gpu": 2}, 6000.0, {"gres/gpu": 1})
     assert big.per_user == GroupLimits({"gres/gpu": 3}, 2)
     assert big.per_account == GroupLimits({"gres/gpu": 5}, None)
+    each, _ = parse_limits(HEAD + ROOT + BIG.replace("MaxTRESPN=", "MaxTRESPN=gres/gpu=2,cpu=8"))
+    assert each.qos["big"].job.per_node == {"gres/gpu": 2, "cpu": 8}
 
 
 def test_a_name_cannot_pass_for_a_limit() -> None:
