@@ -223,3 +223,16 @@ def test_why_nobody_answers_is_told() -> None:
         pytest.raises(NoAnswer, match=r"no message came within 0.1 s"),
     ):
         connect("127.0.0.1", [silent.getsockname()[1]], KEY, "test", b"", timeout=0.1)
+
+
+def test_connections_without_end_are_taken_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs the process that trains more than whoever makes it."""
+    waits: list[float] = []
+    monkeypatch.setattr(links, "ARRIVALS", (0.001, 5.0))
+    monkeypatch.setattr(links.time, "sleep", waits.append)
+    with door() as (admitted, port):
+        for number in range(10):
+            connect("127.0.0.1", [port], KEY, "test", b"%d" % number).close()
+            admitted.get(timeout=PATIENCE_S)
+    assert len(waits) >= 4
+    assert sum(waits) > 1000
