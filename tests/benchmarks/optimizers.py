@@ -82,7 +82,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    found = [
+    return [
         Entry("SGD", "torch.optim", "SGD", {"lr": 0.1}),
         Entry("SGD, Nesterov", "torch.optim", "SGD", {"lr": 0.02, "momentum": 0.9, "nesterov": True}),
         Entry("averaged SGD", "torch.optim", "ASGD", {"lr": 0.1}),
@@ -101,12 +101,6 @@ def entries() -> list[Entry]:
         Entry("Adadelta", "torch.optim", "Adadelta", {"lr": 1.0}),
         Entry("Adafactor", "torch.optim", "Adafactor", {"lr": 0.02}),
         Entry("Adafactor, root alone", "torch.optim", "Adafactor", {"lr": 0.02}, ALONE),
-        Entry(
-            "Adafactor",
-            "transformers.optimization",
-            "Adafactor",
-            {"lr": 2e-3, "relative_step": False, "scale_parameter": False},
-        ),
         Entry("Muon", "torch.optim", "Muon", {"lr": 0.005}),
         Entry("Muon, root alone", "torch.optim", "Muon", {"lr": 0.005}, ALONE),
         Entry("Muon, lr = 0.002", "torch.optim", "Muon", {"lr": 0.002}),
@@ -114,26 +108,11 @@ def entries() -> list[Entry]:
         Entry("Rprop", "torch.optim", "Rprop", {"lr": 1e-4}),
         Entry("Adam, 8-bit", "bitsandbytes.optim", "AdamW8bit", {"lr": 1e-3}),
         Entry("Adam, 8-bit, paged", "bitsandbytes.optim", "PagedAdamW8bit", {"lr": 1e-3}),
-        Entry("Lion, 8-bit", "bitsandbytes.optim", "Lion8bit", {"lr": 1e-3}),
-        Entry("RMSprop, 8-bit", "bitsandbytes.optim", "RMSprop8bit", {"lr": 5e-4}),
-        Entry("LAMB, 8-bit", "bitsandbytes.optim", "LAMB8bit", {"lr": 2e-3}),
         Entry("Adam, 8-bit", "torchao.optim", "AdamW8bit", {"lr": 1e-3}),
         Entry("Adam, 4-bit", "torchao.optim", "AdamW4bit", {"lr": 1e-3}),
         Entry("SGD, schedule-free", "schedulefree", "SGDScheduleFree", {"lr": 0.3}),
         Entry("AdamW, schedule-free", "schedulefree", "AdamWScheduleFree", {"lr": 2e-3}),
     ]
-    found.append(Entry("Lion, root alone", "pytorch_optimizer", "Lion", {"lr": 1e-3}, ALONE))
-    more = {
-        "Lion": {"lr": 1e-3},
-        "Lamb": {"lr": 1e-2},
-        "LARS": {"lr": 5.0},
-        "AdaBelief": {"lr": 1e-3},
-        "SOAP": {"lr": 3e-3},
-        # With its default of 1e-6 the singular values of single precision reach zero: plain training ends in NaN, too.
-        "Shampoo": {"lr": 0.1, "preconditioning_compute_steps": 5, "matrix_eps": 1e-4},
-        "SignSGD": {"lr": 1e-4},
-    }
-    return found + [Entry(name, "pytorch_optimizer", name, options) for name, options in more.items()]
 
 
 class Networks(nn.Module):

@@ -128,9 +128,6 @@ class PairNorms:
         kept = 0
         for i, (param, group) in enumerate(self._all):
             grad, own = param.grad, i in self._share
-            if grad is not None and norms.turned(param):
-                others.setdefault(own, []).append(param)
-                continue
             moment = None if grad is None else norms.second_moment(param)
             if grad is None or moment is None:
                 continue  # the optimizer has never stepped this parameter: it does not count

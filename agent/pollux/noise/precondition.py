@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pollux.optimizers import moments
 from pollux.optimizers.families import CHOSEN, UNKNOWN, Family, StepRule, recognise
 from pollux.ranks.sharding import local_part
 from pollux.ranks.torch_internals import (
@@ -141,7 +140,7 @@ class GradientNorms:
             return self._plain(params, grads, device)
         out = torch.zeros(self.groups, dtype=torch.float32, device=device)
         for group, pieces, seconds in self._chunks(params, grads):
-            seen = self._preconditioned(pieces, seconds, group) if seconds else pieces
+            seen = self._preconditioned(pieces, seconds, group)
             norms = norms_of(seen)
             out[group] += torch.dot(norms, norms)
             del seen  # before the next chunk's is made
@@ -215,7 +214,7 @@ class GradientNorms:
     def _chunks(
         self, params: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Yield runs of at most CHUNK elements: group, gradients, second moments. Without the latter, v is 1."""
+        """Yield runs of at most CHUNK elements: group, gradients, second moments."""
         by_group: dict[int, list[tuple[Tensor, Tensor]]] = {}
         for param, whole_grad in zip(params, grads, strict=True):
             group, grad = self.group_of.get(param), local_part(whole_grad)
@@ -226,9 +225,6 @@ class GradientNorms:
             seconds: list[Tensor] = []
             size = 0
             for param, grad in pairs:
-                if self.turned(param):
-                    yield from self._turned(group, param, grad)
-                    continue
                 whole = self.second_moment(param)
                 if whole is None:
                     continue  # the optimizer has never stepped this parameter
@@ -255,25 +251,6 @@ class GradientNorms:
                 self._views[param] = known
         return known[1]
 
-    def turned(self, param: Tensor) -> bool:
-        """Tell whether P mixes the elements of the parameter's gradient. Such a gradient is measured as a whole."""
-        group = self.group_of.get(param)
-        families = self.families
-        return group is not None and bool(families) and families[group].matrices is not None
-
-    def _turned(
-        self, group: int, param: Tensor, grad: Tensor
-    ) -> Iterator[tuple[int, list[Tensor], list[Tensor]]]:
-        """Yield one whole gradient, multiplied by the family's matrices. The workspace is a few times its size."""
-        family, state = self.families[group], self.optimizer.state.get(param)
-        if not state or family.matrices is None:
-            return
-        matrices = family.matrices(state)
-        if family.moment is None and not matrices:
-            return
-        moment = self.second_moment(param)
-        yield group, [moments.along_axes(grad, matrices)], [] if moment is None else [moment]
-
     def second_moment(self, param: Tensor) -> Tensor | None:
         """Return v of the local part of a parameter.
 
@@ -287,8 +264,7 @@ class GradientNorms:
         family = self.families[group]
         if family.moment is None:
             # Plain gradients, beside groups that are preconditioned, have v = 1.
-            ones = torch.ones((), device=param.device).expand(local_part(param).shape)
-            return None if family.matrices is not None else ones
+            return torch.ones((), device=param.device).expand(local_part(param).shape)
         return family.moment(state, param, self.optimizer.param_groups[group])
 
 

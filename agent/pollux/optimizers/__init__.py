@@ -1,1 +1,5 @@
-"""Optimizer families: recognise an optimizer and read its state."""
+"""How optimizers step: their families, and the second moments that their states hold."""
+
+from pollux.optimizers.families import register
+
+__all__ = ["register"]

@@ -3,7 +3,8 @@
 The noise scale and the learning rate follow from the family. Classes of the same name differ between libraries, and
 the same algorithm has many names. The state says more: an optimizer that keeps `exp_avg_sq` beside `exp_avg` divides
 by its root. A state tensor of the parameter's shape that no family accounts for means that the optimizer is not
-understood. The agent then leaves the batch size as it is.
+understood. The agent then leaves the batch size as it is. torch's own optimizers are known, 8-bit AdamW and
+schedule-free ones; `register` adds others.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from pollux.errors import PolluxAgentError
 from pollux.optimizers import moments
 from pollux.optimizers.together import Together
-from pollux.ranks.sharding import is_shard
+
+Reader = Callable[[moments.State, Tensor, moments.Group], Tensor | None]
 
 
 class StepRule(NamedTuple):
@@ -41,31 +44,29 @@ class Family:
     preconditioner: str
     """P, in words."""
     source: str
-    moment: Callable[[moments.State, Tensor, moments.Group], Tensor | None] | None = None
-    """Reads v; None: P is the identity, or in `matrices` alone."""
-    matrices: Callable[[moments.State], list[Tensor | None]] | None = None
-    """Reads matrices that the gradient's axes are multiplied by before v applies."""
+    moment: Reader | None = None
+    """Reads v; None: P is the identity."""
     lags: bool = False
     """Its v is an average over many steps, and lags behind the batch size."""
     understood: bool = True
 
     @property
     def preconditioned(self) -> bool:
-        return self.moment is not None or self.matrices is not None
+        return self.moment is not None
 
     def step_rule(self, group: Mapping[str, Any], steps: int) -> StepRule:
         """Return how the group's v becomes P after `steps` optimizer steps."""
-        if self in (ADAM, SOAP):
+        if self is ADAM:
             beta2 = float(group["betas"][1])
             return StepRule((1.0 - beta2 ** max(steps, 1)) ** 0.5, 1.0 - beta2, float(group["eps"]))
         if self is RMSPROP:
-            alpha = float(group["alpha"] if "alpha" in group else group["betas"][0])
+            alpha = float(group["alpha"])
             return StepRule(1.0, 1.0 - alpha, float(group["eps"]))
         if self is ADAGRAD:
             return StepRule(1.0, 1.0 / max(steps, 1), float(group["eps"]))  # v is a sum
         # For the other families, v is the square of the whole divisor.
         if self is ADAFACTOR:
-            decay = float(group.get("beta2_decay", group.get("decay_rate", -0.8)))
+            decay = float(group["beta2_decay"])
             return StepRule(1.0, min(float(max(steps, 1)) ** decay, 1.0), 0.0)
         return StepRule(1.0, _newest(group), 0.0)
 
@@ -74,31 +75,25 @@ class Family:
 
         It is 1 for steps along a single gradient, and where the optimizer does not state its averages.
         """
-        betas, momentum = group.get("betas"), group.get("momentum")
+        momentum = group.get("momentum")
         if self is MUON and isinstance(momentum, float):
             return momentum_share(momentum, nesterov=bool(group.get("nesterov", True)))
-        if self is LION and betas is not None:
-            return lion_share(float(betas[0]), float(betas[1]))
         return 1.0
 
     def clip(self, group: Mapping[str, Any]) -> float:
         """Return the root mean square of g / sqrt(v) above which steps are cut."""
         if self is not ADAFACTOR:
             return math.inf
-        return max(float(group.get("d", group.get("clip_threshold", 1.0))), 1.0)
-
-
-def lion_share(beta1: float, beta2: float) -> float:
-    """The share of a gradient's squared noise in beta1 m + (1 - beta1) g, where m averages with beta2."""
-    return (1.0 - beta1) ** 2 + beta1**2 * (1.0 - beta2) / (1.0 + beta2)
+        return max(float(group["d"]), 1.0)
 
 
 def momentum_share(momentum: float, *, nesterov: bool) -> float:
-    """The share in m, an average with `momentum`.
+    """The share of a gradient's squared noise in m, an average with `momentum`.
 
     With Nesterov's look-ahead: in momentum m + (1 - momentum) g, where m holds g already.
     """
-    return lion_share(momentum**2 if nesterov else momentum, momentum)
+    kept = momentum**2 if nesterov else momentum
+    return (1.0 - kept) ** 2 + kept**2 * (1.0 - momentum) / (1.0 + momentum)
 
 
 def _newest(group: Mapping[str, Any]) -> float:
@@ -136,68 +131,44 @@ ADAFACTOR = Family(
     moments.adafactor,
     lags=True,
 )
-LAMB = Family("LAMB", _SQRT, "trust ratio / (sqrt(v) + eps)", "You et al., 2020, 4.3", moments.lamb)
-LARS = Family("LARS", _SQRT, "|w| / |momentum|, per tensor", "You et al., 2017 (P); as LAMB", moments.lars)
-LION = Family(
-    "Lion",
-    _SQRT,
-    "1 / RMS(momentum), per tensor (approximate)",
-    "Compagnoni et al., 2025, for SignSGD; corrected for the momentum",
-    moments.per_tensor,
-)
 MUON = Family(
     "Muon",
     _SQRT,
     "1 / RMS(momentum), per tensor (approximate)",
-    "steps of fixed spectral norm (Jordan, 2024); corrected as Lion",
+    "steps of fixed spectral norm (Jordan, 2024); corrected for the momentum",
     moments.per_tensor,
-)
-SOAP = Family(
-    "SOAP",
-    _SQRT,
-    "1 / (sqrt(v) + eps) in Shampoo's eigenbasis",
-    "Vyas et al., 2024 (P); as Adam",
-    moments.adam,
-    matrices=moments.rotation,
-)
-SHAMPOO = Family(
-    "Shampoo",
-    _SQRT,
-    "inverse roots of G G' and G' G",
-    "Gupta et al., 2018 (P); as Adagrad",
-    matrices=moments.inverse_roots,
 )
 UNKNOWN = Family("unknown", "none", "not measured", "", understood=False)
 CHOSEN = Family("chosen by the user", "none", "identity", "")
 """Not understood, but the script names a rule: gradients are measured as they are."""
 
 _SGD_OPTIONS = {"lr", "momentum", "dampening", "weight_decay", "nesterov"}
+_ADAM_STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "z"}
+"""Adam's, AMSGrad's, and schedule-free Adam's."""
+registered: dict[type[Optimizer], Family] = {}
 _IMPLEMENTATION = {"maximize", "foreach", "differentiable", "fused", "capturable"}
 _LAMB_OPTIONS = {"trust_clip", "always_adapt", "use_nvlamb", "grad_averaging"}
-_MUON_OPTIONS = {"ns_steps", "ns_coefficients", "ns_coeffs", "adjust_lr_fn", "backend_steps"}
-_ADAM_STATE = {
-    *(
-        "exp_avg",
-        "exp_avg_sq",
-        "max_exp_avg_sq",
-        "exp_avg_var",
-        "max_exp_avg_var",
-        "z",
-    ),  # Adam, schedule-free
-    *("exp_avg_slow", "s", "p0", "grok_exp_avg", "last_grad"),  # AdEMAMix, Prodigy, Grokfast, MARS
-    *("shift", "kahan_comp", "compensation", "master_param"),
-}
-_BITSANDBYTES = {
-    "adam": ADAM,
-    "ademamix": ADAM,
-    "lamb": ADAM,  # it bounds the update by the weights' norm, and is Adam within the bound
-    "lion": LION,
-    "rmsprop": RMSPROP,
-    "adagrad": ADAGRAD,
-    "momentum": SGD_LIKE,
-    "lars": LARS,
-}
-"""By `optimizer_name`: its states are called state1 and state2, whatever they mean."""
+
+
+def register(
+    optimizer: type[Optimizer], rule: str, second_moment: Reader | None = None, *, lags: bool = False
+) -> None:
+    """Tell the agent how an optimizer of another library steps. Call it before `attach`.
+
+    Args:
+        optimizer: the class; its subclasses count, too.
+        rule: of the learning rate: "sqrt-adascale" if the size of the steps does not depend on the size of the
+            gradient, as Adam's; "adascale" if they are proportional to it, as SGD's.
+        second_moment: returns, from a parameter's state, the parameter and its group, v of the parameter's shape such
+            that a step divides an element of the gradient by about sqrt(v); None before the first step. Without it,
+            steps are along the gradient. It must not write, nor wait for the device.
+        lags: v is an average over many steps.
+    """
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
+        raise PolluxAgentError(f"expected a class of torch.optim.Optimizer, got {optimizer!r}")
+    if rule not in ("adascale", "sqrt-adascale"):
+        raise PolluxAgentError(f"expected rule as 'adascale' or 'sqrt-adascale', got {rule!r}")
+    registered[optimizer] = Family(optimizer.__name__, rule, "registered", "", second_moment, lags=lags)
 
 
 def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | None:
@@ -209,6 +180,10 @@ def recognise(optimizer: Optimizer, *, stepped: bool) -> tuple[Family, ...] | No
     if isinstance(optimizer, Together):
         each = [recognise(part, stepped=stepped) for part in optimizer.parts]
         return tuple(family for found in each if found for family in found) if all(each) else None
+    known = next((registered[kind] for kind in type(optimizer).__mro__ if kind in registered), None)
+    if known is not None:
+        tells = known.moment is None or stepped or any(optimizer.state.values())
+        return (known,) * len(optimizer.param_groups) if tells else None
     if type(optimizer) is SGD:
         return (SGD_LIKE,) * len(optimizer.param_groups)
     found = [_of_group(optimizer, group) for group in optimizer.param_groups]
@@ -238,28 +213,21 @@ def _of_param(
     optimizer: Optimizer, group: Mapping[str, Any], param: Tensor, state: Mapping[str, Any]
 ) -> Family:
     if "state1" in state:
-        return _BITSANDBYTES.get(getattr(optimizer, "optimizer_name", ""), UNKNOWN)
+        # bitsandbytes calls its states state1 and state2, whatever they mean.
+        return ADAM if getattr(optimizer, "optimizer_name", "") == "adam" else UNKNOWN
     like_param = {
         key
         for key, value in state.items()
         if isinstance(value, Tensor) and value.shape == param.shape and (param.dim() or key != "step")
     }
     options = set(optimizer.defaults) | set(group)
-    if _has(state, "row_var", "variance", "exp_avg_sq_row") or options & {"scale_parameter", "beta2_decay"}:
-        spare = like_param - {"variance", "exp_avg_sq", "exp_avg"}
-        return UNKNOWN if spare or "exp_avg_res_row" in state else ADAFACTOR
-    if _has(state, "Q", "GG"):
-        spare = like_param - {"exp_avg", "exp_avg_sq"}
-        fits = "exp_avg_sq" in like_param and not is_shard(param)
-        return SOAP if fits and not spare and "betas" in options else UNKNOWN
-    if _has(state, "inv_pre_cond_0", "inv_precond_0"):
-        own = {key for key in like_param if "pre_cond" in key or "precond" in key}
-        return UNKNOWN if is_shard(param) or like_param - own - {"momentum_buffer"} else SHAMPOO
-    if like_param & {"exp_avg_sq", "exp_avg_var"} and {"betas", "eps"} <= options:
-        if like_param - _ADAM_STATE:
+    if "beta2_decay" in options:
+        return UNKNOWN if like_param - {"variance"} else ADAFACTOR
+    if any(_more(value) for key, value in state.items() if key not in like_param):
+        return UNKNOWN  # such as SOAP's bases beside Adam's moments
+    if "exp_avg_sq" in like_param and {"betas", "eps"} <= options:
+        if like_param - _ADAM_STATE or "trust_ratio" in state or options & _LAMB_OPTIONS:
             return UNKNOWN
-        if "trust_ratio" in state or options & _LAMB_OPTIONS:
-            return LAMB
         # RAdam has Adam's state and options. Its warm-up counts 2 / (1 - beta2) steps, however large the batch is.
         return UNKNOWN if "radam" in type(optimizer).__name__.lower() else ADAM
     return _by_exact_state(optimizer, group, like_param, state)
@@ -277,29 +245,25 @@ def _by_exact_state(
         return RMSPROP
     if like_param == {"sum"} and "lr_decay" in options:
         return ADAGRAD
-    if like_param == {"exp_avg"} and options & {"betas", "beta"} and "eps" not in options:
-        return LION
     if (like_param == {"ax"} and "eta" in state) or (like_param == {"z"} and "weight_lr_power" in options):
         return SGD_LIKE  # averaged SGD; schedule-free SGD: both step in proportion to the gradient
     if like_param == {"momentum_buffer"}:
-        muon = "muon" in type(optimizer).__name__.lower()  # its first version has no option of its own
-        if muon or options & _MUON_OPTIONS or group.get("use_muon"):
+        if "ns_steps" in options:
             return MUON
-        if "trust_coefficient" in options:
-            return LARS
         if _sgd_options(optimizer):
             return SGD_LIKE
     return UNKNOWN
+
+
+def _more(value: object) -> bool:
+    """Tell whether a part of a state holds more than a number."""
+    return value.numel() > 1 if isinstance(value, Tensor) else isinstance(value, list | tuple | dict)
 
 
 def _sgd_options(optimizer: Optimizer) -> bool:
     """Tell whether the options are exactly those of SGD. LARS and signSGD keep the same state as SGD."""
     options = set(optimizer.defaults) - _IMPLEMENTATION
     return options == _SGD_OPTIONS
-
-
-def _has(state: Mapping[str, Any], *keys: str) -> bool:
-    return any(key in state for key in keys)
 
 
 def not_understood(optimizer: Optimizer) -> str:

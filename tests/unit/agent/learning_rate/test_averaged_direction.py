@@ -1,4 +1,4 @@
-"""The factor of Muon and Lion, against steps along torch's own momentum."""
+"""The factor of Muon, against steps along torch's own momentum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from pollux import attach
 from pollux.goodput import BatchChoice, NoiseScale
 from pollux.learning_rate.averaged_direction import correction
-from pollux.optimizers.families import LION, MUON, lion_share, momentum_share, recognise
+from pollux.optimizers.families import MUON, momentum_share, recognise
 
 SIGNAL, NOISE = 0.3, 1.0
 """Of each element's gradient: its mean, and its deviation at M0."""
@@ -52,18 +52,6 @@ def test_a_step_of_fixed_size_makes_the_progress_of_r_steps(scale: float, nester
     factor = math.sqrt(r) * correction(scale, AT, momentum_share(0.9, nesterov=nesterov))
     assert factor * progress(scale) / progress(1.0) == pytest.approx(r, rel=0.02)
     assert math.sqrt(r) < factor < r
-
-
-def test_the_share_of_lion_s_mixture_is_the_noise_that_is_in_it() -> None:
-    generator = torch.Generator().manual_seed(0)
-    momentum = torch.zeros(50_000)
-    for _ in range(600):
-        noise = torch.randn(50_000, generator=generator)
-        mixture = 0.9 * momentum + 0.1 * noise
-        momentum = 0.99 * momentum + 0.01 * noise
-    assert float(mixture.square().mean()) == pytest.approx(lion_share(0.9, 0.99), rel=0.03)
-    assert LION.noise_share({"betas": (0.9, 0.99)}) == lion_share(0.9, 0.99)
-    assert LION.noise_share({"beta": 0.9}) == 1.0, "averages that are not stated: the square root"
 
 
 def test_between_the_square_root_and_sgd_s_rule() -> None:

@@ -80,24 +80,6 @@ def test_the_ranks_shares_add_up(
     assert ranks == 1 or max(float(part.sum()) for part in parts) < float(wanted.sum())
 
 
-def test_a_parameter_whose_moments_are_in_another_basis_is_measured_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    params, norms = trained(torch.optim.Adam, False)
-    wanted = expected(norms, params)
-    asked: list[torch.Tensor] = []
-
-    def turned(param: torch.Tensor) -> bool:
-        """Say so at the first question; `norms.of` asks again."""
-        asked.append(param)
-        return param is params[1] and len(asked) <= len(params)
-
-    monkeypatch.setattr(norms, "turned", turned)
-    found = total(PairNorms(norms, params).first(), norms)
-    assert len(asked) == len(params) + 1
-    assert torch.allclose(found, wanted, rtol=1e-5)
-
-
 def test_no_gradients_have_no_norm() -> None:
     _, norms = trained(torch.optim.Adam, True)
     assert norms.of([], []).tolist() == [0.0, 0.0]
