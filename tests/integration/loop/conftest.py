@@ -51,6 +51,7 @@ def polluxd(
     training_timeout: float = 60.0,
     cooldown: float = 5.0,
     interval: float = 5.0,
+    drain_timeout: float = 30.0,
 ) -> Polluxd:
     """polluxd as these tests want it: it hears soon of an outage, and trainings are to be seen growing."""
     return Polluxd(
@@ -58,7 +59,12 @@ def polluxd(
         folder,
         slurm={"timeout_s": 3},
         cycle={"interval_s": interval, "busy_poll_s": 0.2, "leader_lease_s": 5},
-        moves={"cooldown_s": cooldown, "training_timeout_s": training_timeout, "own_loop_rest": 0},
+        moves={
+            "cooldown_s": cooldown,
+            "training_timeout_s": training_timeout,
+            "drain_timeout_s": drain_timeout,
+            "own_loop_rest": 0,
+        },
         policy={"start_gpus": 1},
     )
 

@@ -201,3 +201,12 @@ def test_a_trainer_that_nobody_knows_waits_for_its_users_size():
     assert not decide(snapshot(nodes(1), [busy, waits])).of(1).placement
     fits = job(1, JobSpec(own_size=2))
     assert decide(snapshot(nodes(1), [busy, fits])).of(1).placement.gpus == 2
+
+
+def test_a_size_at_which_the_trainer_did_not_start_is_told_with_its_last_line():
+    barred = "its trainer did not start on 4 GPUs (status 1: cannot resume)"
+    limits = BatchLimits(48, 48, 24, 48)
+    said = report(explored=2, limits=limits, barred=barred, gpus=2)
+    kept = decide(snapshot(nodes(2), [running(1, ["n000"], 2, JobSpec(adaptive=False), report=said)])).of(1)
+    assert kept.placement.gpus == 2
+    assert barred in kept.reason
