@@ -58,11 +58,12 @@ TRAINERS = (
     ),
     Trainer(
         "Lightning",
-        r"^Epoch (\d+):.*?\b(?P<done>\d+)/(?P<of>\d+)\b",
+        r"^Epoch (\d+)(?::|/\d+ ).*?\b(?P<done>\d+)/(?P<of>\d+)\b",
         "checkpoints/last.ckpt",
         "any under DDP, with the batch per rank divided by hand",
-        "from the epoch's begin, unless its loader keeps its place",
-        "ModelCheckpoint(save_last=1, every_n_train_steps=N); ckpt_path='last'; SLURMEnvironment(auto_requeue=False)",
+        "no: the rest of an epoch begins with its first batches, unless the loader keeps its place",
+        "TQDMProgressBar(), ModelCheckpoint(save_last=True, every_n_train_steps=N), fit(ckpt_path=...); "
+        "SLURMEnvironment(auto_requeue=False)",
     ),
     Trainer(
         "verl",

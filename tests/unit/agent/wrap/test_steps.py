@@ -32,6 +32,13 @@ def test_each_trainers_line_is_read_by_its_own_pattern(trainer):
     assert steps.first_at == 1.0
 
 
+def test_a_bar_of_the_other_kind_is_read_too():
+    steps = Steps(PATTERNS)
+    steps.feed(0, "Epoch 2/9  \u2501\u2501\u2501 5/20 0:00:01 \u2022 0:00:00 16.23it/s \r".encode(), 1.0)
+    steps.feed(0, b"Epoch 2/9 0/0 \rEpoch 3: 10/0 x\r", 2.0)
+    assert steps.number == 2.25
+
+
 def test_the_median_of_step_times_leaves_out_the_start_checkpoints_and_evaluations():
     steps, now = Steps(PATTERNS), 0.0
     for step in range(0, 200, 10):
