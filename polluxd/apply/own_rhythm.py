@@ -41,6 +41,8 @@ class OwnRhythm:
 
     def __init__(self, limits: MoveSettings) -> None:
         self._limits = limits
+        # As long as from one decision to the next, so that one falls into it.
+        self._soon_s = max(limits.drain_timeout_s, LATE_S)
         self._since: dict[int, tuple[int, float]] = {}
         """By job: the attempt, and when its plans began to wait for a checkpoint that has not come since."""
         self.stays: dict[int, str] = {}
@@ -55,7 +57,7 @@ class OwnRhythm:
             if job.state is not JobState.RUNNING or report is None or due is None:
                 continue
             attempt, begun = since.get(job.job_id, (-1, now))
-            if due - now > self._limits.drain_timeout_s:
+            if due - now > self._soon_s:
                 begun = begun if attempt == job.restart_count else now
                 self._since[job.job_id] = job.restart_count, begun
             cost = total.mean_cost.get("requeue") if total else None
@@ -67,7 +69,7 @@ class OwnRhythm:
             left = report.first_step_at + min(self._limits.own_loop_rest * cost, LONGEST_S) - now
             if left > 0:
                 return f"trains for {_in_words(left)} more before its next move: one has cost it {cost:.0f} s"
-        if due_s > self._limits.drain_timeout_s and now - begun <= LONGEST_S:
+        if due_s > self._soon_s and now - begun <= LONGEST_S:
             return f"moves at its next checkpoint, in about {_in_words(due_s)}"
         return ""
 

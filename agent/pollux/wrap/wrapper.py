@@ -276,10 +276,8 @@ class Wrapper:
             self._join()
 
     def _wait_for_end(self) -> None:
-        """Wait for Slurm to end the job, for a bounded time, and no longer than the order stands."""
-        ordered, until = self.order, time.monotonic() + self._attempt.settings.drain_wait
-        while time.monotonic() < until and self.order == ordered:
-            time.sleep(TICK_S)
+        """Wait for Slurm to end the job, for a bounded time. The order is gone once its answer was accepted."""
+        time.sleep(self._attempt.settings.drain_wait)
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the trainer's ranks.

@@ -35,8 +35,9 @@ class Seen:
 def test_a_plan_waits_for_the_next_checkpoint() -> None:
     seen = Seen()
     assert seen.why(SAVER, NOW) == "moves at its next checkpoint, in about 9 min"
-    assert seen.why(SAVER, NOW + 480.0) == "moves at its next checkpoint, in about 60 s"
-    assert seen.why(SAVER, NOW + 515.0) == "", "a drain waits for the rest"
+    assert seen.why(SAVER, NOW + 470.0) == "moves at its next checkpoint, in about 70 s"
+    assert seen.why(SAVER, NOW + 485.0) == "", "a drain waits for the rest"
+    assert Seen(drain_timeout_s=300.0).why(SAVER, NOW + 250.0) == ""
     assert seen.why(replace(SAVER, next_save_s=None), NOW) == ""
     assert seen.why(replace(SAVER, attempt=7), NOW) == "", "it says nothing of this attempt"
     assert seen.why(SAVER, NOW, replace(RUNNING, state=JobState.PENDING)) == ""

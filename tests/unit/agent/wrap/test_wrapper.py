@@ -36,6 +36,7 @@ class Publisher:
 
     def acknowledge(self, move, stamps):
         self.acknowledged.append((move, stamps))
+        self.order(0)  # what was answered is no order any more
         return True
 
 
@@ -183,3 +184,27 @@ def test_a_trainer_that_saves_on_a_signal_is_waited_for_as_long_as_its_grace(mad
     assert it.report()["immovable"] is None, "it can be asked"
     it.signalled_at = time.monotonic()
     assert 0 < it.report()["next_save_s"] <= 1.0
+
+
+def test_a_trainer_that_saved_and_ended_is_not_started_while_slurm_ends_the_job(made, tmp_path, monkeypatch):
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "if (folder / 'step-1').exists(): sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'step-1').touch(), sys.exit(0)))\n"
+        "print('step 1', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    it = made(code, signal=signal.SIGTERM, drain_wait=3.0)
+    starts, popen = [], subprocess.Popen
+
+    def started(*words, **more):
+        starts.append(len(it.publisher.acknowledged))
+        return popen(*words, **more)
+
+    monkeypatch.setattr(module.subprocess, "Popen", started)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    begun = time.monotonic()
+    assert it.run() == 7
+    assert starts == [0, 1], "again once nobody has ended the job"
+    assert time.monotonic() - begun >= 3.0
