@@ -130,5 +130,6 @@ def test_a_shrink_leaves_whole_cores_to_another_job(threaded: Loop) -> None:
     threaded.until(lambda: gpus(threaded, grown) == 4, why="the growth over the node")
     other = threaded.sbatch("beside", "sleep 600", directive=f"{cores}\n#POLLUX max-gpus=1")
     threaded.until(lambda: threaded.job(other).state is JobState.RUNNING, 100, why="the other job's start")
-    threaded.until(lambda: gpus(threaded, grown) == 2, 60, why="the training beside it")
+    # One or two GPUs fit beside it; which of them is worth more depends on the step times that were measured.
+    threaded.until(lambda: gpus(threaded, grown) in (1, 2), why="the training beside it")
     assert all(move.step is not Step.FAILED for move in threaded.store.moves(grown))
