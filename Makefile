@@ -243,5 +243,7 @@ bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/
 # One search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root;
 # hours); bench-out/search.json, tests/benchmarks/search.md.
 bench_search = $(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
+# `polluxctl report` on Philly's log and on a million records (minutes); tests/benchmarks/philly.md.
+bench_report = $(BENCH).site_report
 # The paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md.
 bench_sim = $(BENCH).simulator

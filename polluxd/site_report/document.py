@@ -56,14 +56,26 @@ def period_of(records: JobLog) -> tuple[float, float]:
             "AccountingStorageTRES has gres/gpu"
         )
     ended = records.end[~np.isnan(records.end)]
-    every = [times[~np.isnan(times)] for times in (records.submit, records.start, ended)]
-    first = ended if len(ended) else np.concatenate(every)
-    return float(first.min()), float(np.concatenate(every).max())
+    every = np.concatenate([times[~np.isnan(times)] for times in (records.submit, records.start, ended)])
+    # A row with a broken time must not make the period years long: a thousandth of the ends lie outside of it.
+    first = float(np.quantile(ended if len(ended) else every, 0.001, method="lower"))
+    return first, float(np.quantile(every, 0.999, method="higher"))
 
 
 def settled(records: JobLog, until: float) -> tuple[JobLog, list[str]]:
     """Return the records without what accounting is known to get wrong, and say what that was."""
-    end, said = records.end.copy(), []
+    said = []
+    order = np.lexsort((~np.isnan(records.end), records.start, records.submit, records.job))
+    keys = np.nan_to_num(np.stack([records.job, records.submit, records.start])[:, order])
+    twice = order[:-1][(keys[:, 1:] == keys[:, :-1]).all(axis=0)]
+    if len(twice):
+        said.append(
+            f"{len(twice)} records stand twice, as in files of two months put together: they count once"
+        )
+        chosen = np.ones(len(records), dtype=bool)
+        chosen[twice] = False
+        records = records.only(chosen)
+    end = records.end.copy()
     lost = np.isnan(end) & (records.start + records.limit + _PATIENCE_S < until)
     end[lost] = (records.start + records.limit)[lost]
     if lost.any():

@@ -83,6 +83,12 @@ class _Idle:
         self._nodes: dict[tuple[str, str, float], StepFunction] = {}
         self._turns: dict[tuple[object, ...], StepFunction] = {}
 
+    def forget(self) -> None:
+        """Drop what was worked out for the jobs of some partitions: it fills the memory, and others need theirs."""
+        for kept in (self._sets, self._nodes, self._turns):
+            kept.clear()
+        self._total = {key: steps for key, steps in self._total.items() if key == ("", "")}
+
     def members(self, partition: str, kind: str) -> Numbers:
         """Return which nodes a job of these partitions may use; with a type of GPU, of the nodes that have it."""
         key = partition, kind
@@ -90,7 +96,7 @@ class _Idle:
             mine = set(partition.split(","))
             self._sets[key] = np.array(
                 [
-                    bool(mine & theirs) and (not kind or not has or has == kind)
+                    bool(mine & theirs) and (not kind or not has or kind in has.split("+"))
                     for theirs, has in zip(self._of.partitions, self._of.kind, strict=True)
                 ],
                 dtype=bool,
@@ -271,10 +277,13 @@ def _demands(
     order = np.argsort(of.ravel(), kind="stable")
     bounds = np.searchsorted(of.ravel()[order], np.arange(classes.shape[1] + 1))
     found, changes = np.zeros((len(record), len(DEMANDS))), [[(np.zeros(0), np.zeros(0))] for _ in DEMANDS]
+    key = ("", "")
     for number in range(classes.shape[1]):
         partition, kind, nodes, gpus = classes[:, number].tolist()
         own = order[bounds[number] : bounds[number + 1]]
-        key = records.names["partition"][partition], records.names["type"][kind]
+        last, key = key, (records.names["partition"][partition], records.names["type"][kind])
+        if key != last:
+            idle.forget()
         tests = (
             idle.enough(key, nodes, -(-gpus // nodes)),
             idle.at_least(key, gpus),

@@ -7,10 +7,11 @@ Plain Python reads the lines and numpy keeps the columns: no further package is 
 from __future__ import annotations
 
 import re
+import time
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,10 @@ class JobLog:
     def __len__(self) -> int:
         return len(self.job)
 
-    def taken(self, chosen: Numbers) -> dict[str, Any]:
-        """Return the columns of the chosen records."""
-        kept = {key: getattr(self, key)[chosen] for key in NUMBERS}
-        return kept | {"codes": {key: codes[chosen] for key, codes in self.codes.items()}}
+    def only(self, chosen: Numbers) -> JobLog:
+        """Return the log with the chosen records alone."""
+        columns = {key: getattr(self, key)[chosen] for key in NUMBERS}
+        return replace(self, **columns, codes={key: codes[chosen] for key, codes in self.codes.items()})
 
 
 NUMBERS = ("job", "submit", "eligible", "start", "end", "limit", "gpus", "nodes", "tasks", "state")
@@ -140,6 +141,7 @@ class _Columns:
 
 
 _NAN = float("nan")
+_NOW = time.time()
 _STATE = {name: float(place) for place, name in enumerate(STATES)}
 _OPEN = frozenset((RUNNING, "SUSPENDED", "COMPLETING", "RESIZING", "REQUEUED", "PENDING"))
 _DIGITS = re.compile(r"\d+")
@@ -185,6 +187,19 @@ def _known(at: float | None) -> float:
     return _NAN if at is None else at
 
 
+def _times(
+    submit: str, eligible: str, start: str, end: str
+) -> tuple[float, float | None, float | None, float | None]:
+    submitted, began, ended = _time(submit, "Submit"), _time(start, "Start"), _time(end, "End")
+    if submitted is None:
+        raise _NoRecord("broken: Submit is no time")
+    if max(submitted, began or 0.0, ended or 0.0) > _NOW + 86400:
+        raise _NoRecord("broken: a time in the future")
+    if began is not None and ended is not None and ended < began:
+        raise _NoRecord("broken: it ends before it starts")
+    return submitted, _time(eligible, "Eligible"), began, ended
+
+
 def _row(fields: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[str, ...]]:
     raw, shown, partition, account, user, state, submit, eligible, start, end = fields[:10]
     _, limit, nodes, asked, held, places, name = fields[10:]
@@ -198,12 +213,7 @@ def _row(fields: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[str, ...]]:
         raise _NoRecord("broken: unknown state")
     gpus, _ = gpus_of(held)
     requested, kind = gpus_of(asked)
-    submitted, began, ended = _time(submit, "Submit"), _time(start, "Start"), _time(end, "End")
-    able = _time(eligible, "Eligible")
-    if submitted is None:
-        raise _NoRecord("broken: Submit is no time")
-    if began is not None and ended is not None and ended < began:
-        raise _NoRecord("broken: it ends before it starts")
+    submitted, able, began, ended = _times(submit, eligible, start, end)
     if not gpus and not requested:
         raise _NoRecord("no GPU")
     if not gpus:

@@ -39,7 +39,7 @@ def by_group(records: JobLog, waits: Waits, group: Numbers, names: Sequence[str]
                 "median_s": float(np.median(of_all)),
                 "p90_s": float(np.quantile(of_all, 0.9)),
                 "hours": float(weighted[own].sum() / 3600),
-                **where(waits, own),
+                **{f"while_{name}": share for name, share in where(waits, own).items()},
             }
         )
     return sorted(found, key=lambda row: (-row["hours"], row["name"]))

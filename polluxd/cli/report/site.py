@@ -14,11 +14,11 @@ import typer
 from pollux.private_folder import temporary_folder, write_named
 from polluxd.errors import ConfigError, SlurmError
 from polluxd.site_report import document, job_log, machine, replay
-from polluxd.site_report.gpu_hours import CAUSES
+from polluxd.site_report.gpu_hours import CAUSES, DEMANDS
 from polluxd.slurm.commands import Commands
 
 from ..access import point
-from ..output import Column, jsonable, number
+from ..output import Column, jsonable, number, plain
 from .drawings import Polyline, chart
 from .templates import environment
 
@@ -28,7 +28,6 @@ _COLOURS = {
     **{"finished": "c2", "running": "c5", "lost": "c4", "fits": "c1", "fragments": "c3", "walls": "c6"},
     **{"few": "c0", "no_demand": "free", "reserved": "plain", "down": "plain"},
 }
-_NAME = Column("name", "NAME", flexible=True)
 
 
 def _hours(value: float) -> str:
@@ -41,7 +40,7 @@ def report(
         typer.Option(
             "--since",
             metavar="TIME",
-            help="begin: 30d, 2026-11-01, 2026-11-01T08:00 [default: 30d; of a file: the first end in it]",
+            help="begin: 30d, 2026-11-01, 2026-11-01T08:00 [default: 30d; of a file: the first ends in it]",
         ),
     ] = None,
     until: Annotated[
@@ -94,13 +93,7 @@ def report(
     """
     now = time.time()
     begin = None if since is None and sacct is not None else point(since or "30d", now, "--since")
-    end = (
-        None
-        if until is None and sacct is not None
-        else now
-        if until is None
-        else point(until, now, "--until")
-    )
+    end = None if until is None and sacct is not None else point(until or "0m", now, "--until")
     if begin is not None and end is not None and begin >= end:
         raise typer.BadParameter("expected a time before the end of the period", param_hint="--since")
     if commands:
@@ -110,11 +103,11 @@ def report(
         typer.echo(f"{machine.events_command(first, last)} > events.txt")
         typer.echo(f"{machine.reservations_command(first, last)} > reservations.txt")
         return
-    site = (
-        _given(sacct, nodes, closed or [], begin, end)
-        if sacct is not None
-        else _asked(begin or 0.0, end or now)
-    )
+    if sacct is not None:
+        site = _given(sacct, nodes, closed or [], begin, end)
+    else:
+        with temporary_folder("report") as folder:
+            site = _given(*_asked(folder, _utc(begin or 0.0), _utc(end or now)), begin, end)
     site = document.anonymised(site) if anonymise else site
     found = document.made(site)
     found["replay"] = replay.replayed_log(site, jobs)
@@ -145,34 +138,29 @@ def _given(
     return document.Sources(found, known, first, last, "down" in kinds, "reserved" in kinds)
 
 
-def _asked(begin: float, end: float) -> document.Sources:
-    """Return the site that this machine's Slurm tells of. Raises ConfigError: sacct does not answer."""
-    slurm, known = Commands(timeout=_PATIENCE_S), machine.Nodes()
-    first, last = _utc(begin), _utc(end)
-    wanted = job_log.command(first, last)
-    with temporary_folder("report") as folder:
-        path = folder / "sacct.txt"
+def _asked(folder: Path, first: str, last: str) -> tuple[Path, Path | None, list[Path]]:
+    """Write what this machine's Slurm tells; return the files. Raises ConfigError: sacct does not answer."""
+    slurm = Commands(timeout=_PATIENCE_S)
+
+    def kept(name: str, command: str) -> Path | None:
+        path = folder / name
         try:
-            write_named(path, slurm.ask(*_words(wanted)))
+            write_named(path, slurm.ask(*_words(command)))
         except SlurmError as error:
-            raise ConfigError(
-                f"{error}. Where sacct works, run `polluxctl report --commands` and its commands; then give their "
-                "files here (--sacct FILE --nodes FILE --closed FILE)"
-            ) from None
-        found = job_log.read_sacct(path)
-        document.period_of(found)
-        kinds = set()
-        for command in (machine.events_command(first, last), machine.reservations_command(first, last)):
-            try:
-                write_named(path, slurm.ask(*_words(command)))
-                kinds.add(machine.read_closed(known, path))
-            except (SlurmError, ConfigError) as error:
-                typer.echo(f"polluxctl: {error}", err=True)
-    try:
-        machine.read_nodes(known, slurm.ask(*_words(machine.NODES_COMMAND)))
-    except SlurmError as error:
-        typer.echo(f"polluxctl: {error}", err=True)
-    return document.Sources(found, known, begin, end, "down" in kinds, "reserved" in kinds)
+            typer.echo(f"polluxctl: {error}", err=True)
+            return None
+        return path
+
+    if (sacct := kept("sacct", job_log.command(first, last))) is None:
+        raise ConfigError(
+            "no accounting here. Where sacct works, run the commands that `polluxctl report --commands` prints; then "
+            "give their files here (--sacct FILE --nodes FILE --closed FILE)"
+        )
+    closed = [
+        kept("events", machine.events_command(first, last)),
+        kept("reservations", machine.reservations_command(first, last)),
+    ]
+    return sacct, kept("nodes", machine.NODES_COMMAND), [path for path in closed if path is not None]
 
 
 def _words(command: str) -> list[str]:
@@ -216,82 +204,53 @@ def page(found: Mapping[str, Any]) -> str:
             busiest=busiest,
             days=("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"),
             span=document.span,
-            tables=[(title, rows, _filled(columns, rows)) for title, rows, columns in _tables(found)],
+            tables=_tables(found),
         )
     )
 
 
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Any], Sequence[Column]]]:
-    hours = [Column(key, key.upper().replace("_", " "), _hours, right=True) for key in CAUSES]
-    held = [
-        Column("jobs", "JOBS", right=True),
-        Column("gpu_hours", "GPU HOURS", _hours, right=True),
-        *hours[:3],
-    ]
-    where = [
-        Column(key, title, _share, right=True)
-        for key, title in (
-            ("fits", "WOULD FIT"),
-            ("fragments", "FRAGMENTS"),
-            ("walls", "WALLS"),
-            ("few", "TOO FEW"),
+    return [
+        (title, rows, [_column(name) for name in names if any(row[name] for row in rows)])
+        for title, rows, names in (
+            ("GPU hours by month", found["by_month"], ("name", *CAUSES)),
+            ("GPU hours by partition", found["by_partition"], ("name", "gpus", *CAUSES)),
+            ("GPU hours by type of GPU", found["by_gpu_type"], ("name", "gpus", *CAUSES)),
+            ("GPU hours held, by account", found["by_account"], _HELD),
+            ("GPU hours held, by user", found["by_user"], _HELD),
+            ("GPU hours held, by size of job", found["by_size"], _HELD),
+            (
+                "Waits by size; share of their time by the idle GPUs beside them",
+                found["waits_by_size"],
+                _WAITS,
+            ),
+            ("Waits by account", found["waits_by_account"], _WAITS),
+            ("One training at several sizes: speedup, 95 % interval", found["experiments"], _EXPERIMENTS),
+            ("GPU hours past 50 % efficiency, by user", found["past_half"], ("name", "gpu_hours")),
+            ("Time limits of completed jobs, by user", found["limits"]["users"], _LIMITS),
         )
     ]
-    waits = [
-        Column("jobs", "JOBS", right=True),
-        Column("median_s", "MEDIAN", document.span, right=True),
-        Column("p90_s", "90 % BELOW", document.span, right=True),
-        Column("hours", "HOURS", _hours, right=True),
-        *where,
-    ]
-    gpus = Column("gpus", "GPUS", number(4), right=True)
-    return [
-        ("GPU hours by month", found["by_month"], [_NAME, *hours]),
-        ("GPU hours by partition", found["by_partition"], [_NAME, gpus, *hours]),
-        ("GPU hours by type of GPU", found["by_gpu_type"], [_NAME, gpus, *hours]),
-        ("GPU hours held, by account", found["by_account"], [_NAME, *held]),
-        ("GPU hours held, by user", found["by_user"], [_NAME, *held]),
-        ("GPU hours held, by size of job", found["by_size"], [_NAME, *held]),
-        (
-            "Waits by size; of their time, the share in which GPUs were idle that",
-            found["waits_by_size"],
-            [_NAME, *waits],
-        ),
-        ("Waits by account", found["waits_by_account"], [_NAME, *waits]),
-        (
-            "One training at several sizes: speedup with its 95 % interval",
-            found["experiments"],
-            [
-                Column("user", "USER"),
-                _NAME,
-                Column("from_gpus", "FROM", right=True),
-                gpus,
-                *(Column(key, key.upper(), number(3), right=True) for key in ("speedup", "low", "high")),
-                Column("efficiency", "EFFICIENCY", _share, right=True),
-                Column("gpu_hours", "GPU HOURS", _hours, right=True),
-            ],
-        ),
-        (
-            "GPU hours surely past 50 % efficiency, by user",
-            found["past_half"],
-            [_NAME, Column("gpu_hours", "GPU HOURS", _hours, right=True)],
-        ),
-        (
-            "Time limits of completed jobs, by user",
-            found["limits"]["users"],
-            [
-                _NAME,
-                Column("jobs", "JOBS", right=True),
-                Column("median_used", "MEDIAN USED", _share, right=True),
-                Column("gpu_hours_unused", "GPU HOURS ASKED FOR AND NOT USED", _hours, right=True),
-            ],
-        ),
-    ]
 
 
-def _filled(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns that have something to show: most sites have no reservations, for one."""
-    return [column for column in columns if any(row[column.key] for row in rows)]
+_HELD = ("name", "jobs", "gpu_hours", "finished", "running", "lost")
+_WAITS = ("name", "jobs", "median_s", "p90_s", "hours", *(f"while_{name}" for name in DEMANDS))
+_EXPERIMENTS = ("user", "name", "from_gpus", "gpus", "speedup", "low", "high", "efficiency", "gpu_hours")
+_LIMITS = ("name", "jobs", "median_used", "gpu_hours_unused")
+
+
+def _column(name: str) -> Column:
+    shares = ("efficiency", "median_used", *(f"while_{each}" for each in DEMANDS))
+    show = (
+        plain
+        if name in ("name", "user", "jobs")
+        else document.span
+        if name.endswith("_s")
+        else _share
+        if name in shares
+        else _hours
+    )
+    title = name.removesuffix("_s").replace("_", " ").upper()
+    return Column(name, title, show, right=name not in ("name", "user"), flexible=name == "name")
 
 
 def _share(value: float | None) -> str:

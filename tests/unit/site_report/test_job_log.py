@@ -144,6 +144,28 @@ def test_an_end_that_accounting_lost_and_overlapping_runs_are_mended_and_told(tm
     assert ["runawayjobs" in said[0], "overlap" in said[1]] == [True, True]
 
 
+def test_a_record_that_stands_twice_counts_once(tmp_path):
+    running = GOOD | {"id": 2, "state": "RUNNING", "end": None}
+    text = sacct_text([GOOD, running]) + sacct_text([GOOD, running | {"state": "COMPLETED", "end": 90}])
+    path = tmp_path / "log"
+    path.write_text(text)
+    read_once = read(path)
+    assert dict(read_once.left_out) == {"broken: JobIDRaw is no number": 1}, "the second header"
+    records, said = settled(read_once, T0 + 6000)
+    assert sorted(zip(records.job, (records.end - T0) / 60, strict=True)) == [(1, 70), (2, 90)]
+    assert "2 records stand twice" in said[0]
+
+
+def test_one_broken_time_does_not_stretch_the_period(tmp_path):
+    jobs = [GOOD | {"id": n, "start": 10 + n, "end": 70 + n} for n in range(1, 2001)]
+    wrong = [GOOD | {"id": 5000, "eligible": -9_000_000, "start": -9_000_000, "end": -8_999_000}]
+    wrong += [GOOD | {"id": 5001, "end": 100_000_000}]
+    records = read(written(tmp_path / "log", jobs + wrong))
+    assert dict(records.left_out) == {"broken: a time in the future": 1}
+    since, until = period_of(records)
+    assert T0 < since < until <= T0 + 60 * 2070
+
+
 def test_helios_and_philly_are_read_and_say_what_they_lack(tmp_path):
     path = tmp_path / "helios.csv"
     path.write_text(
