@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from polluxd.site_report.gpu_hours import CAUSES, DEMANDS, divided
@@ -135,7 +135,37 @@ def nodes_of_site() -> Nodes:
     )
 
 
+_SPREAD = [
+    {
+        "id": 1,
+        "partition": "b",
+        "gpus": 7,
+        "eligible": 0,
+        "start": 0,
+        "end": 90,
+        "places": ["n3"],
+        "share": [7],
+    },
+    {
+        "id": 2,
+        "partition": "b",
+        "gpus": 3,
+        "eligible": 0,
+        "start": 0,
+        "end": 90,
+        "places": ["n2"],
+        "share": [3],
+    },
+    {"id": 3, "partition": "b", "gpus": 3, "eligible": 10, "state": "PENDING"},
+]
+"""Three GPUs on two nodes are two on one of them: one idle GPU on each is not enough."""
+UNEVEN = [
+    {"nodes": 1, "type": "", "state": "COMPLETED"} | job | {"nodes": 1 + (job["id"] == 3)} for job in _SPREAD
+]
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@example(UNEVEN, [], 60)
 @given(jobs(), CLOSED, st.integers(1, MINUTES - 1))
 def test_each_gpu_minute_has_the_cause_that_a_count_by_minutes_finds(tmp_path_factory, jobs, closed, turn):
     records = read(written(tmp_path_factory.mktemp("log") / "log", jobs))
