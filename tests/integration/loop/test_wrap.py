@@ -34,7 +34,8 @@ class Trained:
         self._name, self._job_id = name, loop.sbatch(name, body, directive=DIRECTIVE)
 
     def explained(self, words: str) -> None:
-        self._loop.explained(self._job_id, words, 120.0)
+        told = self._loop.daemon.explain
+        self._loop.until(lambda: words in told(self._job_id), 120.0, why=words)
 
     def ended(self) -> Self:
         self.restarts = self._loop.completed(self._job_id, 400.0).restart_count
