@@ -49,6 +49,10 @@ def _partitions() -> dict[str, tuple[str, ...]]:
 
 
 PARTITIONS = _partitions()
+WANTED = [
+    *((row.act, row.cause) for row in ROWS),
+    *(("start", row.cause) for row in ROWS if row.act == "grow"),
+]
 SITE = SiteLines(
     lines=(
         "SelectTypeParameters=CR_Core_Memory",
@@ -57,6 +61,7 @@ SITE = SiteLines(
         "AccountingStorageTRES=gres/gpu",
         "Licenses=matlab:1",
         "ReconfigFlags=KeepPartState",
+        "RebootProgram=/bin/true",
     ),
     partitions={
         name: f"Nodes={','.join(nodes)} TRESBillingWeights=GRES/gpu=1.0" for name, nodes in PARTITIONS.items()
@@ -202,13 +207,16 @@ class Play:
         return watched
 
     def _trains(self) -> bool:
-        return (self._out / "made.txt").exists()
+        """Whether it has made a step, which polluxd knows: before, no move of it is ever tried."""
+        return (self._out / "made.txt").exists() and (not self.beside or self._site.trains(self.job_id))
 
     def _watch(self, watched: Watched) -> None:
         row = self._row
         deadline = time.time() + FIRST_S
         while not (watched.started and self._trains()) and time.time() < deadline:
             time.sleep(0.2)
+        if not self._trains():
+            raise TimeoutError(f"no first step within {FIRST_S:.0f} s: {self._told()}")
         if row.during is not nothing and row.act == "grow":
             self._pin(True)
         if row.act == "shrink" and self.beside:
@@ -398,7 +406,7 @@ def main() -> int:
     ]
     rows = play_rows(chosen, arguments.out)
     if arguments.page is not None:
-        arguments.page.write_text(page(rows, COMMIT))
+        arguments.page.write_text(page(rows, COMMIT, WANTED))
     failed = wrong(rows)
     for one in failed:
         print(f"refusals: {one}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 HEAD = """\
@@ -19,15 +19,27 @@ submission to the first start. `stops`: its restarts in that time. A cause that 
 """
 
 
-def page(rows: Sequence[dict[str, Any]], commit: str) -> str:
+def page(rows: Sequence[dict[str, Any]], commit: str, wanted: Iterable[tuple[str, str]] = ()) -> str:
+    """Return the page of these rows.
+
+    Args:
+        wanted: act and cause of all rows; the page names those without a result.
+    """
     lines = [
-        f"| {row['act']} | {row['cause']}{': ' + row['error'] if row['error'] else ''} | {row['slurm']} | "
+        f"| {row['act']} | {row['cause']} | {row['slurm']} | "
         f"{row['stopped_s']:.1f} | {row['control_stopped_s']:.1f} | {row['stops']} | {row['final_gpus']} | "
         f"{row['control_final_gpus']} |"
         for row in sorted(rows, key=lambda row: row["act"])
+        if not row["error"]
     ]
+    # A row that gained GPUs was refused nothing: the limit left room for it.
     acted = [
-        row for row in rows if row["act"] == "grow" and row["cause"] != "none" and not row["control_stops"]
+        row
+        for row in rows
+        if row["act"] == "grow"
+        and not row["control_stops"]
+        and not row["error"]
+        and row["final_gpus"] <= row["control_final_gpus"]
     ]
     still = sum(row["stopped_s"] == 0.0 for row in acted)
     longest = max((row["stopped_s"] for row in acted), default=0.0)
@@ -37,7 +49,10 @@ def page(rows: Sequence[dict[str, Any]], commit: str) -> str:
     )
     end = (
         f"\nAt {commit}: {still} of {len(acted)} refused growths stopped the training for 0 s, none for more than "
-        f"{longest:.1f} s, none more than {most} times. First starts came at most {late:.1f} s after those without "
+        f"{longest:.1f} s, each at most {most} times. First starts came at most {late:.1f} s after those without "
         "polluxd.\n"
     )
+    missing = sorted(set(wanted) - {(row["act"], row["cause"]) for row in rows if not row["error"]})
+    if missing:
+        end += f"\nWithout a result: {'; '.join(f'{act}: {cause}' for act, cause in missing)}.\n"
     return HEAD + "\n".join(lines) + "\n" + end

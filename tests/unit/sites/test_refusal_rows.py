@@ -1,0 +1,57 @@
+"""The measurements of `make refusals`, and what it calls wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from contrib.refusals.__main__ import WANTED, Watched, wrong
+from contrib.refusals.causes import ROWS
+from contrib.refusals.page import page
+
+RUNS = "JobId=7 JobName=r7 JobState=RUNNING Reason=None Restarts=1 NodeList=n8 TRES=cpu=4,mem=1600M,node=1,gres/gpu=4"
+WAITS = (
+    "JobId=7 JobName=r7 JobState=PENDING Reason=Resources Restarts=2 TRES=cpu=4,node=1,billing=4,gres/gpu=4"
+)
+
+
+def row(**more: Any) -> dict[str, Any]:
+    known = {"act": "grow", "cause": "a limit", "slurm": "22.5.8", "stopped_s": 0.0, "control_stopped_s": 0.0}
+    known |= {"stops": 0, "control_stops": 0, "final_gpus": 2, "control_final_gpus": 2, "error": ""}
+    return {**known, **more}
+
+
+def test_slurm_s_record_says_when_a_training_stood() -> None:
+    watched = Watched(submitted=100.0)
+    watched.see(RUNS, 103.0)
+    assert (watched.started, watched.gpus, watched.stopped_s) == (103.0, 4, 0.0)
+    watched.since, watched.restarts_before = 104.0, watched.restarts
+    watched.see(WAITS, 105.0)
+    watched.see(WAITS, 107.0)
+    watched.see(RUNS.replace("Restarts=1", "Restarts=2"), 108.0)
+    assert (watched.stopped_s, watched.restarts - watched.restarts_before) == (3.0, 1)
+    watched.end()
+    watched.see(WAITS, 120.0)
+    assert (watched.stopped_s, watched.gpus) == (3.0, 4), "what comes after is no part of the row"
+
+
+def test_two_stops_and_long_ones_and_late_starts_are_wrong() -> None:
+    assert not wrong([row(), row(stops=1, stopped_s=9.0), row(stops=3, stopped_s=60.0, control_stops=1)])
+    assert wrong([row(stops=2, stopped_s=4.0)]) == ["grow a limit: 2 stops, 4 s"]
+    assert wrong([row(stops=1, stopped_s=11.0)])
+    assert not wrong([row(act="start", stopped_s=16.0, control_stopped_s=2.0)])
+    assert wrong([row(act="start", stopped_s=18.0, control_stopped_s=2.0)])
+    assert wrong([row(cause="none")]) == ["grow none: it did not grow"], (
+        "else the other rows could see no move"
+    )
+
+
+def test_the_page_says_what_ran_and_what_did_not() -> None:
+    told = page(
+        [row(), row(cause="met once", stops=1, stopped_s=7.5), row(cause="broken", error="no start")],
+        "abc",
+        [("grow", "a limit"), ("grow", "broken"), ("shrink", "later")],
+    )
+    assert "At abc: 1 of 2 refused growths stopped the training for 0 s, none for more than 7.5 s" in told
+    assert "Without a result: grow: broken; shrink: later." in told
+    assert len(ROWS) >= 50
+    assert len(WANTED) == len(set(WANTED)), "each row has a name of its own"
