@@ -80,7 +80,7 @@ def main() -> None:
         "# The site report on Philly's log, and on a million records",
         "`make bench-report` wrote this page, on two CPU cores that other work used, too: seconds of CPU "
         "are the report, seconds on the clock the machine. "
-        "[What a cluster loses](../administrator-guide/report.md) explains the lines.",
+        "[What a cluster loses](../../docs/administrator-guide/report.md) explains the lines.",
         "## Philly, 82,247 jobs",
         "The CSV of the OSDI 2021 artifact has one time per job, a duration and a number of GPUs: no waits, no states, "
         "no nodes. So the report knows the hours held; capacity is the most that each virtual cluster held at a time.",
