@@ -229,6 +229,9 @@ bench_accuracy = $(BENCH).accuracy --json bench-out/accuracy.json --markdown tes
 bench_optimizers = $(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 # Ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json.
 bench_mistakes = $(BENCH).mistakes --json bench-out/mistakes.json
+# Ten trainings in the shape of public scripts, plain against port, on 1 to 3 ranks and after kills (10 minutes);
+# tests/benchmarks/ports.md.
+bench_ports = $(BENCH).ports --markdown tests/benchmarks/ports.md
 # What each ending costs a training, or ONLY='"rank killed" "scancel/map"' (half an hour, root); bench-
 # out/endings.json, tests/benchmarks/endings.md.
 bench_endings = $(BENCH).endings $(if $(ONLY),--only $(ONLY)) --json bench-out/endings.json --markdown tests/benchmarks/endings.md

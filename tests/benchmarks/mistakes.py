@@ -6,7 +6,7 @@ Each slip is a small real training, on one rank or on several over gloo, in one 
 ways: `right` (the weights are those of the script without the slip, or what its row in `SLIPS` says), `message` (the
 agent said something beyond its usual lines), or `refused` (an error of the agent ends the training). A slip that ends
 in none of them is `silent`, or `hangs`; the exit status is then 1. The slips are those of
-`mistakes_scripts.py` and `mistakes_state.py`.
+`mistakes_scripts.py`, `mistakes_state.py` and `mistakes_units.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from contrib.devcluster.processes import free_ports
 from tests.benchmarks.mistakes_scripts import SLIPS, Attempt, Slip
 from tests.benchmarks.mistakes_state import STATE_SLIPS
+from tests.benchmarks.mistakes_units import UNIT_SLIPS
 from tests.benchmarks.results import save
 
 LIMIT_S = 90.0
@@ -203,7 +204,7 @@ def main() -> int:
     options = parser.parse_args()
     references: dict[Any, list[Rank]] = {}
     rows = []
-    for slip in (*SLIPS, *STATE_SLIPS):
+    for slip in (*SLIPS, *STATE_SLIPS, *UNIT_SLIPS):
         if options.only and slip.name not in options.only:
             continue
         row = measure(slip, references)

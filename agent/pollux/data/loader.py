@@ -33,7 +33,7 @@ from torch.utils.data import (
 )
 
 from pollux.data.identity import Identity, difference, identity
-from pollux.data.place import ElasticData, RankShare, mix_seed
+from pollux.data.place import OTHER_LENGTH, ElasticData, RankShare, mix_seed
 from pollux.data.plan import MicroBatch, Order, order_digest, pass_order
 from pollux.data.stream import ElasticStream
 from pollux.errors import BatchError, DataError
@@ -199,6 +199,8 @@ class ElasticLoader(ElasticData):
             **options,
         )
         self._loader = self._make_loader()
+        self._restored = False
+        """The place was restored, and no pass was begun since."""
         self._identity: Identity | None = None
         """What the data was known by when the job began."""
         self._loader_pass = 0
@@ -212,9 +214,12 @@ class ElasticLoader(ElasticData):
 
     def begin_pass(self) -> None:
         """Follow a dataset or sampler whose length the script has changed between two passes."""
-        if self._cursor or self._committed:
+        if (self._cursor or self._committed) and not self._restored:
             return
+        self._restored = False
         found = _length_of(self._sampler if self._sampler is not None else self.dataset)
+        if self._committed and found != self._length:
+            raise DataError(OTHER_LENGTH.format(self._length, found))
         if found == self._length:
             return
         if found < max(self._share.local_batch, self._share.full if self.drop_last else 0):
@@ -223,6 +228,10 @@ class ElasticLoader(ElasticData):
                 f"{self._share.world_size} ranks x {self._share.local_batch}; make the loader for the smallest length"
             )
         self._length, self._order = found, None
+
+    def _accept_length(self, saved: int) -> None:
+        """Take over the saved length until the loop begins: the script may change its dataset before."""
+        self._length, self._order, self._restored = saved, None, True
 
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         micro = self._plan(self._cursor, self._length)

@@ -14,6 +14,11 @@ from pollux.errors import BatchError, DataError
 
 STATE_VERSION = 1
 
+OTHER_LENGTH = (
+    "the dataset had {} samples at the checkpoint and has {} now, so the saved place is useless; restore the dataset, "
+    "or start without the checkpoint"
+)
+
 
 @dataclass(frozen=True)
 class RankShare:
@@ -259,10 +264,7 @@ class ElasticData(ABC):
     def _accept_length(self, saved: int) -> None:
         """Raise DataError if a saved pass had another number of samples."""
         if saved != self.length:
-            raise DataError(
-                f"the dataset had {saved} samples at the checkpoint and has {self.length} now, so the saved place is "
-                "useless; restore the dataset, or start without the checkpoint"
-            )
+            raise DataError(OTHER_LENGTH.format(saved, self.length))
 
     def _reaches(self, position: int) -> bool:
         """Whether a pass can have `position` samples."""

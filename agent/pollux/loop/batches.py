@@ -44,6 +44,7 @@ class TrainingLoader:
         stepper, coordinator, data = self._stepper, self._coordinator, self.data
         step = stepper.training.step
         stepper.enter()
+        stepper.units.begin_loop(over=stepper.epoch_done())
         coordinator.enter()
         try:
             while not stepper.epoch_done():
@@ -186,6 +187,8 @@ class MicroBatchContext:
             self._unsynchronised.__enter__()
         self._meter.before_pass(stepper.synchronises)
         self._mark = self._trained.kept.mark()
+        # In the first pass alone: it looks at each parameter.
+        self._writes = None if stepper.training.step.looped else self._trained.writes()
 
     def _reduce(self, reduce: bool) -> None:
         if self._meter.reduces is not reduce:  # it walks through all modules
@@ -225,6 +228,8 @@ class MicroBatchContext:
                 f"{share:g} in the step; after loss.backward() it counts as if that were 1",
                 stacklevel=2,
             )
+        if self._writes is not None and self._writes != self._trained.writes():
+            logger.warning(slips.STEPS_IN_BACKWARD)
         self._trained.passed = True
         stepper.training.timer.passed()
         step = stepper.training.step
@@ -252,6 +257,11 @@ def whole_step(
         loss = loss_of()
         if loss is None:
             skip(stepper, trained)
+        elif not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = (
+                f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
+            raise LoopMistake(slips.NO_LOSS.format(found))
         else:
             try:
                 backward(stepper, trained, loss, weight)

@@ -78,6 +78,18 @@ NO_FUNCTION = (
     "got {}"
 )
 
+STEPS_IN_BACKWARD = (
+    "the model's parameters changed within a pass. If an optimizer steps in hooks of the backward pass, it takes a "
+    "step in each pass, of gradients that the ranks have not averaged: make one optimizer, and let job.step(...) step "
+    "it"
+)
+"""Warned of in the first pass."""
+
+NO_LOSS = (
+    "expected the function of job.step(...) to return one number as a tensor, the mean loss of its examples, got {}: "
+    "keep other values in a variable of the script (nonlocal), and average a loss per example"
+)
+
 OWN_BACKWARD = (
     "the loss that job.step(...) got has no graph any more: its function called loss.backward(). Return the loss, "
     "job.step makes the backward pass"

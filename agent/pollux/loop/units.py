@@ -40,12 +40,19 @@ LEFT_EARLY = (
 )
 
 
+BEGAN_AGAIN = (
+    "the loop over the loader began again in an epoch that is over, and gives no batch: an epoch is one pass through "
+    "the data. Write job.epochs(N) for the number of passes, with one loop over the loader in each. For other passes "
+    "(update_bn, an evaluation) make a torch DataLoader of the dataset"
+)
+
+
 class Units:
     """Says once where a script's counters cannot be what they are called."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._told = self._told_of_rest = False
+        self._told = self._told_of_rest = self._told_of_end = False
 
     def after_pass(self) -> None:
         """A pass is over: a step may have several of them."""
@@ -55,6 +62,13 @@ class Units:
         self._told = True
         if self._training.world.rank == 0:
             notice(PASSES % step.group.passes)
+
+    def begin_loop(self, *, over: bool) -> None:
+        """A loop over the loader begins. `over`: the epoch is."""
+        if over and self._training.step.managed and not self._told_of_end:
+            self._told_of_end = True
+            if self._training.world.rank == 0:
+                logger.warning(BEGAN_AGAIN)
 
     def after_epoch(self) -> None:
         """An epoch of one pass is over, and another one follows: the script may have left it early."""

@@ -193,6 +193,10 @@ class TrainedModel:
         model = self.model
         return isinstance(model, DistributedDataParallel) and not getattr(model, "alone", False)
 
+    def writes(self) -> int:
+        """Count the writes to all parameters, to see later whether there were more. Waits for no device."""
+        return sum(p._version for p in self._parameters)
+
     @property
     def needs_all_gradients(self) -> bool:
         """On several ranks each pass has to use all parameters that require a gradient."""

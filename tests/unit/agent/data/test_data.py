@@ -186,8 +186,14 @@ def test_bad_sizes_and_states_are_refused() -> None:
     with pytest.raises(BatchError, match="at least 1"):
         loaders(5, 1, 0)
     (loader,) = loaders(5, 1, 1)
+    other = {"version": 1, "pass": 0, "position": 2, "seed": 0, "len": 6}
+    loader.load_state_dict(other)
     with pytest.raises(DataError, match="had 6 samples at the checkpoint and has 5 now"):
-        loader.load_state_dict({"version": 1, "pass": 0, "position": 0, "seed": 0, "len": 6})
+        loader.begin_pass()
+    loader.load_state_dict(other | {"position": 0})
+    loader.begin_pass()
+    assert loader.length == 5
+    loader.load_state_dict(other | {"position": 0, "len": 5})
     with pytest.raises(DataError, match="within the data"):
         loader.load_state_dict({"version": 1, "pass": 0, "position": 9, "seed": 0, "len": 5})
     with pytest.raises(DataError, match="expected a saved loader state"):
