@@ -53,7 +53,7 @@ def experiments(records: JobLog, period: tuple[float, float]) -> list[Row]:
         base = np.log(elapsed[own[records.gpus[own] == sizes[0]]])
         for size in sizes[1:].tolist():
             mine = own[records.gpus[own] == size]
-            middle, low, high = _ratio(base, np.log(elapsed[mine]))
+            middle, low, high = ratio(base, np.log(elapsed[mine]))
             more = size / sizes[0]
             found.append(
                 {
@@ -74,7 +74,7 @@ def experiments(records: JobLog, period: tuple[float, float]) -> list[Row]:
     return sorted(found, key=lambda row: (-row["gpu_hours"], row["user"], row["name"], row["gpus"]))
 
 
-def _ratio(few: Numbers, many: Numbers) -> tuple[float, float, float]:
+def ratio(few: Numbers, many: Numbers) -> tuple[float, float, float]:
     """Return the ratio of two geometric means, and its interval: of logarithms, by Welch's t."""
     middle = float(few.mean() - many.mean())
     parts = [values.var(ddof=1) / len(values) for values in (few, many)]

@@ -31,7 +31,7 @@ class Steps:
 
     def __init__(self, patterns: Sequence[re.Pattern[str]]) -> None:
         self._patterns = tuple(patterns)
-        self._tails: dict[int, bytes] = {}
+        self.tails: dict[int, bytes] = {}
         self._lock = threading.Lock()
         self._intervals: deque[tuple[float, float]] = deque(maxlen=KEPT)
         """Steps, and seconds of each."""
@@ -47,8 +47,8 @@ class Steps:
     def feed(self, stream: int, data: bytes, now: float) -> None:
         """Take in what the trainer has printed to one of its streams at a POSIX time."""
         with self._lock:
-            *whole, tail = re.split(rb"[\r\n]", self._tails.get(stream, b"") + data)
-            self._tails[stream] = tail[:LONGEST]
+            *whole, tail = re.split(rb"[\r\n]", self.tails.get(stream, b"") + data)
+            self.tails[stream] = tail[:LONGEST]
             for line in whole:
                 self._line(_COLOUR.sub("", line[:LONGEST].decode(errors="replace")), now)
 

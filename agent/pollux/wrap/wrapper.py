@@ -103,8 +103,8 @@ class Wrapper:
             # A pipe would keep lines back that name steps.
             "PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED", "1"),
         }
-        self._file = file_in(folder, contract.checkpoints)
-        self._sizes = Sizes.read(self._file)
+        self.file = file_in(folder, contract.checkpoints)
+        self._sizes = Sizes.read(self.file)
         self.steps = Steps([contract.step] if contract.step else PATTERNS)
         self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
         self.child: subprocess.Popen[bytes] | None = None
@@ -334,9 +334,9 @@ class Wrapper:
 
     def _write(self) -> None:
         try:
-            self._sizes.write(self._file)
+            self._sizes.write(self.file)
         except OSError as error:
-            log.warning("what was measured cannot be kept in %s: %s", self._file, error)
+            log.warning("what was measured cannot be kept in %s: %s", self.file, error)
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""

@@ -46,11 +46,11 @@ class Publisher:
 
 def attempt(monkeypatch, folder, command, gpus, *, moved):
     monkeypatch.setattr(module, "Publisher", Publisher)
-    monkeypatch.setattr(module, "_size", lambda _environ: (1, gpus))
     monkeypatch.setattr(module, "PASSED_ON", ())
     known = SimpleNamespace(settings=AgentSettings(drain_wait=0.1), times=Times(launched_at=time.time()))
     contract = Contract(command, str(folder / "out/checkpoint-*/trainer_state.json"))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    visible = ",".join(map(str, range(gpus)))
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": visible}
     it = Wrapper(contract, known, SimpleNamespace(job_id=7), folder, environ)
     it.publisher.it, it.publisher.moves = it, int(moved)
     return it, it.run()

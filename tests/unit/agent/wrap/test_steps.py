@@ -74,7 +74,7 @@ def test_the_work_for_a_line_without_end_is_bounded():
     steps = Steps([re.compile(r"step (\d+)")])
     for _ in range(160):
         steps.feed(0, b"x" * 65536, time.time())
-        assert len(steps._tails[0]) <= LONGEST
+        assert len(steps.tails[0]) <= LONGEST
     steps.feed(0, b"\nstep 3\n", 1.0)
     assert steps.number == 3
 

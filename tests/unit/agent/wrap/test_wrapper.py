@@ -55,13 +55,13 @@ def made(tmp_path, monkeypatch):
     kept = [(number, signal.getsignal(number)) for number in module.PASSED_ON]
 
     def make(code, *, gpus=1, grace=60.0, drain_wait=0.5, **more):
-        monkeypatch.setattr(module, "_size", lambda _environ: (1, gpus))
         attempt = SimpleNamespace(
             settings=AgentSettings(drain_wait=drain_wait), times=Times(launched_at=time.time())
         )
         command = [sys.executable, "-c", code]
         contract = Contract(command, str(tmp_path / "step-*"), grace=grace, **more)
-        it = Wrapper(contract, attempt, SimpleNamespace(job_id=7), tmp_path, dict(os.environ))
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
+        it = Wrapper(contract, attempt, SimpleNamespace(job_id=7), tmp_path, environ)
         it.requeued = requeued
         return it
 
@@ -174,7 +174,7 @@ def test_the_batch_size_follows_the_users_schedule(made):
     assert it.run() == 0
     limits = it.report()["limits"]
     assert (limits["initial"], limits["maximum"], limits["local_max"]) == (32, 32, 32)
-    Sizes(step=4.0).write(it._file)
+    Sizes(step=4.0).write(it.file)
     assert made(STEPS, batches=((0.0, 8), (4.0, 32))).report()["batch_size"] == 32, "at its next start, too"
 
 
