@@ -74,12 +74,6 @@ def nobody_asked(site: Site) -> Outcome:
     return Outcome(held > 0, f"the companion holds {held} GPUs; ended: {_ended(site, job_id)}")
 
 
-@attack("mallory", "further: a companion with the wrong nonce")
-def wrong_nonce(site: Site) -> Outcome:
-    move, held, ended = _in_a_growth(site, FAKE_NONCE)
-    return Outcome(held > 0, f"move {move.id}; the companion holds {held} GPUs; ended: {ended}")
-
-
 @attack("mallory", "further: a companion that asks for three nodes where its move adds one")
 def more_than_ordered(site: Site) -> Outcome:
     move, held, _ = _in_a_growth(site, nodes=3)

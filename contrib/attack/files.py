@@ -13,23 +13,6 @@ from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from contrib.devcluster.polluxd import BIN
 
-HOLDS_LEASES = """
-import fcntl, signal, sys, time
-signal.signal(signal.SIGIO, signal.SIG_IGN)
-held = []
-for path in sys.argv[1:]:
-    for flags in ("r+", "r"):
-        file = open(path, flags)
-        try:
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK if flags == "r+" else fcntl.F_RDLCK)
-        except OSError:
-            continue
-        held.append(file)
-        break
-print(len(held), flush=True)
-time.sleep(120)
-"""
-
 
 def shared_folder(site: Site, name: str, mode: int) -> Path:
     """Make a folder of root's to which everybody may write."""
@@ -54,7 +37,7 @@ def checkpoint_race(site: Site) -> Outcome:
     mark.unlink(missing_ok=True)
     as_user(site, "alice", f"os.mkdir({str(shared / 'hers')!r}, 0o755)")
     as_user(site, "mallory", f"os.mkdir({str(shared / 'his')!r}, 0o755)")
-    site.hands("alice", "checkpoints", "sound", str(shared / "hers"))
+    site.hands("alice", "checkpoints", "save", str(shared / "hers"))
     site.hands("mallory", "checkpoints", "bomb", str(shared / "his"), str(mark))
     link = shared / "run"
     his = site.spawn(
@@ -63,24 +46,8 @@ def checkpoint_race(site: Site) -> Outcome:
     assert his.stdout is not None
     his.stdout.readline()
     tried = site.hands("alice", "checkpoints", "load", str(link), timeout_s=90.0)
-    unsafe = re.search(r"([1-9]\d*) refused as unsafe", tried)
-    return Outcome(mark.exists() or not unsafe, " ".join(tried.split())[:300])
-
-
-@attack("mallory", "row 18: a temporary file that is a link to a file of alice's")
-def temporary_file(site: Site) -> Outcome:
-    shared = shared_folder(site, "temporary", 0o777)
-    precious = site.home("alice") / "precious"
-    precious.write_text("precious")
-    os.chown(precious, site.uid("alice"), -1)
-    as_user(
-        site, "mallory", f"os.symlink({str(precious)!r}, {str(shared / '.checkpoint-00000001.pt.tmp')!r})"
-    )
-    said = site.hands("alice", "checkpoints", "save", str(shared))
-    return Outcome(
-        precious.read_text() != "precious" or ("refused" not in said),
-        " ".join(said.split())[:300],
-    )
+    real = re.search(r"[1-9]\d* loaded, [1-9]\d* refused as unsafe", tried)
+    return Outcome(mark.exists() or not real, " ".join(tried.split())[:300])
 
 
 @attack("mallory", "further: alice's checkpoints go to a folder that mallory made or linked first")
@@ -133,41 +100,6 @@ def password_in_clear(site: Site) -> Outcome:
         got == password,
         f"mallory got {'the password' if got == password else got}; {done.stderr.strip()[-200:]}",
     )
-
-
-@attack("mallory", "further: leases on all files of a job drain its node at the job's end")
-def leases(site: Site) -> Outcome:
-    """slurmd drains a node whose epilog takes too long.
-
-    root's open of a file with a lease waits 45 s.
-
-    An epilog of an earlier version opened a file of the job's user.
-    """
-    home = site.home("mallory")
-    files = [home / name for name in ("output", "checkpoint", "ticket")]
-    for path in files:
-        path.write_text("x")
-        os.chown(path, site.uid("mallory"), -1)
-    job_id = site.pollux_job("mallory", "max-gpus=1", f"--output={files[0]}")
-    job = site.job(job_id)
-    assert job is not None
-    (node,) = job.nodes
-    his = site.spawn("mallory", sys.executable, "-c", HOLDS_LEASES, *map(str, files))
-    assert his.stdout is not None
-    held = his.stdout.readline().strip()
-    site.cluster.command("scancel", str(job_id))
-    state = ""
-
-    def over() -> bool:
-        nonlocal state
-        state = site.cluster.command("sinfo", "-h", "-n", node, "-o", "%T").strip()
-        return state == "idle" or "drain" in state
-
-    site.until(over, f"the end of the job on {node}", 40.0)
-    his.kill()
-    if "drain" in state:
-        site.cluster.command("scontrol", "update", f"NodeName={node}", "State=resume")
-    return Outcome("drain" in state, f"{held} leases; node {node} is {state}")
 
 
 @attack("mallory", "further: an output file in alice's folder, by sbatch and by a companion")

@@ -21,19 +21,6 @@ def _harmed(training: Training, grown: Move) -> Outcome:
     )
 
 
-@attack("mallory", "row 1, during a grow: names that stop polluxd, in a growth in place")
-def names(site: Site) -> Outcome:
-    training = site.training()
-    ghost = f"JobId={training.job_id} JobName=y UserId=root(0) GroupId=root(0) JobState=COMPLETED Restarts=7"
-    texts = ("x UserId=a(1) GroupId=b TimeLimit=zz", f"x\n{ghost}", f"x {ghost} NodeList=n1 NumNodes=1")
-    with training.growing() as move, site.without_text_guard():
-        for name in texts:
-            job_id, trouble = site.sbatch("mallory", site.script("named.sh"), f"--job-name={name}")
-            assert job_id is not None, trouble
-        grown = training.ended(move.id)
-    return _harmed(training, grown)
-
-
 @attack("mallory", "row 12, during a grow: 3,000 silent connections to the gateway, in a growth in place")
 def connections(site: Site) -> Outcome:
     training = site.training()

@@ -6,7 +6,6 @@ import os
 import pty
 import select
 import time
-from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
@@ -60,17 +59,3 @@ def escapes_in_explain(site: Site) -> Outcome:
     if "owned" not in shown:
         raise AssertionError(f"the job is not shown: {shown[-300:]!r}")
     return Outcome("\x1b" in shown, f"printed: {shown[shown.index('owned') - 12 :][:40]!a}")
-
-
-@attack("mallory", "further: 200,000 lines of #POLLUX hold slurmctld up")
-def directive_bomb(site: Site) -> Outcome:
-    def seconds(path: Path) -> float:
-        began = time.monotonic()
-        site.sbatch("mallory", path, "--gres=gpu:1", "--open-mode=append")
-        return time.monotonic() - began
-
-    lines = "#POLLUX \n" * 200_000
-    bomb, command_first = site.script("bomb.sh", lines), site.script("first.sh", "true", lines)
-    usual = min(seconds(command_first) for _ in range(3))
-    took = min(seconds(bomb) for _ in range(3))
-    return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")

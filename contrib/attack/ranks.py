@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import zlib
-from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
@@ -98,17 +97,6 @@ def store_flooded(site: Site) -> Outcome:
         grown.step != "training" or not lives,
         f"{floods}; the growth ended as {grown.step} {grown.detail[:160]}; the training goes on: {lives}",
     )
-
-
-@attack("mallory", "row 16: the companion's link, by a guessed key")
-def companions_link(site: Site) -> Outcome:
-    """In an earlier version the key was made of public facts."""
-    job_id = site.resident("alice")
-    public = [f"dev:{job_id}:0", f"{job_id}.0.1", f"companion-{job_id}", str(zlib.crc32(b"%d" % job_id))]
-    key = Path("/proc/sys/kernel/random/uuid").read_text().strip()
-    _, port = _spawned(site, "alice", "victim", "store", "10", key)
-    right = json.loads(_stranger(site, "guess", [int(port)], more=json.dumps(public)))
-    return Outcome(bool(right), f"right: {right}")
 
 
 @attack("mallory", "further: rank 0's memory filled by a greeting without end")

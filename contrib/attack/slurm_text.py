@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from pathlib import Path
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
-from polluxd.cli.output import PrintableConsole
-from polluxd.printable import printable
 
 
 def _submitted(site: Site, name: str, *head: str, gpus: int = 0) -> tuple[int, str]:
@@ -29,27 +26,20 @@ def _submitted(site: Site, name: str, *head: str, gpus: int = 0) -> tuple[int, s
     return job_id, said
 
 
-@attack("mallory", "row 1: a job's name stops polluxd for everybody")
-def name_stops_polluxd(site: Site) -> Outcome:
-    return _read(site, "x UserId=a(1) GroupId=b TimeLimit=zz")
-
-
-def _read(site: Site, name: str) -> Outcome:
-    """Submit a job of this name; see whether polluxd reads it, and goes on."""
-    job_id, said = _submitted(site, name)
+@attack("mallory", "rows 1 and 4: names that stop polluxd for everybody, or invent a job")
+def names_that_stop_polluxd(site: Site) -> Outcome:
+    ghost = "JobId=777777 JobName=y UserId=root(0) GroupId=root(0) TimeLimit=UNLIMITED AdminComment=pollux:v1"
+    of = "UserId=a(1) GroupId=b TimeLimit="
+    names = (f"x {of}zz", "x\nfoo", f"x {of}UNLIMITED\n{ghost}")
+    jobs, said = zip(*(_submitted(site, name) for name in names), strict=True)
     state = site.slurm.observe()
-    seen = [job.job_id for job in state.jobs]
+    seen = {job.job_id for job in state.jobs}
     before = site.cycles()
     site.until(lambda: site.cycles() >= before + 2, "two cycles of polluxd")
     return Outcome(
-        job_id not in seen or bool(state.unreadable),
-        f"polluxd read {seen}, nothing senseless, and made two more cycles; the hook: {said}",
+        not seen.issuperset(jobs) or 777777 in seen or bool(state.unreadable),
+        f"polluxd read {sorted(seen)}, nothing senseless, and made two more cycles; the hook: {said}",
     )
-
-
-@attack("mallory", "row 1: a line break in a name stops polluxd")
-def line_break_stops_polluxd(site: Site) -> Outcome:
-    return _read(site, "x\nfoo")
 
 
 @attack("mallory", "row 2: GPUs claimed by a name")
@@ -69,16 +59,6 @@ def identity_forged(site: Site) -> Outcome:
     return Outcome(
         job.uid == 5 or job.account == "vip" or job.qos == "high",
         f"uid {job.uid}, account {job.account!r}, QOS {job.qos!r}; the hook: {said}",
-    )
-
-
-@attack("mallory", "row 4: a ghost job by a line break in a name")
-def ghost_job(site: Site) -> Outcome:
-    ghost = "JobId=777777 JobName=y UserId=root(0) GroupId=root(0) TimeLimit=UNLIMITED AdminComment=pollux:v1"
-    job_id, said = _submitted(site, f"x UserId=a(1) GroupId=b TimeLimit=UNLIMITED\n{ghost}")
-    seen = {job.job_id for job in site.slurm.observe().jobs}
-    return Outcome(
-        777777 in seen or job_id not in seen, f"polluxd read jobs {sorted(seen)}; the hook: {said}"
     )
 
 
@@ -108,34 +88,22 @@ def token_for_a_plain_job(site: Site) -> Outcome:
     )
 
 
-@attack("mallory", "row 20: terminal escapes in a name")
-def terminal_escapes(site: Site) -> Outcome:
-    name = "x\x1b]0;owned\x07\x1b[2J"
-    job_id, said = _submitted(site, name, "#POLLUX min-gpus=1", gpus=1)
-    job = site.job(job_id)
-    assert job is not None
-    assert job.name == name
-    out = io.StringIO()
-    PrintableConsole(file=out, color_system=None, force_terminal=True).print(f"job {job_id} ({job.name})")
-    return Outcome(
-        "\x1b" in out.getvalue(), f"polluxctl prints {printable(out.getvalue())}; the hook: {said}"
-    )
-
-
-@attack("mallory", "row 22: a script of 4 MB of comment lines holds slurmctld up")
+@attack("mallory", "row 22: scripts of 340,000 comments, or 200,000 lines of #POLLUX, hold slurmctld up")
 def endless_script(site: Site) -> Outcome:
     def seconds(script: Path) -> float:
         began = time.monotonic()
-        job_id, trouble = site.sbatch("mallory", script, "--ntasks=1")
-        assert job_id is not None, trouble
+        site.sbatch("mallory", script, "--gres=gpu:1", "--open-mode=append")
         return time.monotonic() - began
 
-    lines = "# POLLUX x\n" * 340_000
-    long, command_first = site.script("long.sh", lines), site.script("first.sh", "true", lines)
-    # The hook stops at the first command: this is what the transfer of such a script takes by itself.
-    usual = min(seconds(command_first) for _ in range(3))
-    took = min(seconds(long) for _ in range(3))
-    return Outcome(took > 3 * usual, f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")
+    won, evidence = False, []
+    for line in ("# POLLUX x\n" * 340_000, "#POLLUX \n" * 200_000):
+        long, command_first = site.script("long.sh", line), site.script("first.sh", "true", line)
+        # The hook stops at the first command: this is what the transfer of such a script takes by itself.
+        usual = min(seconds(command_first) for _ in range(3))
+        took = min(seconds(long) for _ in range(3))
+        won |= took > 3 * usual
+        evidence.append(f"sbatch took {took:.2f} s, {usual:.2f} s where a command comes first")
+    return Outcome(won, "; ".join(evidence))
 
 
 @attack("mallory", "geometry, partition, name and others changed after submission")

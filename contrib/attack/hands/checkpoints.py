@@ -4,20 +4,25 @@ python -m contrib.attack.hands.checkpoints WHAT FOLDER [MORE]
 
     load           load the newest checkpoint of FOLDER again and again, and print what became of it
     save           save a checkpoint to FOLDER
-    sound, bomb    write a checkpoint to FOLDER; a bomb creates the file MORE where it is unpickled
+    bomb           save a checkpoint to FOLDER that creates the file MORE where it is unpickled
     flip           rename the two folders in MORE (with a colon between) to FOLDER in turns, until it is ended
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import sys
 import time
+import zlib
+from dataclasses import asdict
 from pathlib import Path
 
 from contrib.attack.hands.strangers import Bomb
 
-NAME = "checkpoint-00000001.pt"
+NAME = "checkpoint-00000001"
 TRIES = 3000
 SECONDS = 8.0
 
@@ -27,7 +32,7 @@ def load(folder: Path) -> None:
     from pollux.errors import CheckpointError  # noqa: PLC0415 - as above
 
     print("ready", flush=True)
-    done, unsafe, refused, end = 0, 0, "", time.monotonic() + SECONDS
+    done, loaded, unsafe, refused, end = 0, 0, 0, "", time.monotonic() + SECONDS
     while done < TRIES and time.monotonic() < end:
         done += 1
         try:
@@ -35,10 +40,11 @@ def load(folder: Path) -> None:
             found = store.newest()
             if found is not None:
                 store.read(found)
+                loaded += 1
         except CheckpointError as error:
             refused = str(error)
             unsafe += "belongs to uid" in refused or "may be written by" in refused
-    print(f"{done} tries, {unsafe} refused as unsafe; the last: {refused}", flush=True)
+    print(f"{done} tries, {loaded} loaded, {unsafe} refused as unsafe; the last: {refused}", flush=True)
 
 
 def save(folder: Path) -> None:
@@ -51,12 +57,23 @@ def save(folder: Path) -> None:
         print(f"refused: {error}", flush=True)
 
 
-def archive(folder: Path, content: object) -> None:
-    """Write a checkpoint as torch.save does, by its final name."""
+def bomb(folder: Path, mark: str) -> None:
+    """Put a pickle that runs code into a checkpoint, whose checksum is right."""
     import torch  # noqa: PLC0415 - the others may need no torch
 
-    torch.save(content, folder / NAME)
-    (folder / NAME).chmod(0o644)
+    from pollux.checkpoint import file  # noqa: PLC0415 - as above
+
+    save(folder)
+    content = io.BytesIO()
+    torch.save({"model": Bomb(mark)}, content)
+    state = folder / NAME / "state.pt"
+    with state.open("rb") as saved:
+        trailer = asdict(file.CheckpointFile(saved, state).trailer)
+    data = content.getvalue()
+    raw = json.dumps(trailer | {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}).encode()
+    state.write_bytes(data + raw + file._TAIL.pack(len(raw), zlib.crc32(raw), file.MAGIC))
+    for path, mode in ((folder, 0o755), (folder / NAME, 0o755), (state, 0o644)):
+        path.chmod(mode)
 
 
 def flip(name: Path, first: str, second: str) -> None:
@@ -75,10 +92,8 @@ def main() -> None:
             load(folder)
         case "save":
             save(folder)
-        case "sound":
-            archive(folder, {"model": {}})
         case "bomb":
-            archive(folder, Bomb(sys.argv[3]))
+            bomb(folder, sys.argv[3])
         case "flip":
             flip(folder, *sys.argv[3].split(":"))
 
