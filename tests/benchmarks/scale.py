@@ -140,6 +140,8 @@ class Cluster:
         (folder / "jobs").write_text("".join(f"{line}{_END}\n" for line in lines))
         names = [f"{job['JobID']}{_SEPARATOR}{job['Name']}{_END}\n" for job in self.jobs.values()]
         (folder / "names").write_text("".join(names))
+        words = [f"{job['JobID']}|{job['JobID']}|N/A|||(null)|*:*:*|(null)\n" for job in self.jobs.values()]
+        (folder / "words").write_text("".join(words))
         (folder / "nodes").write_text(self.nodes_text())
 
     def nodes_text(self) -> str:
@@ -169,6 +171,7 @@ _PARTITION = (
 
 
 _SQUEUE = """#!/bin/sh
+[ -n "$SQUEUE_FORMAT2" ] || exec cat FOLDER/words
 separator=${SQUEUE_FORMAT2#*:} separator=${separator%%,*} end=${SQUEUE_FORMAT2##*:}
 case $SQUEUE_FORMAT2 in *Name:*) file=names ;; esac
 case $SQUEUE_FORMAT2 in *UserID:*) file=jobs ;; esac

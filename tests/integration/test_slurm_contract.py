@@ -20,8 +20,8 @@ from contrib.devcluster.power_saving import PowerSaving
 from contrib.devcluster.processes import program
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node
-from polluxd.slurm import fake_power as power_saving
 from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.fake import fake_power as power_saving
 from polluxd.slurm.protocol import Companion, Geometry, SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
 from tests.integration.slurm_jobs import SlurmJobs
