@@ -66,12 +66,12 @@ typed: st.SearchStrategy[Message] = st.one_of(
 
 def sensible(message: Message) -> bool:
     """Return whether each value of a message is of its type."""
-    for value in dataclasses.asdict(message).values():
-        match value:
+    for field in dataclasses.fields(message):
+        match value := getattr(message, field.name):
             case bool() | str():
                 continue
             case int():
-                good = value >= 0
+                good = value >= 0 or field.type == "float"
             case float():
                 good = math.isfinite(value)
             case tuple():
@@ -97,7 +97,7 @@ def test_a_message_with_any_other_field_is_sensible_or_refused(
 ) -> None:
     raw = json.loads(messages.pack(message))
     fields = sorted(raw)
-    raw[fields[hash(name) % len(fields)]] = value
+    raw[fields[sum(map(ord, name)) % len(fields)]] = value
     try:
         found = messages.parse(json.dumps(raw).encode())
     except ValueError:

@@ -144,7 +144,9 @@ class RankState:
 
     def _digests(self, parts: Mapping[str, Any]) -> dict[str, Digests]:
         """Return digests of the script's state. Waits for the device once."""
-        wanted = {name: part for name, part in parts.items() if self._compares(name)}
+        compared = {name: part for name, part in parts.items() if self._compares(name)}
+        # A library's own records (its log, its clocks) differ, and rank 0's are the training's.
+        wanted = {name: part for name, part in compared.items() if not getattr(part, "of_rank_0", False)}
         states = {
             name: part.state_dict() if hasattr(part, "state_dict") else part for name, part in wanted.items()
         }

@@ -9,6 +9,9 @@ from typing import Any
 class LoopState:
     """Lightning's own state as a part of the agent's checkpoints."""
 
+    of_rank_0 = True
+    """Callbacks of each rank measure their own times and losses; those of rank 0 are restored."""
+
     def __init__(self, trainer: Any, schedulers: list[Any]) -> None:
         self._trainer, self._schedulers = trainer, schedulers
 

@@ -26,6 +26,9 @@ class TrainerState:
     train on after the other ranks have stopped.
     """
 
+    of_rank_0 = True
+    """Each rank logs its own losses; those of rank 0 are restored."""
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 

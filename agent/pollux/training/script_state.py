@@ -55,6 +55,7 @@ class ScriptSnapshot:
 
     def __init__(self, part: Any) -> None:
         self._state = part.state_dict()
+        self.of_rank_0 = bool(getattr(part, "of_rank_0", False))
 
     def state_dict(self) -> Any:
         return self._state

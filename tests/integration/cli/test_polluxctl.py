@@ -45,7 +45,7 @@ def store(store):
 
 def test_jobs_explain_and_moves_of_a_real_database(polluxctl):
     (job,) = json.loads(polluxctl("jobs", "--json").stdout)
-    assert (job["job_id"], job["gpus"], job["speedup"], job["moves"]) == (11, 2, 1.5, 1)
+    assert (job["job_id"], job["gpus"], job["speedup"], job["moves"]) == (11, 2, None, 1)
     told = polluxctl("explain", "11")
     assert told.returncode == 0, told.stderr
     assert "grows from 1 to 2 GPUs" in told.stdout

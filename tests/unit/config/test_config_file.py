@@ -151,7 +151,10 @@ def test_settings_of_the_policy_can_be_given_in_the_file():
             "policy.account_ceilings.a: expected a whole number of GPUs from 0; got -1",
         ),
         ("user_ceilings = {a = 1.5}", "policy.user_ceilings.a: "),
-        ('gpu_counts = "odd"', "policy.gpu_counts: expected any, powers-of-two, whole-nodes, or a list"),
+        (
+            'gpu_counts = "odd"',
+            "policy.gpu_counts: expected any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list",
+        ),
         (
             "remaining_work_power = 5.0",
             "policy.remaining_work_power: expected a number from -4 to 4; got 5.0",

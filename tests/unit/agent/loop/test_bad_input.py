@@ -234,10 +234,14 @@ def test_a_stale_checkpoint_in_the_middle_of_other_data_is_refused(tmp_path: Pat
     job.close()
     job = start(checkpoint_dir=tmp_path)
     loader = job.loader(data(65), 16)
-    # Not before the loop: a script may make its dataset longer before each pass.
-    with pytest.raises(Exception, match="restore the dataset") as raised:
+
+    def read() -> None:
         for _ in job.epochs(1):
             next(iter(loader))
+
+    # Not before the loop: a script may make its dataset longer before each pass.
+    with pytest.raises(Exception, match="restore the dataset") as raised:
+        read()
     assert type(raised.value).__module__ == "pollux.errors"
 
 
