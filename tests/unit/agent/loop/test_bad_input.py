@@ -243,6 +243,7 @@ def test_a_stale_checkpoint_in_the_middle_of_other_data_is_refused(tmp_path: Pat
     with pytest.raises(Exception, match="restore the dataset") as raised:
         read()
     assert type(raised.value).__module__ == "pollux.errors"
+    job.close()
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
