@@ -111,7 +111,7 @@ def test_the_job_is_marked_kept_back_and_made_requeueable(site: SlurmJobs) -> No
     )
     after = time.time()
     job = site.job(job_id)
-    assert job.spec == JobSpec(2, 8, adaptive=False, cpus_per_gpu=3, mem_per_gpu_mb=250)
+    assert job.spec == JobSpec(2, 8, adaptive=False, cpus_per_gpu=3, mem_per_gpu_mb=250, own_size=2)
     assert job.state is JobState.PENDING
     assert before + 60 <= (job.eligible_time or 0.0) <= after + 60
     assert " Requeue=1 " in site.shown(job_id)
