@@ -19,6 +19,13 @@ def test_a_life_that_tells_a_broken_polluxd_breaks_no_invariant(seed: int) -> No
     play(seed)
 
 
+@pytest.mark.xfail(
+    strict=True, reason="a job waits beside idle GPUs: an open fault of polluxd, or of the simulation"
+)
+def test_a_life_that_still_breaks_an_invariant() -> None:
+    play(10_058)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_lives() -> None:
