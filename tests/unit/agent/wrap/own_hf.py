@@ -63,3 +63,5 @@ last = get_last_checkpoint(OUT) if os.path.isdir(OUT) else None
 print("resumes from", last, "on", WORLD, flush=True)
 trainer.train(resume_from_checkpoint=last)
 print("ended at", trainer.state.global_step, flush=True)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()  # a rank that leaves gloo's threads running may abort as it exits
