@@ -25,6 +25,7 @@ ELSEWHERE = {
     "polluxd/sim": ["tests/sim"],
     "polluxd/errors.py": ["tests/unit/test_printable.py", "tests/unit/cli/test_polluxctl.py"],
     "polluxd/__init__.py": ["tests/unit/test_capabilities.py"],
+    "polluxd/HOW_IT_RUNS.md": ["tests/unit/test_documents.py"],
     "agent/pollux/goodput.py": ["tests/unit/goodput"],
     "agent/pollux/parameters.py": ["tests/unit/goodput"],
     "agent/pollux/fit.py": ["tests/unit/goodput"],
