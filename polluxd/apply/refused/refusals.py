@@ -17,7 +17,7 @@ the lead over, reads those of a job's own moves before its first order to the jo
 changed until then, so these hold until their next change.
 
 A job without GPUs has no training to stop. Where polluxd cannot see the end of a cause, such a job is tried again
-after a minute, on GPUs that are free.
+after a minute, on GPUs that are free, at its least size: what still refuses a larger one may allow it.
 """
 
 from __future__ import annotations
@@ -343,7 +343,8 @@ class Refusals:
                 yield cap, eligible
                 continue
             rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
-            yield None, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
+            least = None if eligible is None else cap
+            yield least, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
 
     def _by_limit(
         self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, others: float, state: ClusterState
@@ -368,9 +369,10 @@ class Refusals:
         elif job.demands.asked is not None and works < (asked := job.demands.asked[0] * job.demands.asked[1]):
             # No try between its user's size and the refused one: each takes seconds.
             gpus = min(gpus, asked)
-        if gpus < max(job.spec.min_gpus, 1):
-            return None, Eligibility(frozenset(), rule)
-        return (gpus, f"Slurm's refusal ({limit.reason})"), None
+        bound = f"Slurm's refusal ({limit.reason})"
+        if gpus < (least := max(job.spec.min_gpus, 1)):
+            return (least, bound), Eligibility(frozenset(), rule)
+        return (gpus, bound), None
 
     # -- what it tells ---------------------------------------------------------------------------------------
 

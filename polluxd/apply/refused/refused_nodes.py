@@ -11,7 +11,10 @@ from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 Bar = tuple[tuple[int, str] | None, Eligibility | None]
-"""Most GPUs of a job and the rule, and where it may start; None: anything."""
+"""Most GPUs of a job and the rule, and where it may start; None: anything.
+
+With no node left, the GPUs are those at which it is tried again.
+"""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
     left = state.reach(job.partition) - where
     if left and sum(node.capacity for node in state.nodes if node.name in left) >= job.spec.min_gpus:
         return None, Eligibility(left, rule)
-    if not holds and one.target.gpus > max(job.spec.min_gpus, 1):
+    least = max(job.spec.min_gpus, 1)
+    if not holds and one.target.gpus > least:
         return (one.target.gpus - 1, bound), None
-    return None, Eligibility(frozenset(), rule)
+    return None if holds else (least, bound), Eligibility(frozenset(), rule)

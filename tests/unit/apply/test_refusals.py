@@ -112,6 +112,17 @@ def test_one_user_s_refusal_closes_no_account_to_others() -> None:
     assert (verdict.exit_status, verdict.stuck_since) == (2, NOW)
 
 
+def test_a_job_that_is_tried_again_is_tried_at_its_least_size() -> None:
+    trains, waits, exact = running(1, 1), waiting(2, 4), waiting(3, 4, spec=JobSpec(min_gpus=3))
+    known = Learned(trains, waits, exact)
+    known.refuse(trains, "QOSMaxGRESPerUser", 2, held=1)
+    assert known.most() == {1: 1, 2: 0, 3: 0}
+    known.ticks += TRIED_AGAIN_S
+    assert known.most() == {1: 1, 2: 1, 3: 3}, "4 GPUs may be refused still where 1 is not"
+    known.refuse(waits, "QOSMaxGRESPerUser", 1)
+    assert known.most() == {1: 1, 2: 0, 3: 0}, "and not before a minute has passed"
+
+
 def test_a_limit_that_a_large_job_meets_leaves_small_ones_in() -> None:
     greedy, small = waiting(1, 8, spec=JobSpec(min_gpus=8)), waiting(2, 1)
     known = Learned(greedy, small)
