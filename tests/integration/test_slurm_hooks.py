@@ -221,7 +221,7 @@ def test_an_administrator_s_comment_keeps_the_mark_of_a_running_job(site: SlurmJ
     site.start(job_id, ("n2",), 1)
     site.cluster.command("scontrol", "update", f"JobId={job_id}", "AdminComment=ticket 12")
     found = site.job(job_id)
-    assert found.spec == JobSpec(min_gpus=1)
+    assert found.spec == JobSpec(min_gpus=1, own_size=1), "the script calls no pollux, so one GPU is its size"
     assert found.admin_comment.endswith(" -- ticket 12")
 
 
