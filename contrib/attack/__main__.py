@@ -15,13 +15,14 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from contrib.attack.private import site
 from contrib.attack.registry import ATTACKS, Attack, Outcome
 from contrib.attack.rents import SETTINGS
 from contrib.attack.site import Site
 from contrib.devcluster.interrupts import interruptible
-from contrib.devcluster.polluxd import idle_notes
+from contrib.devcluster.polluxd import idle_notes, lost_gpu_s
 from polluxd.printable import printable
 
 THEMES = (
@@ -46,7 +47,7 @@ def tried(attack: Attack, place: Site) -> Outcome:
         place.clear()
 
 
-def row_of(attack: Attack, place: Site) -> dict[str, str]:
+def row_of(attack: Attack, place: Site) -> dict[str, Any]:
     """Attack; return the row of the result."""
     since = time.time()
     outcome = tried(attack, place)
@@ -58,10 +59,11 @@ def row_of(attack: Attack, place: Site) -> dict[str, str]:
         "seen to succeed at": attack.seen,
         "result": "succeeded" if outcome.succeeded else "prevented",
         "evidence": printable(outcome.evidence),
+        "lost_gpu_s": lost_gpu_s(place.store.moves(), since),
     }
 
 
-def told_row_of(attack: Attack, place: Site) -> dict[str, str]:
+def told_row_of(attack: Attack, place: Site) -> dict[str, Any]:
     """Return the row, and print it."""
     since = time.monotonic()
     row = row_of(attack, place)
@@ -70,7 +72,7 @@ def told_row_of(attack: Attack, place: Site) -> dict[str, str]:
     return row
 
 
-def page(rows: list[dict[str, str]], minutes: float) -> str:
+def page(rows: list[dict[str, Any]], minutes: float) -> str:
     """Return the results as a page of Markdown."""
     prevented = sum(row["result"] == "prevented" for row in rows)
     head = f"# Attacks\n\n{prevented} of {len(rows)} attacks prevented, in {minutes:.0f} minutes.\n\n"
@@ -96,7 +98,7 @@ def main() -> int:
     for theme in themes:
         importlib.import_module(f"contrib.attack.{theme}")
     began = time.monotonic()
-    rows: list[dict[str, str]] = []
+    rows: list[dict[str, Any]] = []
     chosen = [attack for attack in ATTACKS if arguments.only in attack.name and attack.theme in themes]
     large = [attack for attack in chosen if attack.theme in ON_LARGE_NODES]
     on_rented = [attack for attack in chosen if attack.theme in ON_RENTED_NODES]

@@ -12,7 +12,7 @@ from typing import Any
 
 from contrib import browser, devcluster
 from contrib.devcluster import DevCluster
-from contrib.devcluster.polluxd import BIN, idle_notes
+from contrib.devcluster.polluxd import BIN, idle_notes, lost_gpu_s
 from polluxd.cli.table_rows import job_rows
 from polluxd.errors import PolluxError
 from polluxd.store import Store
@@ -116,6 +116,10 @@ class Database:
     def idle_notes(self, since: float) -> list[str]:
         """Return what polluxd's watch said since a POSIX time of GPUs that idled beside a waiting job."""
         return idle_notes(self._open(), since)
+
+    def lost_gpu_s(self) -> float:
+        """Return the GPU seconds for which trainings stood because of moves that came to nothing."""
+        return lost_gpu_s(self._open().moves())
 
     def moves(self) -> list[Move]:
         """Return the completed moves in order; a first placement is no move."""

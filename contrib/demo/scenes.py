@@ -114,6 +114,7 @@ def under_pollux(
             database.batch_sizes() | _plain_batches(recording, plain),
             [move for move in database.moves() if move.job_id in names],
             database.noise_scales(names),
+            database.lost_gpu_s(),
         )
     finally:
         database.close()

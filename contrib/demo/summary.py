@@ -53,6 +53,8 @@ class Summary:
     moves: Sequence[Move] = field(default_factory=list)
     noise_scale: Mapping[str, float] = field(default_factory=dict)
     """Median gradient noise scale [examples], by job name."""
+    lost_gpu_s: float = 0.0
+    """For which trainings stood because of moves that came to nothing."""
 
     def _since_start(self, series: Sequence[tuple[float, int]]) -> list[list[float]]:
         zero = self.recording.started_at
@@ -74,7 +76,7 @@ class Summary:
         }
 
     def document(self) -> dict[str, Any]:
-        """Return `{jobs: [...], moves: [...], mean_jct_s, idle_gpu_s}`.
+        """Return `{jobs: [...], moves: [...], mean_jct_s, idle_gpu_s, lost_gpu_s}`.
 
         Times are seconds since the run began.
         """
@@ -94,6 +96,7 @@ class Summary:
             ],
             "mean_jct_s": None if mean_jct is None else round(mean_jct, 1),
             "idle_gpu_s": None if idle is None else round(idle, 1),
+            "lost_gpu_s": self.lost_gpu_s,
         }
 
     @property

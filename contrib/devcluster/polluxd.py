@@ -8,10 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polluxd.apply.idle_watch import PREFIX as IDLE
+from polluxd.model import RESTARTING_PATHS, Move, Step
 from polluxd.store import Store
 
 from .cluster import DevCluster
@@ -97,3 +98,25 @@ class Polluxd(Daemon):
 def idle_notes(store: Store, since: float) -> list[str]:
     """Return what polluxd's own watch has said since a POSIX time of GPUs that idled beside a waiting job."""
     return [cycle.note for cycle in store.cycles_between(since, time.time()) if IDLE in cycle.note]
+
+
+def lost_gpu_s(moves: Iterable[Move], since: float = 0.0) -> float:
+    """Return the GPU seconds for which running trainings stood because of moves that came to nothing.
+
+    A training stands from its last step until it has GPUs again, by this move or a later one of its job.
+    A job that never has them again counts until the end of the move.
+
+    Args:
+        moves: oldest first.
+        since: moves that were planned earlier do not count [POSIX s].
+    """
+    lost, known = 0.0, list(moves)
+    for number, move in enumerate(known):
+        stood = move.times.get(Step.CHECKPOINTED, move.times.get(Step.REQUEUED))
+        vain = move.step is Step.FAILED and move.path in RESTARTING_PATHS
+        if not vain or stood is None or move.times[Step.PLANNED] < since:
+            continue
+        later = (one for one in known[number:] if one.job_id == move.job_id and Step.STARTED in one.times)
+        back = next((one.times[Step.STARTED] for one in later), move.times.get(Step.FAILED, stood))
+        lost += move.source.gpus * max(0.0, back - stood)
+    return round(lost, 1)

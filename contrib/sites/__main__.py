@@ -23,7 +23,7 @@ from pathlib import Path
 from contrib.commit import COMMIT
 from contrib.devcluster import DevClusterError
 from contrib.devcluster.interrupts import interruptible
-from contrib.devcluster.polluxd import idle_notes
+from contrib.devcluster.polluxd import idle_notes, lost_gpu_s
 from contrib.sites.cases import CASES, Case
 from contrib.sites.control import play
 from contrib.sites.page import with_row
@@ -96,6 +96,7 @@ def row_of(case: Case, site: Place, disturb: Callable[[Place], None]) -> dict[st
         "idle_gpu_s_in_control": round(control.gpu_s, 1),
         "longest_idle_s": round(idle.longest_s, 1),
         "moves": len(moves),
+        "lost_gpu_s": lost_gpu_s(moves),
         "what_the_user_saw": printable(told),
     }
     return row | {"disturbed_by": disturb.__name__, "seconds": round(time.time() - started, 1)}

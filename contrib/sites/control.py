@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.devcluster import DevClusterError
-from contrib.devcluster.polluxd import idle_notes
+from contrib.devcluster.polluxd import idle_notes, lost_gpu_s
 from contrib.devcluster.processes import program
 from contrib.sites.generated import STREAM_S, Act, DrawnSite, draw
 from contrib.sites.idle import Measured
@@ -52,6 +52,8 @@ class Run:
     """Seconds in which the job waited beside GPUs that it could use."""
     reasons: dict[str, str] = field(default_factory=dict)
     """polluxd's reason while the job waited beside idle GPUs, or at last."""
+    lost_gpu_s: float = 0.0
+    """For which running jobs stood because of moves that came to nothing."""
 
 
 def play(seed: int) -> dict[str, object]:
@@ -78,6 +80,7 @@ def play(seed: int) -> dict[str, object]:
         row |= {
             "idle_gpu_s_beside_waiting": round(beside.idle.gpu_s, 1),
             "idle_gpu_s_in_control": round(without.idle.gpu_s, 1),
+            "lost_gpu_s": beside.lost_gpu_s,
             "longest_extra_wait_s": round(extra.get(longest, 0.0), 1),
             "of_job": f"{longest}, {idle_s:.0f} s of it beside idle GPUs: {printable(beside.reasons.get(longest, ''))}",
         }
@@ -116,6 +119,7 @@ def _both(drawn: DrawnSite, folders: list[Path]) -> tuple[Run, Run, list[str]]:
         since = time.time()
         plain = pool.submit(_run, control, drawn, beside=False)
         beside = _run(site, drawn, beside=True)
+        beside.lost_gpu_s = lost_gpu_s(site.store.moves())
         without = plain.result()
         wrong = compare(drawn, without, beside)
         notes = [n for n in idle_notes(site.store, since) if not never_runs(n, without, beside)]

@@ -31,6 +31,7 @@ from typing import Any
 
 from contrib.chaos.ledger import Ledger, ledgers, lineage
 from contrib.devcluster import DevCluster
+from contrib.devcluster.polluxd import lost_gpu_s
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.config_file import parse_config
 from polluxd.config.settings import MoveSettings
@@ -288,8 +289,12 @@ def _pause_of_job(found: Sequence[Ledger], planned: float, over: float) -> float
     return min(x.done[0].at for x in found if x.launch == launch and x.done) - max(before)
 
 
-def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """The contract of bench-out/realloc.json: a row per path."""
+def summary(costs: Sequence[Cost], moves: Sequence[Move]) -> list[dict[str, Any]]:
+    """The contract of bench-out/realloc.json: a row per path.
+
+    Args:
+        moves: all of the run.
+    """
     rows = []
     for path in PATHS:
         mine = [cost for cost in costs if cost.path == path]
@@ -303,6 +308,7 @@ def summary(costs: Sequence[Cost]) -> list[dict[str, Any]]:
                 "n": len(mine),
                 "pause_median_s": round(statistics.median(pauses), 3),
                 "pause_p95_s": round(pauses[min(len(pauses) - 1, int(0.95 * len(pauses)))], 3),
+                "lost_gpu_s": lost_gpu_s(moves) if path == "requeue" else 0.0,
                 "decision_to_effect_median_s": round(statistics.median(cost.to_effect for cost in mine), 3),
                 "steps": {
                     name: round(statistics.median(cost.steps.get(name, 0.0) for cost in mine), 3)
@@ -360,7 +366,7 @@ def main() -> None:
             bench = Bench(cluster, folder)
             try:
                 tours = (in_place(arguments.moves), through_the_queue(arguments.moves))
-                rows = summary([cost for tour in tours for cost in bench.take(tour)])
+                rows = summary([cost for tour in tours for cost in bench.take(tour)], bench.store.moves())
             finally:
                 bench.store.close()
     finally:

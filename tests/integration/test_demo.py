@@ -97,7 +97,8 @@ def test_a_small_workload_from_sbatch_to_summary(demo, tmp_path):
     assert process.returncode == 0, text
     assert "Live page, for one browser: http://127.0.0.1:" in text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert set(summary) == {"jobs", "moves", "mean_jct_s", "idle_gpu_s"}
+    assert set(summary) == {"jobs", "moves", "mean_jct_s", "idle_gpu_s", "lost_gpu_s"}
+    assert summary["lost_gpu_s"] == 0
     assert [(job["name"], job["state"]) for job in summary["jobs"]] == [
         ("small", "COMPLETED"),
         ("late", "COMPLETED"),

@@ -70,6 +70,7 @@ def test_the_document_is_the_contract(summary, tmp_path):
         ],
         "mean_jct_s": 59.5,
         "idle_gpu_s": 4 * 59.5 - 10 - 160,
+        "lost_gpu_s": 0.0,
     }
     assert summary.faults() == []
 

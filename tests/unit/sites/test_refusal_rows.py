@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from contrib.devcluster.polluxd import lost_gpu_s
 from contrib.refusals.__main__ import WANTED, Watched, wrong
 from contrib.refusals.causes import ROWS
 from contrib.refusals.page import page
+from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 
 RUNS = "JobId=7 JobName=r7 JobState=RUNNING Reason=None Restarts=1 NodeList=n8 TRES=cpu=4,mem=1600M,node=1,gres/gpu=4"
 WAITS = (
@@ -55,3 +57,24 @@ def test_the_page_says_what_ran_and_what_did_not() -> None:
     assert "Without a result: grow: broken; shrink: later." in told
     assert len(ROWS) >= 50
     assert len(WANTED) == len(set(WANTED)), "each row has a name of its own"
+
+
+def move(
+    number: int, source: Placement, step: Step, *, job_id: int = 7, path: str = "requeue", **at: float
+) -> Move:
+    times = {Step(name): seconds for name, seconds in {"planned": 100.0 + number, **at}.items()}
+    return Move(number, job_id, 0, path, source, Placement(("n1",), 4), "", step, times)
+
+
+def test_a_training_that_stood_for_nothing_counts_until_it_has_gpus_again() -> None:
+    two = Placement(("n1",), 2)
+    failed = move(1, two, Step.FAILED, checkpointed=110.0, requeued=111.0, failed=120.0)
+    refused = move(2, two, Step.FAILED, draining=130.0, failed=140.0)
+    others = move(3, NO_PLACEMENT, Step.TRAINING, job_id=8, path="start", started=121.0)
+    back = move(4, NO_PLACEMENT, Step.TRAINING, path="start", configured=122.0, started=125.0)
+    moved = move(5, two, Step.TRAINING, checkpointed=150.0, requeued=151.0, started=155.0)
+    assert lost_gpu_s([failed, refused, others, back, moved]) == 30.0
+    assert lost_gpu_s([failed]) == 20.0
+    assert lost_gpu_s([failed, back], since=102.0) == 0.0
+    unheard = move(6, two, Step.FAILED, checkpointed=160.0, started=164.0, failed=300.0)
+    assert lost_gpu_s([unheard]) == 8.0, "it trains at its target, as far as anybody knows"
