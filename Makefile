@@ -161,12 +161,6 @@ test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, 
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
 	@contrib/devcluster/torch_versions.sh
 
-#: What is generated and committed
-
-.PHONY: reference
-reference: setup ## what is generated from settings and commands: example configuration, manual pages, docs/reference
-	@$(PYTHON) -m contrib.man.generate
-
 docs-images: ## pictures of the documentation: demo, simulator, pages in Chromium (10 minutes; Debian package chromium); docs/images
 	@contrib/devcluster/install.sh chromium fonts-dejavu-core
 	@$(PYTHON) -m pytest -q tests/browser

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from typer.cli import get_docs_for_click
 from pollux.version import __version__
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
+from polluxd.config.config_file import mode
+from polluxd.config.setting_info import SettingInfo, infos
+from polluxd.config.settings import SECTIONS
+from polluxd.config.settings_reference import about, default_in_words, in_file
 from polluxd.gateway.app import ENDPOINTS
 from polluxd.gateway.openapi import ERRORS, document, summary
 from polluxd.metrics import CLUSTER_GAUGES, Metrics
@@ -240,9 +244,53 @@ def _keys(properties: dict[str, dict[str, Any]]) -> list[str]:
     return rows
 
 
+def configuration() -> str:
+    """Return the page of the settings."""
+    lines = [
+        "# Configuration",
+        "",
+        "polluxd reads `/etc/pollux/polluxd.toml`. `polluxd example-config` prints a file with every key, "
+        "`polluxd check` names every fault of a file, and `systemctl reload polluxd` makes polluxd read it again.",
+        "",
+        *_settings([mode()]),
+    ]
+    for section in SECTIONS:
+        lines += ["", f"## [{section}]", "", about(section), "", *_settings(in_file(section))]
+    lines += [
+        "",
+        "## At run time only",
+        "",
+        "The file cannot hold these settings. They live in the database, and every change is audited "
+        "(`polluxctl audit`).",
+        "",
+        *_settings((info for info in infos("policy") if info.run_time_only), name=lambda info: info.key),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _settings(
+    settings: Iterator[SettingInfo] | list[SettingInfo],
+    name: Callable[[SettingInfo], str] = lambda info: info.key,
+) -> list[str]:
+    return [
+        "| key | value | default | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name(i)}` | {i.expected} | {_shown(default_in_words(i))} | {i.doc}"
+            f"{f' Set it with `{i.run_time_only}`.' if i.run_time_only else ''} |"
+            for i in settings
+        ),
+    ]
+
+
+def _shown(text: str) -> str:
+    return text if text in ("required", "none") else f"`{text}`"
+
+
 def _pages() -> Iterator[tuple[str, str]]:
     yield "polluxctl.md", commands(polluxctl, "polluxctl")
     yield "polluxd.md", commands(polluxd, "polluxd")
+    yield "configuration.md", configuration()
     yield "messages.md", messages()
     yield "openapi.json", json.dumps(document(__version__), indent=1) + "\n"
     yield "metrics.md", metrics()

@@ -1,20 +1,27 @@
-"""Write the settings' pages, and the commands of polluxctl(1) and polluxd(8) from their own help: `make reference`."""
+"""Write what a package holds and the code says: manual pages, and an example of polluxd.toml.
+
+    python -m contrib.man.generate FOLDER
+
+Beside this file are the parts of polluxctl(1) and polluxd(8) that people write; their commands come from `--help`.
+polluxd.toml(5) and the example come from the declaration of the settings.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
-from contrib.man.roff import roff
-from contrib.man.settings_pages import FILES
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
-from polluxd.config.setting_info import OPTIONS
-from polluxd.config.settings_reference import default_in_words
+from polluxd.config.config_file import mode
+from polluxd.config.setting_info import OPTIONS, SettingInfo, infos
+from polluxd.config.settings import SECTIONS
+from polluxd.config.settings_reference import about, default_in_words, example_file, in_file
 
 MAN = Path(__file__).parent
 PAGES = {"polluxctl.1": polluxctl, "polluxd.8": polluxd}
@@ -24,11 +31,10 @@ _SETTINGS = {info.key: info for info in OPTIONS}
 
 
 def page(name: str) -> str:
-    """Return a page with the commands as they are: the text between the sections COMMANDS and OPTIONS."""
+    """Return a page with its commands: the text between the sections COMMANDS and OPTIONS."""
     command = typer.main.get_command(PAGES[name])
-    head, _, rest = (MAN / name).read_text().partition(".SH COMMANDS\n")
-    _, _, tail = rest.partition(".SH OPTIONS\n")
-    return f"{head}.SH COMMANDS\n{''.join(_commands(command, ''))}.SH OPTIONS\n{tail}"
+    head, title, tail = (MAN / name).read_text().partition(".SH COMMANDS\n")
+    return f"{head}{title}{''.join(_commands(command, ''))}{tail}"
 
 
 def _commands(group: Any, before: str) -> Iterator[str]:
@@ -75,8 +81,60 @@ def _option(option: Any, context: Any) -> str:
     return f".TP\n{names}{value}\n{roff(told)}\n"
 
 
-if __name__ == "__main__":
+def manual_page() -> str:
+    """Return polluxd.toml(5)."""
+    lines = [
+        '.\\" Generated from polluxd/config/settings.py.',
+        '.TH POLLUXD.TOML 5 "" "polluxd" "File formats"',
+        ".SH NAME",
+        "polluxd.toml \\- configuration of the Pollux scheduling daemon",
+        ".SH DESCRIPTION",
+        ".BR polluxd (8)",
+        "reads",
+        ".IR /etc/pollux/polluxd.toml .",
+        "It is a TOML file.",
+        ".B polluxd example-config",
+        "prints one with every key, and",
+        ".B polluxd check",
+        "names every fault of a file.",
+        *_entry(mode()),
+    ]
+    for section in SECTIONS:
+        lines += [f".SH [{section}]", roff(about(section))]
+        for info in in_file(section):
+            lines += _entry(info)
+    lines += [".SH SETTINGS AT RUN TIME ONLY", "The file cannot hold these settings."]
+    for info in infos("policy"):
+        if info.run_time_only:
+            lines += [*_entry(info), f"Set it with \\fB{roff(info.run_time_only)}\\fR."]
+    lines += [".SH SEE ALSO", ".BR polluxd (8),", ".BR polluxctl (1)"]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(info: SettingInfo) -> list[str]:
+    return [
+        ".TP",
+        f".B {roff(info.key)}",
+        roff(info.doc),
+        roff(f"Value: {info.expected}. Default: {default_in_words(info)}."),
+    ]
+
+
+def roff(text: str) -> str:
+    """Return the text with what roff takes for commands escaped, and `code` in bold."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = re.sub(r"`([^`]+)`", r"\\fB\1\\fR", text)
+    lines = text.split("\n")
+    return "\n".join("\\&" + line if line[:1] in ("'", ".") and line != ".PP" else line for line in lines)
+
+
+def write(folder: Path) -> None:
+    """Write all into a folder."""
     for name in PAGES:
-        (MAN / name).write_text(page(name))
-    for name, render in FILES.items():
-        (MAN.parents[1] / name).write_text(render())
+        (folder / name).write_text(page(name))
+    (folder / "polluxd.toml.5").write_text(manual_page())
+    (folder / "polluxd.toml").write_text(example_file())
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -50,11 +50,14 @@ put pollux-login 755 usr/share/doc/pollux-login/examples contrib/examples/first.
 put polluxd 644 usr/share/doc/polluxd/examples/grafana contrib/grafana/*
 put polluxd 644 usr/share/doc/polluxd/examples/prometheus contrib/prometheus/*
 put polluxd 644 usr/lib/systemd/system contrib/systemd/*.service contrib/systemd/*.socket
-put polluxd 644 usr/share/polluxd contrib/systemd/polluxd.toml
+pages=$to/pages
+mkdir "$pages"
+"$venv/bin/python3" -m contrib.man.generate "$pages"
+put polluxd 644 usr/share/polluxd "$pages/polluxd.toml"
 install -D -m 644 contrib/systemd/polluxd.sysusers "$to/polluxd/usr/lib/sysusers.d/polluxd.conf"
-put polluxd 644 usr/share/man/man8 contrib/man/polluxd.8
-put polluxd 644 usr/share/man/man5 contrib/man/polluxd.toml.5
-put pollux-runtime 644 usr/share/man/man1 contrib/man/polluxctl.1
+put polluxd 644 usr/share/man/man8 "$pages/polluxd.8"
+put polluxd 644 usr/share/man/man5 "$pages/polluxd.toml.5"
+put pollux-runtime 644 usr/share/man/man1 "$pages/polluxctl.1"
 put pollux-node 644 usr/share/man/man1 contrib/man/pollux.1
 completion() { # completion PACKAGE PROGRAM SHELL PATH
   local file=$to/$1/usr/share/$4

@@ -3,7 +3,7 @@
 Each class is a section of polluxd.toml. `PolicySettings` can also be changed in the database at run time. Everything
 else is derived from these classes: parsing (`config_file`), what the database may hold (`store.rows`), the
 options of `polluxctl settings`, error messages, the example file (`settings_reference`), and the reference pages
-(`contrib/man/settings_pages.py`).
+(`contrib/man/generate.py`, `docs/generate.py`).
 
 To add a setting, add a field with its default and a docstring. The first sentence of the docstring is the help text.
 """

@@ -1,4 +1,4 @@
-"""The example file, and how the reference pages show a setting (`contrib/man/settings_pages.py`)."""
+"""The example file, and how reference pages show a setting (`docs/generate.py`, `contrib/man/generate.py`)."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import polluxd
 from polluxd.config.config_file import Config, load_config, parse_config
 from polluxd.config.setting_info import infos
 from polluxd.config.settings import SECTIONS, PolicySettings
+from polluxd.config.settings_reference import example_file
 from polluxd.errors import ConfigError
 from polluxd.model import DaemonMode
 from polluxd.slurm.topology import racks_of
 
-EXAMPLE = Path(__file__).parents[3] / "contrib" / "systemd" / "polluxd.toml"
 LEAST = '[slurm]\ncluster = "c"\n[database]\nurl = "postgresql://pollux_daemon@localhost/pollux"\n'
 
 
@@ -39,10 +39,12 @@ def test_the_least_file_and_its_defaults():
     assert config.policy == PolicySettings(remaining_work_power=-0.25)
 
 
-def test_the_example_shows_every_key_with_its_default():
-    assert load_config(EXAMPLE).slurm.cluster == "mycluster"
+def test_the_example_shows_every_key_with_its_default(tmp_path):
+    example = tmp_path / "polluxd.toml"
+    example.write_text(example_file())
+    assert load_config(example).slurm.cluster == "mycluster"
     # In the example file a comment begins with "# ", a key that is commented out with "#" alone.
-    document = tomllib.loads(re.sub(r"(?m)^#(?! )", "", EXAMPLE.read_text()))
+    document = tomllib.loads(re.sub(r"(?m)^#(?! )", "", example_file()))
     Config.model_validate(document)
     for section in SECTIONS:
         shown = document[section]
