@@ -21,6 +21,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from .payloads import ErrorAnswer, ErrorDetail
 from .records import Holder
 
 
@@ -176,6 +177,15 @@ class Visitor(HttpToolsProtocol):
             self.send_400_response(f"expected at most {self._bounds.request_bytes} bytes of a request")
         else:
             super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no request, or too many, and read no more."""
+        content = ErrorAnswer(error=ErrorDetail(code="refused", message=msg)).model_dump_json()
+        self.transport.write(
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"content-length: {len(content)}\r\n\r\n{content}".encode()
+        )
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         unsent = self.transport.get_write_buffer_size()

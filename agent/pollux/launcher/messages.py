@@ -152,7 +152,7 @@ def _is_text(value: Any) -> bool:
 
 _VALID: dict[Any, Callable[[Any], bool]] = {
     "int": _is_count,
-    "float": lambda value: type(value) in (int, float) and math.isfinite(value),
+    "float": lambda value: type(value) in (int, float) and 0 <= value < math.inf,
     "bool": lambda value: isinstance(value, bool),
     "str": _is_text,
     "tuple[str, ...]": lambda value: isinstance(value, list) and all(map(_is_text, value)),

@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import suppress
 from urllib.parse import quote
 
 import pytest
 
 from polluxd.errors import StoreRejected, StoreUnavailable
 from polluxd.gateway import order_watch
+from polluxd.gateway.payloads import ReportMessage
 from polluxd.model import JobState, Placement, Step
-from tests.integration.gateway.serving import PATIENCE_S, Caller, serving, token_of, user_token_of
+from tests.integration.gateway.serving import (
+    PATIENCE_S,
+    Caller,
+    connect,
+    serving,
+    token_of,
+    until_closed,
+    user_token_of,
+)
 from tests.integration.store.reports import payload
 
 pytestmark = pytest.mark.slurm
@@ -199,6 +209,38 @@ def test_what_is_no_report_is_refused_and_the_next_one_counts(caller, store, bod
     job = caller(7)
     assert job.code("POST", "/v1/report", body=body) == (422, "refused")
     assert store.reports() == {}
+    assert job.ask("POST", "/v1/report", payload())[0] == 204
+
+
+def chunked(body):
+    return {"transfer-encoding": "chunked"}, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+def whole(body):
+    return {"content-length": len(body)}, body
+
+
+def announced_small(body):
+    return {"content-length": 10, "x": "y" * 9000}, body
+
+
+@pytest.mark.parametrize("form", [whole, chunked, announced_small])
+@pytest.mark.parametrize("padding", [9_000, 20_000, 200_000])
+def test_nothing_is_parsed_of_more_than_8_kib(caller, store, url, monkeypatch, form, padding):
+    parsed = []
+    monkeypatch.setattr(ReportMessage, "model_validate_json", lambda text: parsed.append(text))
+    job = caller(7)
+    headers, body = form(json.dumps(payload()).encode() + b" " * padding)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    head = f"POST /v1/report HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {job.token}\r\n{lines}\r\n"
+    with connect(url) as raw:
+        with suppress(ConnectionError):  # the gateway reads no more
+            raw.sendall(head.encode() + body)
+        answer = until_closed(raw)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "refused"
+    assert (parsed, store.reports()) == ([], {})
+    monkeypatch.undo()
     assert job.ask("POST", "/v1/report", payload())[0] == 204
 
 
