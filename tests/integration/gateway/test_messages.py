@@ -228,7 +228,7 @@ def announced_small(body):
 @pytest.mark.parametrize("padding", [9_000, 20_000, 200_000])
 def test_nothing_is_parsed_of_more_than_8_kib(caller, store, url, monkeypatch, form, padding):
     parsed = []
-    monkeypatch.setattr(ReportMessage, "model_validate_json", lambda text: parsed.append(text))
+    monkeypatch.setattr(ReportMessage, "model_validate_json", parsed.append)
     job = caller(7)
     headers, body = form(json.dumps(payload()).encode() + b" " * padding)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
