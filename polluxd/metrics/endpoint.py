@@ -1,110 +1,93 @@
 """The HTTP endpoint that Prometheus scrapes.
 
-Whoever reaches the address can connect: the number of connections and the time of each are bounded, and no request
-changes anything.
+Whoever reaches the address can connect, and no request changes anything. So a page is made once a second at most,
+whoever asks; it lies ready for its reader, and no thread waits for one. A connection has five seconds, and beyond a number
+of them each new one takes the place of the oldest: nobody keeps another one out by asking slowly, or by not reading.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import socket
 import threading
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+import time
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS = 8
-"""Most connections at one time. A further one takes the place of the oldest that has asked for nothing yet."""
+CONNECTIONS = 256
+"""Most connections at one time."""
 PATIENCE_S = 5.0
 """Longest time for one request and its answer."""
+FRESH_S = 1.0
+"""For so long a page is given to all who ask."""
+_LONGEST_REQUEST = 16384
 
 
-class _Handler(WSGIRequestHandler):
-    server: _Server
+class _Page:
+    """The newest page, as a whole answer."""
 
-    def parse_request(self) -> bool:
-        sound = super().parse_request()  # waits for the whole request
-        self.server.asked(self.connection)
-        return sound
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._made_at = -FRESH_S
+        self._answer = b""
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Leave requests out of polluxd's log."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    address_family = socket.AF_INET
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._lock = threading.Lock()
-        self._has_asked: dict[socket.socket, bool] = {}
-        """The connections, the oldest first."""
-        super().__init__(*args, **options)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            full = len(self._has_asked) >= CONNECTIONS
-            silent = next((one for one, asked in self._has_asked.items() if not asked), None)
-            if full and silent is not None:
-                del self._has_asked[silent]
-                _hang_up(silent)
-            accepted = not full or silent is not None
-            if accepted:
-                self._has_asked[request] = False
-        if accepted:
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def asked(self, request: socket.socket) -> None:
-        """Keep the place of a connection on which a request has come."""
-        with self._lock:
-            if request in self._has_asked:
-                self._has_asked[request] = True
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A timeout of the socket would begin again with each byte that a slow client sends.
-        deadline = threading.Timer(PATIENCE_S, _hang_up, (request,))
-        deadline.daemon = True
-        deadline.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            deadline.cancel()
-            with self._lock:
-                self._has_asked.pop(request, None)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no fault of polluxd's."""
-        log.debug("a metrics client failed", exc_info=True)
+    def answer(self) -> bytes:
+        if time.monotonic() - self._made_at >= FRESH_S:
+            self._answer = _answer("200 OK", generate_latest(self._registry))
+            self._made_at = time.monotonic()
+        return self._answer
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
+class _Client(asyncio.Protocol):
+    """One connection: one request, and its answer."""
+
+    def __init__(self, page: _Page, open_ones: dict[_Client, None]) -> None:
+        self._page = page
+        self._open = open_ones
+        self._request = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        # A clock of its own: a client that sends a byte now and then is no quicker for it.
+        self._end = asyncio.get_running_loop().call_later(PATIENCE_S, transport.abort)
+        self._open[self] = None
+        if len(self._open) > CONNECTIONS:
+            next(iter(self._open)).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._request += data
+        if len(self._request) > _LONGEST_REQUEST:
+            self.transport.abort()
+        elif b"\r\n\r\n" in self._request:
+            reads = self._request.startswith(b"GET ")
+            self.transport.write(self._page.answer() if reads else _answer("405 Method Not Allowed", b""))
+            self.transport.close()  # once all is sent
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end.cancel()
+        self._open.pop(self, None)
 
 
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+def _answer(status: str, content: bytes) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(content)}\r\n"
+    return f"{head}Connection: close\r\n\r\n".encode() + content
 
 
 class Endpoint:
     """Serves one registry at the address of `metrics.listen`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._app = make_wsgi_app(registry)
-        self._server: WSGIServer | None = None
+        self._registry = registry
         self._listen = ""
+        self._serving: tuple[socket.socket, asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     @property
     def port(self) -> int | None:
         """The port in use; None while nothing listens."""
-        return self._server.server_port if self._server is not None else None
+        return int(self._serving[0].getsockname()[1]) if self._serving is not None else None
 
     def listen(self, address: str) -> None:
         """Serve at `address` (HOST:PORT) from now on; empty: serve nothing.
@@ -117,16 +100,36 @@ class Endpoint:
         if not address:
             return
         host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        server = make_server(
-            host, int(port), self._app, _Server6 if ":" in host else _Server, handler_class=_Handler
+        six = ":" in host
+        listener = socket.create_server(
+            (host.strip("[]"), int(port)),
+            family=socket.AF_INET6 if six else socket.AF_INET,
+            dualstack_ipv6=six and socket.has_dualstack_ipv6(),
         )
-        threading.Thread(target=server.serve_forever, name="pollux-metrics", daemon=True).start()
-        self._server, self._listen = server, address
+        loop = asyncio.new_event_loop()
+        page, open_ones = _Page(self._registry), dict[_Client, None]()
+        server = loop.run_until_complete(
+            loop.create_server(lambda: _Client(page, open_ones), sock=listener, backlog=CONNECTIONS)
+        )
+        thread = threading.Thread(
+            target=_serve, args=(loop, server, open_ones), name="pollux-metrics", daemon=True
+        )
+        thread.start()
+        self._serving, self._listen = (listener, loop, thread), address
         log.info("metrics at http://%s/metrics", address)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-        self._server, self._listen = None, ""
+        if self._serving is not None:
+            _, loop, thread = self._serving
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+        self._serving, self._listen = None, ""
+
+
+def _serve(loop: asyncio.AbstractEventLoop, server: asyncio.Server, open_ones: dict[_Client, None]) -> None:
+    loop.run_forever()
+    server.close()
+    for client in open_ones:
+        client.transport.abort()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()

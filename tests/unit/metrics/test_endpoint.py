@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import urllib.request
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from contrib.devcluster.processes import free_ports
@@ -50,6 +53,54 @@ def test_silent_clients_keep_nobody_out(serving: Endpoint) -> None:
         client.settimeout(20)
         assert client.recv(1) == b""  # hung up on: the oldest at once, the others when their time is over
         client.close()
+
+
+class Page:
+    """A page of a megabyte, which no buffer of a socket holds."""
+
+    made = 0
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        self.made += 1
+        family = GaugeMetricFamily("page", "x", labels=["n"])
+        for number in range(10_000):
+            family.add_metric([f"{number:0100}"], 1.0)
+        yield family
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Page, int]]:
+    monkeypatch.setattr("polluxd.metrics.endpoint.FRESH_S", 3600.0)
+    registry, made = CollectorRegistry(), Page()
+    registry.register(made)
+    made.made = 0
+    endpoint = Endpoint(registry)
+    endpoint.listen(f"127.0.0.1:{free_port()}")
+    yield made, endpoint.port or 0
+    endpoint.close()
+
+
+def test_clients_that_do_not_read_keep_nobody_out_and_cost_one_page(page: tuple[Page, int]) -> None:
+    made, port = page
+    slow = [socket.socket() for _ in range(CONNECTIONS + 1)]
+    for client in slow:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert scrape(port) == ["page"]
+    assert made.made == 1
+    for client in slow:
+        client.close()
+
+
+@pytest.mark.parametrize("sent", [b"POST / HTTP/1.1\r\n\r\n", b"x" * 20_000, b"\0", b"\r\n\r\n"])
+def test_what_is_no_request_gets_no_page(page: tuple[Page, int], sent: bytes) -> None:
+    made, port = page
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        client.sendall(sent)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(65536)[:12] in (b"", b"HTTP/1.1 405")
+    assert made.made == 0
 
 
 def test_another_address_and_an_empty_one_end_the_old_one(serving: Endpoint) -> None:
