@@ -1,8 +1,8 @@
 """The HTTP endpoint that Prometheus scrapes.
 
 Whoever reaches the address can connect, and no request changes anything. So a page is made once a second at most,
-whoever asks, and no thread waits for its reader. A connection has five seconds, and beyond a number of them each new one
-takes the place of the oldest: nobody keeps another one out by asking slowly, or by not reading.
+whoever asks, and no thread waits for its reader. A connection has five seconds, and beyond a number of them each new
+one takes the place of the oldest: nobody keeps another one out by asking slowly, or by not reading.
 """
 
 from __future__ import annotations
