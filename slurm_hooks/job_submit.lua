@@ -202,15 +202,14 @@ local function pollux_option(job)
   end
 end
 
--- A job that is submitted from within a Pollux job inherits its variables, which would make it look like one.
-local function disinherit(job)
-  local environment = job.environment or {}
-  local nested = given(environment["POLLUX_SUBMITTED"])
-  for _, name in ipairs({ "POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN" }) do
-    if given(environment[name]) then job.environment[name] = "" end
+-- A job that is submitted from within a Pollux job inherits its variables, which would make it look like one. Slurm passes
+-- all variables of a job, which may be a million, for each that is read or written: so of a plain job two are read.
+local function disinherit(environment)
+  if given(environment["POLLUX_SUBMITTED"]) then
+    for _, name in ipairs({ "POLLUX_GATEWAY", "POLLUX_GATEWAY_CA", "POLLUX_TOKEN", "POLLUX_SEARCH" }) do
+      if given(environment[name]) then environment[name] = "" end
+    end
   end
-  -- Outside of Pollux jobs, `polluxctl tune` sets it.
-  if nested and given(environment["POLLUX_SEARCH"]) then job.environment["POLLUX_SEARCH"] = "" end
 end
 
 -- For a site's slurm_job_submit: slurm.SUCCESS, or slurm.ERROR after telling the user why.
@@ -229,7 +228,8 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", fault)
     return slurm.ERROR
   end
-  disinherit(job)
+  local environment = job.environment or {}
+  disinherit(environment)
   local head, companion = pollux_head(script), nil
   companion, fault = pollux_companion(head)
   if companion then
@@ -238,7 +238,7 @@ function pollux_submit(job, part_list, submit_uid)
     log_user("%s", fault)
     return slurm.ERROR
   end
-  local wanted, complaint = pollux_directives(head, given((job.environment or {})["SBATCH_POLLUX"]), option_text)
+  local wanted, complaint = pollux_directives(head, given(environment["SBATCH_POLLUX"]), option_text)
   if head.stray then
     log_user("note: the #POLLUX line %d comes after %s and has no effect", head.stray, head.behind)
   end
@@ -274,7 +274,7 @@ function pollux_submit(job, part_list, submit_uid)
     return slurm.ERROR
   end
 
-  local mode = given(job.environment["SLURM_OPEN_MODE"])
+  local mode = given(environment["SLURM_OPEN_MODE"])
   if mode == "t" then
     log_user("#POLLUX: --open-mode=truncate cannot be used by a Pollux job: each move would empty its log")
     return slurm.ERROR
@@ -320,7 +320,7 @@ function pollux_submit(job, part_list, submit_uid)
   end
   if wanted["search"] then
     fields[#fields + 1] = "search=" .. wanted["search"]
-    job.environment["POLLUX_SEARCH"] = wanted["search"]
+    environment["POLLUX_SEARCH"] = wanted["search"]
   end
   fields[#fields + 1] = "cpus-per-gpu=" .. share.cpus
   if share.cpus_asked then
@@ -369,15 +369,15 @@ function pollux_submit(job, part_list, submit_uid)
   if not (mode or config.log_appends) then
     log_user("note: add '#SBATCH --open-mode=append': without it each move empties the output file")
   end
-  job.environment["POLLUX_GATEWAY"] = config.gateway or ""
-  job.environment["POLLUX_GATEWAY_CA"] = config.gateway_ca or ""
-  job.environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
+  environment["POLLUX_GATEWAY"] = config.gateway or ""
+  environment["POLLUX_GATEWAY_CA"] = config.gateway_ca or ""
+  environment["POLLUX_SUBMITTED"] = tostring(now) -- tells this job from others of its id
   -- Read by the agent, which does not ask Slurm; set always, a job submitted from within another inherits that one's.
-  job.environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
-  job.environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
-  job.environment["POLLUX_MODE"] = wanted["mode"] or (pollux_observes(config, now) and "observe" or "enforce")
-  job.environment["POLLUX_RESIZE"] = wanted["resize"] or "in-place"
-  job.environment["POLLUX_CONTINUE"] = wanted["continue"] or "no"
+  environment["POLLUX_ADAPTIVE"] = wanted["adaptive"] or "yes"
+  environment["POLLUX_PRIOR"] = wanted["prior"] or "yes"
+  environment["POLLUX_MODE"] = wanted["mode"] or (pollux_observes(config, now) and "observe" or "enforce")
+  environment["POLLUX_RESIZE"] = wanted["resize"] or "in-place"
+  environment["POLLUX_CONTINUE"] = wanted["continue"] or "no"
   -- A lease, not a hold: if polluxd dies, the job starts by itself when the lease lapses.
   if pollux_acts(config, now) then
     job.begin_time = math.max(now, begin or 0) + (config.lease_s or 300)

@@ -73,6 +73,7 @@ _FIRST_LETTER = frozenset({"Dependency"})
 _NOTHING = frozenset({"", "(null)", "N/A", "n/a", "NONE", "None", "Unknown"})
 _MAY_HOLD = (JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
 _DIGITS = 18
+_LONGEST_NAME = 64  # each task of an array repeats it, in the database and in each decision's snapshot
 _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
 _MEMORY = re.compile(r"(?:^|,)mem=(\d{1,12}(?:\.\d{1,6})?)([KMGTP]?)(?:,|$)")
 _MEGABYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
@@ -236,10 +237,11 @@ def _job(record: Mapping[str, str]) -> tuple[SlurmJob, str, int | None, int]:
     holding = nodes if state in _MAY_HOLD else ()
     submitted, array = _time(record, "SubmitTime") or 0.0, _array(record)
     cpus = ceil(_number(record, "NumCPUs") / max(len(nodes), 1))
+    name = record["Name"][:_LONGEST_NAME]
     return (
         SlurmJob(
             job_id=_number(record, "JobID"),
-            name=f"{record['Name']} {array[0]}_{array[1]}" if array else record["Name"],
+            name=f"{name} {array[0]}_{array[1]}" if array else name,
             user=intern(_text(record, "UserName")),
             uid=_number(record, "UserID"),
             account=intern(_text(record, "Account")),

@@ -53,3 +53,28 @@ def test_a_script_without_a_directive_costs_what_a_plain_one_costs() -> None:
     plain = steps([("#!/bin/sh\n", 1), ("#SBATCH --gres=gpu:1\n", 20), ("srun hostname\n", 4000)])
     near = steps([("#!/bin/sh\n", 1), ("#POLLUZ aaaaaaaaaaaaaaaaaaaaaaaa=\n", 20), ("srun hostname\n", 4000)])
     assert near <= plain + 150_000, "guesses have a bound of their own"
+
+
+@pytest.mark.parametrize(
+    ("head", "option", "most"),
+    [
+        ("", "", 2),
+        ("#POLLUX min-gpus=2", "time_min", 2),
+        ("#POLLUX min-gpus=2", "", 12),
+        ("#POLLUX min-gpus=2 search=lr", "", 13),
+    ],
+)
+def test_variables_are_looked_at_a_few_times(head: str, option: str, most: int) -> None:
+    """Slurm passes all variables of a job, which may be a million, for each that is read or written."""
+    program = f"""{PRELUDE}
+local job = job_of("#!/bin/sh\\n{head}\\npollux run train.py")
+local touched, inside = 0, {{}}
+job.environment = setmetatable({{}}, {{
+  __index = function(_, name) touched = touched + 1; return inside[name] end,
+  __newindex = function(_, name, value) touched = touched + 1; inside[name] = value end }})
+if "{option}" ~= "" then job["{option}"] = 1 end
+slurm_job_submit(job, nil, 1000)
+print(touched)"""
+    done = subprocess.run([LUA, "-"], input=program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 < int(done.stdout) <= most

@@ -300,6 +300,7 @@ def test_a_job_from_within_a_pollux_job_inherits_nothing_of_it() -> None:
         "POLLUX_GATEWAY": "https://g:1",
         "POLLUX_GATEWAY_CA": "/ca",
         "POLLUX_TOKEN": "{}",
+        "POLLUX_SUBMITTED": "17",
         "SLURM_OPEN_MODE": "a",
     }
     plain = submit("", environment=inherited)

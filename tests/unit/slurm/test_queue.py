@@ -191,7 +191,7 @@ def test_no_jobs_and_an_answer_that_is_cut_off() -> None:
 @given(name=st.text(), other=st.text())
 def test_whatever_a_name_holds_it_names_its_own_job(name: str, other: str) -> None:
     queue = read(RUNNING | {"Name": name}, RUNNING | {"JobID": "8", "Name": other})
-    assert [(job.job_id, job.name) for job in queue.jobs] == [(7, name), (8, other)]
+    assert [(job.job_id, job.name) for job in queue.jobs] == [(7, name[:64]), (8, other[:64])]
 
 
 def test_a_name_that_looks_like_a_record_is_a_name() -> None:
@@ -199,7 +199,14 @@ def test_a_name_that_looks_like_a_record_is_a_name() -> None:
     assert guess.separator != jobs_query().separator
     name = f"x{guess.separator}{guess.end}\n9{guess.separator}forged{guess.separator}{guess.end}\nJobId=9 UserId=0"
     (job,) = read(RUNNING | {"Name": name}).jobs
-    assert (job.job_id, job.uid, job.name) == (7, 1000, name)
+    assert (job.job_id, job.uid, job.name) == (7, 1000, name[:64])
+
+
+def test_a_name_of_1024_letters_is_short_in_each_task_s_row() -> None:
+    task = PENDING | {"Name": "é" * 1024, "ArrayJobID": "2"}
+    for each in read(task | {"JobID": "6", "ArrayTaskID": "3"}, RUNNING | {"Name": "é" * 1024}).jobs:
+        assert each.name.startswith("é" * 64)
+        assert len(each.name) <= 64 + len(" 2_3")
 
 
 def test_tasks_of_an_array_that_wait_in_one_record_are_one_job() -> None:
