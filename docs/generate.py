@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from openapi import ERRORS, document, summary
 from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
 
@@ -24,7 +25,6 @@ from polluxd.config.setting_info import SettingInfo, infos
 from polluxd.config.settings import SECTIONS
 from polluxd.config.settings_reference import about, default_in_words, in_file
 from polluxd.gateway.app import ENDPOINTS
-from polluxd.gateway.openapi import ERRORS, document, summary
 from polluxd.metrics import CLUSTER_GAUGES, Metrics
 from polluxd.metrics.declared import (
     CYCLE_RESULTS,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from contrib.attack.training import training as alices_training
 from polluxd.apply.companions import gather
 from polluxd.model import JobState, Move, Placement
 
@@ -113,7 +114,7 @@ def named_like_its_mark(site: Site) -> Outcome:
 @attack("mallory", "further: a plain job named like the companion of alice's job, during her grow")
 def named_like_hers(site: Site) -> Outcome:
     """A reader that cancels or adopts by name would take his job, too."""
-    training = site.training()
+    training = alices_training(site)
     with training.growing() as move:
         name = f"{site.slurm.jobs([training.job_id])[training.job_id].name}.companion"
         job_id, trouble = site.sbatch("mallory", site.script("plain.sh"), f"--job-name={name}", "--ntasks=1")
@@ -133,7 +134,7 @@ def named_like_hers(site: Site) -> Outcome:
 )
 def taken_for_hers(site: Site) -> Outcome:
     """Ids of moves count up, and the lower job id would be taken first."""
-    training = site.training()
+    training = alices_training(site)
     with training.growing() as move:
         job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
         grown = training.ended(move.id)

@@ -9,6 +9,7 @@ from contrib.attack.answers import Request
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from contrib.attack.training import Training
+from contrib.attack.training import training as alices_training
 from polluxd.model import Move
 
 
@@ -23,7 +24,7 @@ def _harmed(training: Training, grown: Move) -> Outcome:
 
 @attack("mallory", "row 12, during a grow: 3,000 silent connections to the gateway, in a growth in place")
 def connections(site: Site) -> Outcome:
-    training = site.training()
+    training = alices_training(site)
     with training.growing() as move, gateway.flood(site, "silent", 3000):
         grown = training.ended(move.id)
     return _harmed(training, grown)
@@ -31,7 +32,7 @@ def connections(site: Site) -> Outcome:
 
 @attack("mallory", "row 21, during a grow: an order to grow, and its nonce, asked with a token of mallory's")
 def order_asked(site: Site) -> Outcome:
-    training = site.training()
+    training = alices_training(site)
     asked: Request = ("GET", "/v1/orders?seen=", None)
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)

@@ -8,6 +8,7 @@ import zlib
 
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
+from contrib.attack.training import training as alices_training
 from contrib.devcluster.processes import free_ports
 
 HERE = "127.0.0.1"
@@ -39,7 +40,7 @@ def _strangers(site: Site, what: str, ports: list[int], seconds: float) -> str:
 def pickle_in_a_store(site: Site) -> Outcome:
     mark = site.home("alice") / "owned"
     mark.unlink(missing_ok=True)
-    training = site.training()
+    training = alices_training(site)
     order = json.dumps([str(site.uid("alice")), str(mark)])
     his, _ = _spawned(site, "mallory", "strangers", "pickles", HERE, "[0]", "20", order)
     with training.growing() as move:
@@ -59,7 +60,7 @@ def pickle_in_a_store(site: Site) -> Outcome:
 @attack("mallory", "row 7, during a grow: the store of rank 0 asked without its secret")
 def store_without_secret(site: Site) -> Outcome:
     """In an earlier version the key was guessable."""
-    training = site.training()
+    training = alices_training(site)
     job_id, attempt = training.job_id, 0
     words = ["", "pollux", f"{job_id}", f"{job_id}.{attempt}.0", f"dev:{job_id}:{attempt}", str(job_id) * 4]
     with training.growing() as move:
@@ -84,7 +85,7 @@ def launchers_held_up(site: Site) -> Outcome:
 
 @attack("mallory", "row 15, during a grow: the store of rank 0 flooded by idle connections and endless bytes")
 def store_flooded(site: Site) -> Outcome:
-    training = site.training()
+    training = alices_training(site)
     floods = []
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)

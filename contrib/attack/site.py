@@ -21,7 +21,6 @@ import psycopg2
 from contrib.attack.answers import Answer, Request, Result, answers
 from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.report import report
-from contrib.attack.training import Training
 from contrib.devcluster import DevCluster
 from contrib.devcluster.power_saving import PowerSaving
 from polluxd.errors import LeaderLost, StoreRejected
@@ -61,7 +60,7 @@ class Site:
         self._spawned: list[subprocess.Popen[str]] = []
         self._residents: dict[str, int] = {}
         self._tokens: dict[tuple[str, int, int], str] = {}
-        self._training: Training | None = None
+        self.residents_training: Any = None
 
     # --- what users do ---------------------------------------------------------------------------
 
@@ -294,12 +293,9 @@ class Site:
                 raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
             time.sleep(0.1)
 
-    def training(self) -> Training:
-        """Return alice's training, which runs until the end of the suite."""
-        if self._training is None:
-            self._training = Training(self, "training")
-            self._submitted.remove(self._training.job_id)
-        return self._training
+    def keep(self, job_id: int) -> None:
+        """Let a job run until the end of the suite."""
+        self._submitted.remove(job_id)
 
     def end_spawned(self) -> None:
         """End the processes that `spawn` started."""

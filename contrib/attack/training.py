@@ -9,12 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from contrib.attack.site import Site
 from polluxd.model import Move, Placement, Step
-
-if TYPE_CHECKING:
-    from contrib.attack.site import Site
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,3 +110,11 @@ class Training:
                 back = self.ended(self.order(*before).id)
                 if back.step is Step.TRAINING:
                     self.nodes = before
+
+
+def training(site: Site) -> Training:
+    """Return alice's training, which runs until the end of the suite."""
+    if site.residents_training is None:
+        found = site.residents_training = Training(site, "training")
+        site.keep(found.job_id)
+    return site.residents_training  # type: ignore[no-any-return]

@@ -18,7 +18,9 @@ lines_product          lines of `polluxd` and `agent/pollux`
 lines_tests            lines of `tests`
 lines_launcher_and_ranks  lines of these two rooms of the agent
 flat_modules           modules of `polluxd` that lie in no room
-max_arguments          arguments of a function besides self and cls
+most_complex           cyclomatic complexity of the worst function, as radon counts it: conditions in expressions too
+lines_contrib          lines of all text files of `contrib`
+contrib_cycles         as `cycles`, of `contrib` and the tests' benchmarks
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -160,12 +163,26 @@ def constructors(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield each function: its arguments besides self and cls, its name."""
+    """Yield each function: its cyclomatic complexity, its name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = node.args
-            names = [each.arg for each in given.posonlyargs + given.args + given.kwonlyargs]
-            yield len(names) - (names[:1] in (["self"], ["cls"])), node.name
+            yield 1 + sum(map(_branches, ast.walk(node))), node.name
+
+
+def _branches(node: ast.AST) -> int:
+    match node:
+        case ast.BoolOp():
+            return len(node.values) - 1
+        case ast.comprehension():
+            return 1 + len(node.ifs)
+        case ast.For() | ast.AsyncFor() | ast.While():
+            return 1 + bool(node.orelse)
+        case ast.Try():
+            return len(node.handlers) + bool(node.orelse)
+        case ast.If() | ast.IfExp() | ast.Assert() | ast.Lambda() | ast.match_case():
+            return 1
+        case _:
+            return 0
 
 
 def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
@@ -226,6 +243,11 @@ def main() -> None:
     crossed = {path: crossings(tree) for path, tree in tested.items()}
 
     shared = duplicates(known)
+    programs = modules((ROOT / "contrib", ROOT / "tests" / "benchmarks"))
+    listed = subprocess.run(
+        ["git", "ls-files", "contrib"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    texts = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
 
     figures = {
         "cycles": len(circles),
@@ -242,7 +264,11 @@ def main() -> None:
             lines(ROOT / "agent" / "pollux" / room) for room in ("launcher", "ranks")
         ),
         "flat_modules": rooms["polluxd"],
-        "max_arguments": called[-1][0],
+        "most_complex": called[-1][0],
+        "lines_contrib": sum(len(path.read_text().splitlines()) for path in texts),
+        "contrib_cycles": len(
+            cycles({name: {*imports(name, path, programs)} for name, path in programs.items()})
+        ),
     }
     limits = json.loads(LIMITS.read_text())
     if arguments.lower:
@@ -261,7 +287,7 @@ def main() -> None:
         for count, owner in built[-10:]:
             print(f"constructor: {count:3} {owner}")
         for count, owner in called[-5:]:
-            print(f"function: {count:3} arguments {owner}")
+            print(f"function: complexity {count:3} {owner}")
         for name in sorted(lengths, key=lengths.__getitem__)[-10:]:
             print(f"module: {lengths[name]:4} lines {name}")
         for folder, count in rooms.most_common(5):

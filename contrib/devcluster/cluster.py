@@ -50,7 +50,7 @@ class DevCluster:
         site: what a site adds to slurm.conf.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each a choice of a test
         self,
         directory: Path | str,
         *,

@@ -199,21 +199,7 @@ def _groups(
     nodes: Mapping[str, Node],
 ) -> tuple[tuple[GpuLimit, ...], dict[int, Eligibility], frozenset[int]]:
     """Limits on GPUs of several jobs, jobs that no group has room for, and plain jobs that get room in all groups."""
-    limited: dict[str, LimitScope] = {}
-    use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
-    mine = {job.job_id for job in ours}
-    for job in state.jobs:
-        for scope in bounds.of(job).scopes if not job.state.finished else ():
-            if not scope.limits.tres and scope.limits.jobs is None:
-                continue
-            limited[scope.name] = scope
-            counted = job.job_id in mine
-            for key in (*scope.limits.tres, "jobs"):
-                if counted and key in scope.enforced:
-                    members[scope.name, key].append(job)
-                elif job.state in _USING:
-                    use[scope.name][key] += 1 if key == "jobs" else job.tres.get(key, 0)
+    limited, use, members = _limited(state, ours, bounds)
     groups: list[GpuLimit] = []
     full: dict[int, Eligibility] = {}
     kinds = {node.gpu_type for node in nodes.values() if node.gpus > 0}
@@ -246,6 +232,28 @@ def _groups(
                 left = _in_gpus(key, less, greediest, kinds, largest) or 0
             groups.append(GpuLimit(rule, tuple(job.job_id for job in jobs), left))
     return tuple(groups), full, admitted
+
+
+def _limited(
+    state: ClusterState, ours: list[SlurmJob], bounds: Lookup
+) -> tuple[dict[str, LimitScope], dict[str, dict[str, int]], dict[tuple[str, str], list[SlurmJob]]]:
+    """The scopes with limits, what other jobs use of each, and our jobs by scope and TRES that they count in."""
+    limited: dict[str, LimitScope] = {}
+    use: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    members: dict[tuple[str, str], list[SlurmJob]] = defaultdict(list)
+    mine = {job.job_id for job in ours}
+    for job in state.jobs:
+        for scope in bounds.of(job).scopes if not job.state.finished else ():
+            if not scope.limits.tres and scope.limits.jobs is None:
+                continue
+            limited[scope.name] = scope
+            counted = job.job_id in mine
+            for key in (*scope.limits.tres, "jobs"):
+                if counted and key in scope.enforced:
+                    members[scope.name, key].append(job)
+                elif job.state in _USING:
+                    use[scope.name][key] += 1 if key == "jobs" else job.tres.get(key, 0)
+    return limited, use, members
 
 
 def _given_way(

@@ -198,14 +198,8 @@ def contending(
 
     They come before some plain job, or may preempt a job by QOS, or polluxd itself could never place them (`left`).
     """
-    plain = [(_order(job, state), state.reach(job.partition)) for job in _waiting_plain_jobs(state)]
     running = [job for job in state.jobs if job.state is JobState.RUNNING]
-    # A waiting job comes before a running job only by its partition's tier.
-    plain += [
-        (((_rank(job, state)[0], sys.maxsize), 0.0), frozenset(job.gpus_per_node_held))
-        for job in running
-        if job.spec is None and job.gpus_per_node_held
-    ]
+    plain = _plain_jobs_in_order(state, running)
     by_qos: dict[str, set[str]] = {}
     for job in running if state.rules.preempts else ():
         by_qos.setdefault(job.qos, set()).update(job.gpus_per_node_held)
@@ -214,12 +208,7 @@ def contending(
     capacity = {node.name: node.gpus for node in state.nodes}  # whoever holds them
     found = []
     for job in state.jobs:
-        if job.job_id not in candidates or job.spec is None or not _waits(job) or job.tasks:
-            continue
-        # Slurm takes --nodelist for the nodes of one placement, and one type at a time.
-        if job.companion or job.demands.nodelist or job.demands.gpu_types:
-            continue
-        if (job.begin_time or 0.0) > state.taken_at:
+        if job.job_id not in candidates or job.spec is None or not _may_start_alone(job, state.taken_at):
             continue
         mine, reach = _order(job, state), state.reach(job.partition)
         preempts = state.rules.preempts.get(job.qos, frozenset())
@@ -236,6 +225,27 @@ def contending(
         if size := least_size(job.spec.min_gpus, names, capacity):
             found.append(Contender(job, size, before))
     return _as_many_as_come_free(state, found)
+
+
+def _plain_jobs_in_order(
+    state: ClusterState, running: Collection[SlurmJob]
+) -> list[tuple[tuple[tuple[int, int], float], frozenset[str]]]:
+    """The plain jobs that wait or run: place in Slurm's order, and nodes."""
+    waiting = [(_order(job, state), state.reach(job.partition)) for job in _waiting_plain_jobs(state)]
+    # A waiting job comes before a running job only by its partition's tier.
+    return waiting + [
+        (((_rank(job, state)[0], sys.maxsize), 0.0), frozenset(job.gpus_per_node_held))
+        for job in running
+        if job.spec is None and job.gpus_per_node_held
+    ]
+
+
+def _may_start_alone(job: SlurmJob, now: float) -> bool:
+    """Whether Slurm may start the waiting job by itself, on nodes that polluxd need not choose."""
+    if not _waits(job) or job.tasks or (job.begin_time or 0.0) > now:
+        return False
+    # Slurm takes --nodelist for the nodes of one placement, and one type at a time.
+    return not (job.companion or job.demands.nodelist or job.demands.gpu_types)
 
 
 def with_contenders(plan: Plan, contenders: Collection[Contender]) -> Plan:

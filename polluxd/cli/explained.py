@@ -112,13 +112,7 @@ def _sizes(found: JobExplanation, node_sizes: Sequence[int]) -> list[dict[str, A
     for (nodes, gpus), goodput, afar, batch in zip(
         shapes, best.goodput, apart.goodput, best.batch_size, strict=True
     ):
-        note = "" if goodput > 0 else "no batch size fits"
-        if (nodes, gpus) == (report.nodes, report.gpus):
-            note = "now"
-        elif report.explored_gpus < gpus <= report.prior_gpus:
-            note = note or "as earlier runs measured it"
-        elif gpus > report.explored_gpus:
-            note = note or f"a guess: measured up to {count(report.explored_gpus, 'GPU')} only"
+        note = _note(report, nodes, gpus, fits=goodput > 0)
         over = float(afar) if racked and nodes > 1 and afar > 0 else None
         if over is not None:
             note = f"{note}{'; ' if note else ''}{number(3)(over)} over several racks"
@@ -134,6 +128,18 @@ def _sizes(found: JobExplanation, node_sizes: Sequence[int]) -> list[dict[str, A
             }
         )
     return rows
+
+
+def _note(report: Report, nodes: int, gpus: int, *, fits: bool) -> str:
+    """Say what the prediction for a size rests on."""
+    if (nodes, gpus) == (report.nodes, report.gpus):
+        return "now"
+    if not fits:
+        return "no batch size fits"
+    if report.explored_gpus < gpus <= report.prior_gpus:
+        return "as earlier runs measured it"
+    measured = count(report.explored_gpus, "GPU")
+    return f"a guess: measured up to {measured} only" if gpus > report.explored_gpus else ""
 
 
 def _over_racks(found: JobExplanation) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.own_rhythm import LONGEST_S
@@ -19,6 +20,7 @@ from polluxd.cycle.gpu_types import GpuTypes
 from polluxd.cycle.trusted_reports import Judged
 from polluxd.model import (
     NO_PLACEMENT,
+    GpuLimit,
     JobSpec,
     JobState,
     Move,
@@ -29,9 +31,9 @@ from polluxd.model import (
     SnapshotJob,
 )
 from polluxd.slurm.priority import priority_weights
-from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.topology import racks_of
-from polluxd.store import CycleRecords, JobTimes
+from polluxd.store import CycleRecords, JobTimes, MoveTotals
 
 LAST_S = 120.0
 """Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
@@ -89,99 +91,8 @@ def build_snapshot(
         doubted: counts a job's reports with such claims, since polluxd started.
     """
     state, settings = seen.state, records.settings
-    under_way = {move.job_id: move for move in records.moves}
-    types = GpuTypes(state.nodes, facts.speeds)
-    offers = _Offers()
-    alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
-    by_priority = priority_weights(alive, settings.slurm_priority)
-    gpus = {node.name: node.gpus for node in state.nodes}
-    shares_memory = any(node.memory_mb for node in state.nodes)
-    jobs = []
-    for job in state.jobs:
-        move = under_way.get(job.job_id)
-        placement = held(job)
-        if move is not None:  # its target may begin with the batch host
-            placement = Placement(tuple(sorted(move.target.nodes)), move.target.gpus_per_node)
-        if (
-            job.spec is None
-            or placement is None
-            or not _eligible(job, moving=move is not None, now=state.taken_at)
-        ):
-            continue
-        total = records.totals.get(job.job_id)
-        report = records.reports.get(job.job_id)
-        if report is not None:
-            here = held(job) if report.attempt == job.restart_count else None
-            report = types.known_to(report, here or NO_PLACEMENT, moves=total.count if total else 0)
-            if report.resize == "in-place" and not resizable(job, report, rules, grows=True):
-                report = replace(report, resize="requeue")
-        known = records.times.get(job.job_id, JobTimes(job.submit_time))
-        whole_nodes = bool(placement) and {gpus.get(n) for n in placement.nodes} == {placement.gpus_per_node}
-        path = likely(job, report, rules, whole_nodes=whole_nodes)
-        pin_reason = _pin_reason(
-            job, move, rules.resting(job.job_id), records.pins.get(job.job_id, ""), state.taken_at
-        )
-        eligible = None if move is not None else rules.eligibility.get(job.job_id)
-        spent = "" if path == "resize" else rules.spent(job.user)
-        staying = (
-            Stay(pin_reason, of_user=False) if pin_reason else _stays(job, report, eligible, spent, rules)
-        )
-        # Where memory bounds nobody, jobs of other memory are alike to the policy.
-        spec, memory = job.spec, job.mem_per_gpu_mb if shares_memory else 0
-        if (spec.mem_per_gpu_mb or 0) != memory:
-            spec = replace(spec, mem_per_gpu_mb=memory or None)
-        costs = total.mean_cost if total else {}
-        most, rule = _within(
-            rules.allowed.most.get(job.job_id, (None, "")),
-            placement,
-            _time_left(report),
-            costs.get("requeue", facts.requeue_cost),
-        )
-        pin_reason, owes = staying.reason if staying else "", False
-        if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
-            # It gives the rest back where it is: a place elsewhere would cost it more.
-            most, rule = _in_share(rules.beyond_share[job.job_id], spec, staying)
-            pin_reason, spec, owes = "", replace(spec, preemptible=True), True
-            eligible = Eligibility(frozenset(placement.nodes), rule)
-        lowered = most is not None and (job.spec.max_gpus is None or most < job.spec.max_gpus)
-        jobs.append(
-            SnapshotJob(
-                job_id=job.job_id,
-                name=job.name,
-                user=job.user,
-                account=job.account,
-                partition=job.partition
-                if pin_reason or eligible is None
-                else offers.of(job.partition, eligible),
-                spec=replace(spec, max_gpus=most) if lowered else spec,
-                max_gpus_rule=rule if lowered else "",
-                submitted_at=known.submitted_at,
-                age=max(0.0, state.taken_at - known.submitted_at),
-                waiting=None if known.held_at is None else max(0.0, state.taken_at - known.held_at),
-                weight=by_priority.get(job.job_id, 1.0),
-                placement=placement,
-                report=None if report is None else report.for_decision(types.names),
-                pinned=bool(pin_reason),
-                pin_reason=pin_reason,
-                started=report is not None or job.state is not JobState.PENDING,
-                time_limit=None if job.spec.continues else job.time_limit_s,
-                attempt=job.restart_count,
-                qos=job.qos,
-                moves=total.count if total else 0,
-                lost_seconds=total.lost_seconds if total else 0.0,
-                move_cost=costs.get(
-                    "requeue", max(facts.requeue_cost, _own_price(report)) + state.kept_off_s
-                ),
-                resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
-                keeps=() if move is not None else keeps(job, report, rules),
-                doubts=judged.doubts.get(job.job_id, ()),
-                unconfirmed=judged.unconfirmed.get(job.job_id, ()),
-                doubted_reports=doubted(job.job_id),
-                contiguous=job.demands.contiguous,
-                max_nodes=rules.most_nodes.get(job.job_id),
-                gives_back=owes or job.job_id in rules.allowed.gives_back,
-            )
-        )
+    views = _Views(facts, state, records, rules, judged, doubted)
+    jobs = [view for job in state.jobs if (view := views.of(job)) is not None]
     ours = {job.job_id for job in jobs}
     others = Counter[str]()
     for job in (*state.jobs, *seen.orphans):
@@ -200,7 +111,7 @@ def build_snapshot(
             node,
             foreign_gpus=node.foreign_gpus + others[node.name],
             rack=node.rack or facts.racks.get(node.name, ""),
-            partitions=offers.on(node),
+            partitions=views.offers.on(node),
             # By its features a node may have a price; one that is off may get one.
             features=node.features
             if node.power != "on" or not settings.cloud_prices.keys().isdisjoint(node.features)
@@ -210,20 +121,156 @@ def build_snapshot(
         )
         for position, node in enumerate(state.nodes)
     )
-    apart = {job.job_id: sum(job.gpus_per_node_held.values()) for job in state.jobs if job.job_id not in ours}
-    limits = tuple(
-        replace(limit, gpus=limit.gpus - sum(apart.get(job_id, 0) for job_id in limit.jobs))
-        for limit in rules.allowed.groups
-    )
     return Snapshot(
         facts.cluster,
         state.taken_at,
         nodes,
         tuple(sorted(jobs, key=lambda j: j.job_id)),
         settings,
-        limits,
+        _limits(state, rules, ours),
         records.rent,
     )
+
+
+def _limits(state: ClusterState, rules: MoveRules, ours: Collection[int]) -> tuple[GpuLimit, ...]:
+    """The limits on GPUs of several jobs, without what jobs use that are not in the picture."""
+    apart = {job.job_id: sum(job.gpus_per_node_held.values()) for job in state.jobs if job.job_id not in ours}
+    return tuple(
+        replace(limit, gpus=limit.gpus - sum(apart.get(job_id, 0) for job_id in limit.jobs))
+        for limit in rules.allowed.groups
+    )
+
+
+class _Terms(NamedTuple):
+    """On what terms a job may be given other GPUs."""
+
+    spec: JobSpec
+    rule: str
+    """Why it may have fewer GPUs than it asks for; empty: it may not."""
+    eligible: Eligibility | None
+    """The nodes on which alone Slurm would start it; None: no such rule."""
+    pin_reason: str
+    gives_back: bool
+
+
+class _Views:
+    """Each job as the policy sees it."""
+
+    def __init__(
+        self,
+        facts: ClusterFacts,
+        state: ClusterState,
+        records: CycleRecords,
+        rules: MoveRules,
+        judged: Judged,
+        doubted: Callable[[int], int],
+    ) -> None:
+        self._facts, self._state, self._records, self._rules = facts, state, records, rules
+        self._judged, self._doubted = judged, doubted
+        self._moves = {move.job_id: move for move in records.moves}
+        self._types = GpuTypes(state.nodes, facts.speeds)
+        alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+        self._weights = priority_weights(alive, records.settings.slurm_priority)
+        self._gpus = {node.name: node.gpus for node in state.nodes}
+        self._shares_memory = any(node.memory_mb for node in state.nodes)
+        self.offers = _Offers()
+
+    def of(self, job: SlurmJob) -> SnapshotJob | None:
+        """Return the job's view; None if it cannot be given GPUs now."""
+        facts, records, rules = self._facts, self._records, self._rules
+        move, placement = self._moves.get(job.job_id), held(job)
+        if move is not None:  # its target may begin with the batch host
+            placement = Placement(tuple(sorted(move.target.nodes)), move.target.gpus_per_node)
+        if (
+            job.spec is None
+            or placement is None
+            or not _eligible(job, moving=move is not None, now=self._state.taken_at)
+        ):
+            return None
+        total = records.totals.get(job.job_id, MoveTotals(0, 0.0, {}))
+        report = self._report(job, total.count)
+        known = records.times.get(job.job_id, JobTimes(job.submit_time))
+        whole_nodes = bool(placement) and {self._gpus.get(n) for n in placement.nodes} == {
+            placement.gpus_per_node
+        }
+        path, costs = likely(job, report, rules, whole_nodes=whole_nodes), total.mean_cost
+        terms = self._terms(job, placement, report, path, costs.get("requeue", facts.requeue_cost))
+        return SnapshotJob(
+            job_id=job.job_id,
+            name=job.name,
+            user=job.user,
+            account=job.account,
+            partition=job.partition
+            if terms.pin_reason or terms.eligible is None
+            else self.offers.of(job.partition, terms.eligible),
+            spec=terms.spec,
+            max_gpus_rule=terms.rule,
+            submitted_at=known.submitted_at,
+            age=max(0.0, self._state.taken_at - known.submitted_at),
+            waiting=None if known.held_at is None else max(0.0, self._state.taken_at - known.held_at),
+            weight=self._weights.get(job.job_id, 1.0),
+            placement=placement,
+            report=None if report is None else report.for_decision(self._types.names),
+            pinned=bool(terms.pin_reason),
+            pin_reason=terms.pin_reason,
+            started=report is not None or job.state is not JobState.PENDING,
+            time_limit=None if job.spec.continues else job.time_limit_s,
+            attempt=job.restart_count,
+            qos=job.qos,
+            moves=total.count,
+            lost_seconds=total.lost_seconds,
+            move_cost=costs.get(
+                "requeue", max(facts.requeue_cost, _own_price(report)) + self._state.kept_off_s
+            ),
+            resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
+            keeps=() if move is not None else keeps(job, report, rules),
+            doubts=self._judged.doubts.get(job.job_id, ()),
+            unconfirmed=self._judged.unconfirmed.get(job.job_id, ()),
+            doubted_reports=self._doubted(job.job_id),
+            contiguous=job.demands.contiguous,
+            max_nodes=rules.most_nodes.get(job.job_id),
+            gives_back=terms.gives_back,
+        )
+
+    def _report(self, job: SlurmJob, moves: int) -> Report | None:
+        """The job's newest report, as far as the policy may use it."""
+        report = self._records.reports.get(job.job_id)
+        if report is None:
+            return None
+        here = held(job) if report.attempt == job.restart_count else None
+        report = self._types.known_to(report, here or NO_PLACEMENT, moves=moves)
+        if report.resize == "in-place" and not resizable(job, report, self._rules, grows=True):
+            return replace(report, resize="requeue")
+        return report
+
+    def _terms(
+        self, job: SlurmJob, placement: Placement, report: Report | None, path: str, cost: float
+    ) -> _Terms:
+        """On what terms the job may be given other GPUs; `cost`: seconds that a move through the queue takes."""
+        assert job.spec is not None
+        rules, move = self._rules, self._moves.get(job.job_id)
+        pin, rest = self._records.pins.get(job.job_id, ""), rules.resting(job.job_id)
+        pin_reason = _pin_reason(job, move, rest, pin, self._state.taken_at)
+        eligible = None if move is not None else rules.eligibility.get(job.job_id)
+        spent = "" if path == "resize" else rules.spent(job.user)
+        staying = (
+            Stay(pin_reason, of_user=False) if pin_reason else _stays(job, report, eligible, spent, rules)
+        )
+        # Where memory bounds nobody, jobs of other memory are alike to the policy.
+        spec, memory = job.spec, job.mem_per_gpu_mb if self._shares_memory else 0
+        if (spec.mem_per_gpu_mb or 0) != memory:
+            spec = replace(spec, mem_per_gpu_mb=memory or None)
+        allowed = rules.allowed.most.get(job.job_id, (None, ""))
+        most, rule = _within(allowed, placement, _time_left(report), cost)
+        pin_reason, owes = staying.reason if staying else "", job.job_id in rules.allowed.gives_back
+        if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
+            # It gives the rest back where it is: a place elsewhere would cost it more.
+            most, rule = _in_share(rules.beyond_share[job.job_id], spec, staying)
+            pin_reason, spec, owes = "", replace(spec, preemptible=True), True
+            eligible = Eligibility(frozenset(placement.nodes), rule)
+        if most is None or (spec.max_gpus is not None and most >= spec.max_gpus):
+            return _Terms(spec, "", eligible, pin_reason, owes)
+        return _Terms(replace(spec, max_gpus=most), rule, eligible, pin_reason, owes)
 
 
 def _within(

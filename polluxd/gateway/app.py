@@ -1,6 +1,6 @@
 """The paths of the gateway.
 
-Each has one model of what it reads and one of what it answers; `openapi.py` makes the reference of them.
+Each has one model of what it reads and one of what it answers; `docs/openapi.py` makes the reference of them.
 """
 
 from __future__ import annotations

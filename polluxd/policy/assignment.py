@@ -9,6 +9,7 @@ its counts, and the program is small. A limit on branch-and-bound nodes bounds i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from polluxd.policy.shapes import ONE_RACK, OVER_RACKS, Shape
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 MOST_PARTS = 1_500
 """Parts of placements (variables) up to which the program is tried."""
@@ -96,7 +98,6 @@ def _parts(seating: Seating, most: int) -> list[_Part] | None:
     packing, table = seating.packing, seating.table
     room = packing.free + packing.movable
     kinds = [np.array(numbers) for numbers in classes(packing.nodes).values()]
-    sizes = [packing.nodes[int(numbers[0])].gpus for numbers in kinds]
     parts: list[_Part] = []
     if len(table.jobs) - sum(seating.pinned) > most:
         return None
@@ -124,19 +125,22 @@ def _parts(seating: Seating, most: int) -> list[_Part] | None:
                 ]
                 parts += [_Part(j, o, (n,), len(parts) + i, seating.move[o]) for i, n in enumerate(others)]
                 continue
-            for numbers, size in zip(kinds, sizes, strict=True):
-                inside = numbers[open_to[numbers]]
-                fits = shape.per_node == size or (packing.partial and shape.per_node < size)
-                for group in _groups(packing, j, shape, inside) if fits else ():
-                    if group.size >= shape.nodes:
-                        whole = len(parts)
-                        parts.append(_Part(j, o, (), whole, seating.move[o]))
-                        parts += [_Part(j, o, (n,), whole, 0.0) for n in group.tolist()]
+            for group in _groups(packing, j, shape, open_to, kinds):
+                whole = len(parts)
+                parts.append(_Part(j, o, (), whole, seating.move[o]))
+                parts += [_Part(j, o, (n,), whole, 0.0) for n in group.tolist()]
     return parts if parts and len(parts) <= most else None
 
 
-def _groups(packing: Packing, j: int, shape: Shape, inside: Ints) -> list[Ints]:
-    """Divide the nodes into groups; an option over several lies within one."""
+def _groups(packing: Packing, j: int, shape: Shape, open_to: Bools, kinds: list[Ints]) -> Iterator[Ints]:
+    """Divide the nodes that are open into groups; an option over several lies within one."""
+    for numbers in kinds:
+        size, inside = packing.nodes[int(numbers[0])].gpus, numbers[open_to[numbers]]
+        if shape.per_node == size or (packing.partial and shape.per_node < size):
+            yield from (group for group in _within(packing, j, shape, inside) if group.size >= shape.nodes)
+
+
+def _within(packing: Packing, j: int, shape: Shape, inside: Ints) -> list[Ints]:
     if packing.jobs[j].contiguous:
         return [np.array(run) for run in packing.runs(shape, inside)]
     rack = packing.rack[inside]
@@ -150,15 +154,8 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
     one job that spans nodes. Each group keeps within its ceiling.
     """
     packing, table = seating.packing, seating.table
-    room, cpus, memory = packing.free + packing.movable, packing.cpus.copy(), packing.memory.copy()
-    spans = np.ones(len(packing.nodes))
-    for n, guests in enumerate(packing.guests):
-        for j, gpus in guests.items():
-            if not seating.pinned[j]:
-                cpus[n] += packing.cpus_on(j, n, gpus)
-                memory[n] += gpus * packing.memory_per_gpu[j]
-            elif len(packing.seats[j][0]) > 1:
-                spans[n] = 0
+    room = packing.free + packing.movable
+    cpus, memory, spans = _left_by_pinned(seating)
     count, nodes = len(parts), len(packing.nodes)
     one, gpus_on = np.zeros((len(table.jobs), count)), np.zeros((nodes, count))
     cpus_on, memory_on, spans_on = (np.zeros((nodes, count)) for _ in range(3))
@@ -200,6 +197,20 @@ def _constraints(seating: Seating, parts: list[_Part], wholes: list[int]) -> lis
         (spread, np.full(len(spread), -np.inf), np.zeros(len(spread))),
     ]
     return [LinearConstraint(matrix, low, high) for matrix, low, high in rows if matrix.size]
+
+
+def _left_by_pinned(seating: Seating) -> tuple[Ints, Ints, Floats]:
+    """Return what pinned jobs leave of each node: CPUs, memory, and whether a job that spans nodes may be there."""
+    packing = seating.packing
+    cpus, memory, spans = packing.cpus.copy(), packing.memory.copy(), np.ones(len(packing.nodes))
+    for n, guests in enumerate(packing.guests):
+        for j, gpus in guests.items():
+            if not seating.pinned[j]:
+                cpus[n] += packing.cpus_on(j, n, gpus)
+                memory[n] += gpus * packing.memory_per_gpu[j]
+            elif len(packing.seats[j][0]) > 1:
+                spans[n] = 0
+    return cpus, memory, spans
 
 
 def _spread(seating: Seating, parts: list[_Part]) -> Floats:

@@ -8,7 +8,6 @@ progress, iteration, metric, grad_sqr, grad_var). Of further GPU types, a folder
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -91,17 +90,6 @@ class MeasuredApplication:
         ]
         self._times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = {}
         self._noise: dict[tuple[int, int], NoiseScale] = {}
-
-    def learning_curve(self) -> tuple[Floats, Floats]:
-        """Return the validation metric by progress, at the smallest batch size; from progress 0 on.
-
-        Before the first epoch it is taken to be as far from the first epoch's as that is from the last one's.
-        """
-        path = self._directory / f"validation-{self.limits.initial}.csv"
-        rows = lines(path, ("progress", "metric"))
-        found = np.array([(r.number_in("progress", 0), r.number_in("metric", -math.inf)) for r in rows])
-        progress, metric = found[: self.epochs].T
-        return np.append(0.0, progress), np.append(2 * metric[0] - metric[-1], metric)
 
     def on(self, gpu_type: str) -> Application | None:
         there = self._directory / gpu_type

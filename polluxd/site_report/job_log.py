@@ -211,19 +211,13 @@ def _row(fields: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[str, ...]]:
     word = state.split(" ", 1)[0].rstrip("+")
     if word not in _STATE:
         raise _NoRecord("broken: unknown state")
-    gpus, _ = gpus_of(held)
-    requested, kind = gpus_of(asked)
     submitted, able, began, ended = _times(submit, eligible, start, end)
-    if not gpus and not requested:
-        raise _NoRecord("no GPU")
-    if not gpus:
-        if began is not None and (ended is None or ended > began):
-            raise _NoRecord("broken: it ran, and AllocTRES names no GPU though ReqTRES does")
-        gpus, began = requested, None
+    ran = began is not None and (ended is None or ended > began)
+    gpus, kind, had = _gpus(held, asked, ran=ran)
+    if not had:
+        began = None
     elif began is None:
         raise _NoRecord("held GPUs, and the record has no start (Slurm before 26.05.4 loses it at a requeue)")
-    if gpus > _MOST_GPUS:
-        raise _NoRecord("broken: more GPUs than any cluster has")
     if ended is None and word not in (("PENDING", "REQUEUED") if began is None else _OPEN):
         raise _NoRecord("broken: its state is one of the end, and it has no end")
     if began is not None:
@@ -237,6 +231,19 @@ def _row(fields: tuple[str, ...]) -> tuple[tuple[float, ...], tuple[str, ...]]:
     )
     held_at = "" if began is None else places
     return numbers, (partition, account, user, _DIGITS.sub("#", name[:200]), kind, held_at)
+
+
+def _gpus(held: str, asked: str, *, ran: bool) -> tuple[int, str, bool]:
+    """Return number and type of a job's GPUs, and whether it had them or has asked for them."""
+    gpus, _ = gpus_of(held)
+    requested, kind = gpus_of(asked)
+    if not gpus and not requested:
+        raise _NoRecord("no GPU")
+    if not gpus and ran:
+        raise _NoRecord("broken: it ran, and AllocTRES names no GPU though ReqTRES does")
+    if (gpus or requested) > _MOST_GPUS:
+        raise _NoRecord("broken: more GPUs than any cluster has")
+    return gpus or requested, kind, bool(gpus)
 
 
 def _tasks(shown: str) -> float:

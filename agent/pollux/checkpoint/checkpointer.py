@@ -250,10 +250,6 @@ class Checkpointer:
             self._saved_at, self._tried = time.monotonic(), True
         return due
 
-    def hasten(self) -> None:
-        """On rank 0: have the next periodic checkpoint written now."""
-        self._saved_at = -math.inf
-
     def after_first_step(self) -> None:
         """This attempt's first optimizer step is over."""
         last_step_at, writer = self._training.last_step_at, self.writer

@@ -23,7 +23,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,29 +109,39 @@ def choose(runs: Sequence[Run], run: Run, *, by_hand: bool = False) -> tuple[str
     taken = {
         name for name, each in _newest(mine).items() if (each.status == 0 and not by_hand) or alive(each)
     }
-    known = list(dict.fromkeys(each.name for each in runs if each.same(run)))
     open_ = {name: each for name, each in _newest(runs).items() if each.interrupted and name not in taken}
-    if known:
-        telling = _telling(runs, run)
-        equal = {
-            each.name
-            for each in runs
-            if each.same(run) and all(each.variables.get(v) == run.variables.get(v) for v in telling)
-        }
-        for name in known:
-            if name in equal and name not in taken:
-                return name, ""
-        doubtful = [each for name, each in open_.items() if each.same(run) and name not in equal]
-        if doubtful:
-            raise LaunchError(
-                f"`{run.command}` was interrupted in this job, and it cannot be told whether this is the same "
-                f"training: {_listed(_differing(doubtful[0], run))} differ. {_ADVICE}"
-            )
-        return _next(runs), ""
+    if any(each.same(run) for each in runs):
+        return _known(runs, run, taken, open_), ""
     if by_hand:
         begun = _next(runs)
         told = f"`{run.command}` is another training than `{runs[-1].command}`" if runs else ""
         return begun, told and f"{told}: it begins. To go on with the folder's first one, give --name {FIRST}"
+    return _changed(runs, run, taken, open_)
+
+
+def _known(runs: Sequence[Run], run: Run, taken: Collection[str], open_: Mapping[str, Run]) -> str:
+    """The name of a run whose command line an earlier one had."""
+    telling = _telling(runs, run)
+    same = [each for each in runs if each.same(run)]
+    equal = {
+        each.name for each in same if all(each.variables.get(v) == run.variables.get(v) for v in telling)
+    }
+    for name in dict.fromkeys(each.name for each in same):
+        if name in equal and name not in taken:
+            return name
+    doubtful = [each for name, each in open_.items() if each.same(run) and name not in equal]
+    if doubtful:
+        raise LaunchError(
+            f"`{run.command}` was interrupted in this job, and it cannot be told whether this is the same "
+            f"training: {_listed(_differing(doubtful[0], run))} differ. {_ADVICE}"
+        )
+    return _next(runs)
+
+
+def _changed(
+    runs: Sequence[Run], run: Run, taken: Collection[str], open_: Mapping[str, Run]
+) -> tuple[str, str]:
+    """The name of a run whose command line is new in its job, and a sentence."""
     alike = [each for each in _newest(runs).values() if _alike(each, run) and each.name not in taken]
     doubtful = [each for each in alike if each.name in open_]
     if doubtful:
@@ -139,7 +149,7 @@ def choose(runs: Sequence[Run], run: Run, *, by_hand: bool = False) -> tuple[str
         other = _at_place(runs, len(taken), run.attempt)
         if other in alike and not _told_apart(runs, other, run):
             return other.name, f"goes on with the training of `{other.command}`, now called `{run.command}`"
-    elif not mine:
+    elif all(each.attempt != run.attempt for each in runs):
         doubtful = [each for each in alike if not _told_apart(runs, each, run)]
     if doubtful:
         raise LaunchError(

@@ -106,9 +106,3 @@ class Steps:
         """Time of a step; None before it is known. A checkpoint or an evaluation between two steps moves no median."""
         with self._lock:
             return self._median()
-
-    @property
-    def last_at(self) -> float | None:
-        """When the newest step was printed."""
-        with self._lock:
-            return None if self._last is None else self._last[1]

@@ -108,6 +108,17 @@ class Bars:
         return "its script runs on no further node" if len(move.target.nodes) > nodes else ""
 
 
+def _still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool:
+    """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since."""
+    if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
+        return False
+    return all(
+        now_used[what] >= count
+        for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
+        for what, count in then.items()
+    )
+
+
 class Refusals:
     """What Slurm has refused, and has not been seen to allow since."""
 
@@ -141,14 +152,7 @@ class Refusals:
         self._nodes = {
             key: one
             for key, one in self._nodes.items()
-            if one.job_id in jobs
-            and one.demands == demands_of(jobs[one.job_id])
-            and one.record == record_of(state, jobs[one.job_id], one.target, updated=one.updated)
-            and all(
-                now_used[what] >= count
-                for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
-                for what, count in then.items()
-            )
+            if one.job_id in jobs and _still_refused(one, state, jobs[one.job_id])
         }
 
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:

@@ -86,9 +86,9 @@ def test_keyword_arguments_of_a_constructor_count_and_self_does_not() -> None:
     assert [*constructors(ast.parse(text))] == [(4, "A")]
 
 
-def test_every_kind_of_argument_of_a_function_counts_and_self_does_not() -> None:
-    text = "def f(a, /, b, *, c=1): pass\nclass A:\n async def g(self, a): pass\n @classmethod\n def h(cls): pass"
-    assert sorted(functions(ast.parse(text))) == [(0, "h"), (1, "g"), (3, "f")]
+def test_conditions_within_expressions_make_a_function_complex() -> None:
+    text = "def f(a):\n if a and a.b or a.c: return [x for x in a if x]\n return 1 if a else 2\nasync def g(): pass"
+    assert sorted(functions(ast.parse(text))) == [(1, "g"), (7, "f")]
 
 
 def test_a_figure_above_its_limit_is_named_and_one_below_is_not() -> None:

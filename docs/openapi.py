@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from .app import ENDPOINTS, MessagePath
-from .payloads import AttemptCredential, ErrorAnswer, UserCredential
+from polluxd.gateway.app import ENDPOINTS, MessagePath
+from polluxd.gateway.payloads import AttemptCredential, ErrorAnswer, UserCredential
 
 ERRORS = {
     401: "The gateway does not know the token (any more), or it is of another kind: ask for a new one by munge, once.",
