@@ -22,6 +22,7 @@ local TEXTS = {
   { { "partition", "account", "qos", "reservation", "licenses", "features", "tres_per_node", "tres_per_job", "tres_per_task",
       "tres_per_socket", "cpus_per_tres", "mem_per_tres" }, 1024, false, false },
   { { "array_inx" }, 4096, false, false },
+  { { "req_nodes", "exc_nodes" }, 8192, false, false },
 }
 
 local FIELDS = {}

@@ -14,6 +14,8 @@ _NO_NAME = re.compile(r"[\s!&^/]|\d{19}")
 """No node name has these: the library reads them as set operators or steps, or fails on the number."""
 _MOST_NODES = 1 << 17
 """Twice the number of nodes that Slurm supports."""
+_PART = re.compile(r"(?:[^,\[]|\[[^\]]*\]?)+")
+"""Of a list: names and brackets up to the next comma outside of brackets."""
 _PARENTHESES = re.compile(r"\([^)]*\)")
 _PREFIX = re.compile(r"^gres[:/]")
 _COUNT = re.compile(r"(\d{1,9})([KMG]?)")
@@ -39,13 +41,15 @@ def node_names(text: str) -> tuple[str, ...]:
 
 
 def _size(text: str) -> int:
-    """Estimate the number of names without expanding the list."""
+    """Estimate the number of names without expanding the list, in a time that grows with its length alone."""
     names = 0
-    for part in re.split(r",(?![^\[]*\])", text):
+    for part in _PART.findall(text):
         product = 1
-        for brackets in re.findall(r"\[([^\]]*)\]", part):
+        for brackets in re.findall(r"\[([^\[\]]*)\]", part):
             ranges = re.findall(r"(\d{1,18})-(\d{1,18})", brackets)
             product *= max(1, brackets.count(",") + 1 + sum(int(last) - int(first) for first, last in ranges))
+            if product > _MOST_NODES:
+                break  # it may grow to a number of a million digits
         names += product
     return names
 

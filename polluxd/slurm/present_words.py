@@ -11,7 +11,7 @@ is neither the user's nor the one that polluxd wrote last.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -53,12 +53,19 @@ class PresentWords:
     _ordered: dict[int, frozenset[str]] = field(default_factory=dict)
     """The nodes that an administrator chose for each job."""
 
-    def read(self, text: str) -> None:
-        """Take in the answer to `FORMAT`. A line that makes no sense leaves its job as it was submitted."""
+    def read(self, text: str, ours: Container[int]) -> None:
+        """Take in what the answer to `FORMAT` says of jobs and arrays of `ours`.
+
+        A line that makes no sense leaves its job as it was submitted.
+        """
         self._jobs, self._throttles = {}, {}
         for line in text.split("\n"):
             parts = line.split("|", 7)
-            if len(parts) != 8 or not (parts[0].isdigit() and parts[1].isdigit()):
+            if (
+                len(parts) != 8
+                or not (parts[0].isdigit() and parts[1].isdigit())
+                or int(parts[0]) not in ours
+            ):
                 continue
             number, array, tasks, required, excluded, reservation, each, features = parts
             if not tasks.isdigit() and tasks not in _NOTHING:

@@ -102,7 +102,9 @@ class ScontrolClient(Commands):
     ) -> tuple[tuple[SlurmJob, ...], Mapping[str, str]]:
         """Return jobs as administrators and users have changed them since their submission."""
         command = ("squeue", "--local", "--all", "--noheader")
-        self._words.read(self.ask(*command, environment={"SQUEUE_FORMAT": FORMAT}))
+        text = self.ask(*command, environment={"SQUEUE_FORMAT": FORMAT})
+        ours = {job.array[0] if job.array else job.job_id for job in jobs if job.spec is not None}
+        self._words.read(text, ours)
         for array in self._words.unknown_throttles(jobs)[:_ARRAYS_AT_ONCE]:
             self._words.read_throttle(array, self._rarely.array(array))
         return self._words.applied(jobs)

@@ -57,6 +57,7 @@ def test_the_head_of_a_script_has_at_most_1000_lines() -> None:
 LONGEST = {
     **dict.fromkeys(("name", "comment", "wckey"), 1024),
     **dict.fromkeys(("work_dir", "std_in", "std_out", "std_err", "array_inx"), 4096),
+    **dict.fromkeys(("req_nodes", "exc_nodes"), 8192),
     **dict.fromkeys(("partition", "account", "qos", "reservation", "licenses", "features"), 1024),
     **dict.fromkeys(("tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket"), 1024),
     **dict.fromkeys(("cpus_per_tres", "mem_per_tres"), 1024),

@@ -124,3 +124,11 @@ def test_a_gpu_with_a_shard_in_use_is_in_use(used: str, count: int) -> None:
 def test_any_text_is_a_number_of_gpus_or_garbled(text: str) -> None:
     with contextlib.suppress(SlurmGarbled):
         assert parse_gpus("gpu:" + text).count >= 0
+
+
+@pytest.mark.parametrize("unit", ["[", ",[", "n1,", "n[1", "n[1,2]"])
+def test_a_list_s_size_takes_one_pass(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that goes back over a megabyte takes hours."""
+    monkeypatch.setattr("polluxd.slurm.notation.NodeSet", lambda *_, **__: ())
+    with contextlib.suppress(SlurmGarbled):
+        node_names(unit * 1_000_000)

@@ -18,7 +18,7 @@ TASK = slurm_job(8, JobState.PENDING, array=(5, 2), demands=Demands(array_limit=
 
 def seen(job: SlurmJob, text: str, words: PresentWords | None = None) -> Demands:
     words = words or PresentWords()
-    words.read(text)
+    words.read(text, {5, 7})
     ((found,), unreadable) = words.applied([job])
     assert not unreadable
     return found.demands
@@ -69,7 +69,7 @@ def test_polluxds_own_list_is_no_administrators() -> None:
 
 def test_features_that_make_no_sense_leave_the_job_alone() -> None:
     words = PresentWords()
-    words.read(line(features="[a|b]*2"))
+    words.read(line(features="[a|b]*2"), {7})
     ((found,), unreadable) = words.applied([WAITS])
     assert found.spec is None
     assert "Features=[a|b]*2" in unreadable["job 7"]
@@ -82,7 +82,7 @@ def test_the_throttle_of_an_array_is_the_present_one(tasks: str, most: int | Non
 
 def test_the_throttle_of_tasks_with_records_of_their_own_is_asked_for() -> None:
     words = PresentWords()
-    words.read("8|5|2||||*:*:*|(null)\n")
+    words.read("8|5|2||||*:*:*|(null)\n", {5})
     assert words.unknown_throttles([TASK]) == [5]
     assert seen(TASK, "8|5|2||||*:*:*|(null)\n", words).array_limit == 1
     words.read_throttle(5, "JobId=5 ArrayJobId=6 ArrayTaskId=3 ArrayTaskThrottle=9 JobName=a")
@@ -99,7 +99,19 @@ def test_the_throttle_of_tasks_with_records_of_their_own_is_asked_for() -> None:
 def test_a_job_of_one_thread_per_core_is_known() -> None:
     for each, one in (("*:*:1", True), ("*:*:*", False), ("*:*:2", False), ("2:1:1", True)):
         words = PresentWords()
-        words.read(line(each=each))
+        words.read(line(each=each), {7})
         ((found,), _) = words.applied([WAITS])
         assert found.spec is not None
         assert found.spec.one_thread is one
+
+
+def test_the_lists_of_plain_jobs_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def names(text: str) -> tuple[str, ...]:
+        looked.append(text)
+        return ()
+
+    monkeypatch.setattr("polluxd.slurm.present_words.node_names", names)
+    PresentWords().read(f"9|9|N/A|{'n1,' * 9}|{'n1,' * 9}|(null)|*:*:*|(null)\n" + line(), {7})
+    assert looked == ["n9", ""]
