@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pollux.version import __version__
 
 if TYPE_CHECKING:
+    from pollux.integrations.trial import trial
     from pollux.loop.session import Job, attach
-    from pollux.loop.trial import trial
 
 __all__ = ["Job", "__version__", "attach", "trial"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(session, name)
     if name == "trial":
-        from pollux.loop.trial import trial  # noqa: PLC0415
+        from pollux.integrations.trial import trial  # noqa: PLC0415
 
         return trial
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

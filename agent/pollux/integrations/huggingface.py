@@ -29,9 +29,9 @@ from pollux.checkpoint.checkpoint_store import CheckpointStore
 from pollux.errors import PolluxAgentError
 from pollux.integrations.accelerate import ddp_arguments, follow
 from pollux.integrations.trainer_state import TrainerState
+from pollux.integrations.trial import Trial
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
-from pollux.loop.trial import Trial
 from pollux.ranks.sharding import under_fully_shard
 from pollux.slurm_job.attempt import next_directory
 

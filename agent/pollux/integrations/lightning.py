@@ -30,9 +30,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pollux.errors import PolluxAgentError
 from pollux.integrations.lightning_state import LoopState, go_on
+from pollux.integrations.trial import Trial
 from pollux.loop.batches import weigh
 from pollux.loop.session import Job, attach
-from pollux.loop.trial import Trial
 from pollux.ranks.world import meet
 from pollux.resize.joining import Joiner
 

@@ -64,8 +64,8 @@ class Coordinator:
         self.restored: list[RestoredParameters] = []
         """Of each model, from its restore to the first loop."""
         self._finite = FiniteCheck()
-        self.search_rank: float | None = None
-        """On rank 0 of a trial: its rank in its search."""
+        self.told: dict[str, Any] = {}
+        """On rank 0: what an optional room adds to the report."""
         self.closed = False
         """The script has closed its job, and no error was under way."""
         self._left = False
@@ -424,6 +424,6 @@ class Coordinator:
             report_of(self.training),
             self.checkpointer.report(),
             self.resizer.report(),
-            {} if self.search_rank is None else {"search_rank": self.search_rank},
+            self.told,
         )
         return {name: value for part in parts for name, value in part.items()}

@@ -28,7 +28,6 @@ from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.notices import notice
 from pollux.loop.script_checks import check_arguments, first_trained
-from pollux.loop.trial import Trial
 from pollux.loop.unlaunched import name_run
 from pollux.noise.noise_scale import DECAY
 from pollux.optimizers.together import one_of
@@ -36,7 +35,7 @@ from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.environment import Times
-from pollux.slurm_job.trainings import attached
+from pollux.slurm_job.trainings import attached, observers
 from pollux.training.memory import MemoryBounds
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
@@ -164,7 +163,7 @@ def attach(
     training.timer.cost.share = float(share)
     job = Job(training, attempt, joiner)
     _jobs.update({id(each): job for each in listed})
-    if Trial.current is not None:
-        Trial.current.judge_by(job)
+    for take in observers:
+        take(job)
     attempt.times.attached_at = time.time()
     return job

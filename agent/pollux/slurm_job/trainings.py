@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pollux.errors import PolluxAgentError
 
@@ -80,3 +82,6 @@ class Attached:
 
 attached = Attached()
 """Those of this process."""
+
+observers: list[Callable[[Any], None]] = []
+"""Optional rooms of this process. Each is given every job that `attach` returns."""

@@ -22,7 +22,7 @@ JOB = {"SLURM_JOB_ID": "123", "POLLUX_GATEWAY": "https://head:9851", "POLLUX_SUB
 
 
 def trial(folder: Path) -> None:
-    from pollux.loop import trial as trials  # noqa: PLC0415 - the others need no torch
+    from pollux.integrations import trial as trials  # noqa: PLC0415 - the others need no torch
 
     os.environ |= {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "POLLUX_SEARCH": NAME, "RANK": "0"}
     os.environ |= {"SLURM_JOB_ID": "78", "SLURM_SUBMIT_DIR": str(folder)}

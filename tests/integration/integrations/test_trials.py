@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pollux.errors import SearchError
-from pollux.loop.trial import Trial, trial
+from pollux.integrations.trial import Trial, trial
 from pollux.search.journal import journal_path
 from pollux.search.study import Search
 from tests.integration.integrations.inputs import QUIET, Numbers, arguments, data, model

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import pollux
 from pollux.errors import SearchError
-from pollux.loop import trial as trials
+from pollux.integrations import trial as trials
 from pollux.search.journal import journal_path
 from pollux.search.study import Search, SearchSettings
 
@@ -126,7 +126,7 @@ def test_a_trial_s_rank_reaches_the_scheduler_in_each_attempt(tmp_path: Path) ->
     job = trials.trial().job
     assert job is not None
     assert job.coordinator.report()["search_rank"] == 0.5
-    job.coordinator.search_rank = None
+    del job.coordinator.told["search_rank"]
     trials.trial().judge_by(job)
     assert job.coordinator.report()["search_rank"] == 0.5
 

@@ -25,7 +25,7 @@ from pollux.loop.notices import notice
 from pollux.search.tasks import NAME_VARIABLE, OF_RUN, TASK_VARIABLE
 from pollux.slurm_job.allocation import task_of
 from pollux.slurm_job.slurm_commands import tasks_in_queue
-from pollux.slurm_job.trainings import RUN
+from pollux.slurm_job.trainings import RUN, observers
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -148,7 +148,7 @@ class SearchTrial(Trial):
     def judge_by(self, job: Job) -> None:
         super().judge_by(job)
         if self._main:
-            job.coordinator.search_rank = self._search.rank(self._live)  # of an earlier attempt
+            job.coordinator.told["search_rank"] = self._search.rank(self._live)  # of an earlier attempt
 
     @property
     def number(self) -> int | None:
@@ -166,7 +166,7 @@ class SearchTrial(Trial):
             try:
                 step, used = _step(job.progress.examples, _length(job)), job.progress.gpu_seconds
                 why = self._search.report(self._live, step, self._last, used, job.world.size)
-                job.coordinator.search_rank = self._search.rank(self._live)
+                job.coordinator.told["search_rank"] = self._search.rank(self._live)
                 job.coordinator.line.wake()
             except (OSError, RuntimeError, ValueError) as error:
                 logger.warning("the journal of the search cannot be used, the training goes on: %s", error)
@@ -227,6 +227,14 @@ def trial(*, maximize: bool = False, environ: MutableMapping[str, str] = os.envi
     if Trial.current is None:
         Trial.current = _begin(maximize, environ)
     return Trial.current
+
+
+def _judge_by(job: Job) -> None:
+    if Trial.current is not None:
+        Trial.current.judge_by(job)
+
+
+observers.append(_judge_by)
 
 
 def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
