@@ -34,6 +34,7 @@ from typing import IO, Self
 logger = logging.getLogger("pollux")
 
 _MOST_LINKS = 40  # of one path; path_resolution(7)
+_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SECRET = 65536
 """Bytes of the largest file that holds a secret."""
 
@@ -60,17 +61,21 @@ class Folder:
         self.path = path
         found = _walk(path, make=make)
         try:
-            self._check(path, os.fstat(found))
             self.descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
         finally:
             os.close(found)
+        try:
+            self._check(path, self.descriptor)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
 
     @classmethod
     def make(cls, path: Path) -> Self:
         return cls(path, make=True)
 
-    def _check(self, path: Path, facts: os.stat_result) -> None:
-        """Raise UnsafePath where others may change what is in the folder, if that matters."""
+    def _check(self, path: Path, descriptor: int) -> None:
+        """Raise UnsafePath where others may change an open file or folder, if that matters."""
 
     def __enter__(self) -> Self:
         return self
@@ -109,7 +114,7 @@ class Folder:
                 raise UnsafePath(f"{self.path / name} is not a regular file")
             if access != os.O_RDONLY and facts.st_nlink > 1:
                 raise UnsafePath(f"{self.path / name} has another name (a hard link): copy it in its place")
-            self._check(self.path / name, facts)
+            self._check(self.path / name, descriptor)
             return os.fdopen(descriptor, mode)
         except BaseException:
             os.close(descriptor)
@@ -174,10 +179,12 @@ class Folder:
 class PrivateFolder(Folder):
     """An open folder that only this user, or root, may write to, and so its files."""
 
-    def _check(self, path: Path, facts: os.stat_result) -> None:
+    def _check(self, path: Path, descriptor: int) -> None:
+        facts = os.fstat(descriptor)
         if facts.st_uid not in (os.geteuid(), 0):
             raise UnsafePath(f"{path} belongs to uid {facts.st_uid}, expected {os.geteuid()} or root")
-        shared = facts.st_mode & stat.S_IWGRP and not _own_group(facts.st_gid)
+        # With an access control list, the group's rights are the most that any entry has; acl(5).
+        shared = facts.st_mode & stat.S_IWGRP and (not _own_group(facts.st_gid) or _has_list(descriptor))
         if facts.st_mode & stat.S_IWOTH or shared:
             raise UnsafePath(
                 f"{path} may be written by other users (mode {stat.S_IMODE(facts.st_mode):04o}): remove that right "
@@ -280,8 +287,10 @@ def folder_of_this_user(beside: Path, name: str, *, make: bool = False) -> Path:
             # Not looked at first: making it decides which of two users who come in the same second has it.
             with contextlib.suppress(OSError):
                 Folder.make(place).__exit__(None, None, None)
-        free = os.path.isdir(place) and (is_own(place / name) or not os.path.lexists(place / name))
-        if free and is_own(place) and os.access(place, os.W_OK | os.X_OK):
+        # Nothing else is asked of a path that another user's link may lead elsewhere.
+        if not (is_own(place) and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK)):
+            continue
+        if is_own(place / name) or not os.path.lexists(place / name):
             return place
     return beside
 
@@ -315,23 +324,20 @@ def _walk(path: Path, *, make: bool = False) -> int:
     A link on the way is followed if it is this user's or root's. Whoever may write to a directory can put one there
     that leads to another folder of this user.
     """
-    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        os.stat(os.path.join(path, "."))  # an automounter mounts now what it would not for O_PATH; open(2)
     left = list(reversed(path.parts))
     links = 0
-    at = os.open(".", flags)
+    at = os.open(".", _PATH)
     try:
         while left:
             name = left.pop()
             try:
-                found = os.open(name, flags, dir_fd=at)
+                found = _component(name, at)
             except FileNotFoundError:
                 if not make:
                     raise
                 with contextlib.suppress(FileExistsError):  # it is looked at, whoever made it
                     os.mkdir(name, 0o700, dir_fd=at)
-                found = os.open(name, flags, dir_fd=at)
+                found = _component(name, at)
             facts = os.fstat(found)
             if not stat.S_ISLNK(facts.st_mode):
                 os.close(at)
@@ -358,11 +364,33 @@ def _walk(path: Path, *, make: bool = False) -> int:
         raise
 
 
+def _component(name: str, at: int) -> int:
+    """Return a descriptor of what has the name in a directory, links included."""
+    found = os.open(name, _PATH, dir_fd=at)
+    facts = os.fstat(found)
+    if stat.S_ISDIR(facts.st_mode):
+        with contextlib.suppress(OSError):
+            # An automounter mounts now what it would not for O_PATH; open(2).
+            if not os.path.samestat(os.stat(f"{name}/.", dir_fd=at), facts):
+                mounted = os.open(name, _PATH, dir_fd=at)
+                os.close(found)
+                return mounted
+    return found
+
+
 def _below(name: str) -> str:
     """Return a name that stays in its folder. Raises UnsafePath."""
     if "/" in name or name in ("", ".", ".."):
         raise UnsafePath(f"expected the name of a file in its folder, got {name!r}")
     return name
+
+
+def _has_list(descriptor: int) -> bool:
+    """Whether an open file or folder has an access control list."""
+    try:
+        return bool(os.getxattr(descriptor, "system.posix_acl_access"))
+    except OSError:
+        return False
 
 
 def _own_group(gid: int) -> bool:

@@ -6,14 +6,18 @@ No other user can make the agent read a checkpoint of theirs, or write a file th
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pollux.private_folder import (
     PrivateFolder,
     UnsafePath,
+    folder_of_this_user,
+    is_own,
     read_named,
     read_secret,
     write_durably,
@@ -257,3 +261,57 @@ def test_a_pipe_under_a_name_does_not_block_its_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace.csv")
     with pytest.raises(UnsafePath, match="not a regular file"):
         read_named(tmp_path / "trace.csv")
+
+
+def access_list(mode: int, uid: int) -> bytes:
+    """An access control list as Linux stores it: with rights to write for one more user. acl(5)."""
+    none = 0xFFFFFFFF
+    entries = [(1, 7, none), (2, 7, uid), (4, mode, none), (16, 7, none), (32, 0, none)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.mark.parametrize("of", ["folder", "file"])
+def test_an_access_control_list_gives_no_right_that_the_group_hides(folder: Path, of: str) -> None:
+    """The group of a user's own may write; by a list, so may others, and the mode looks alike."""
+    shared = folder if of == "folder" else folder / "file"
+    shared.chmod(0o770)
+    assert read(folder) == b"content"
+    try:
+        os.setxattr(shared, "system.posix_acl_access", access_list(7, OTHER))
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    assert shared.stat().st_mode & 0o777 == 0o770
+    with pytest.raises(UnsafePath, match="may be written by other users"):
+        read(folder)
+    assert is_own(folder)
+    assert not folder.stat().st_mode & 0o022, "a folder that the agent chose itself loses the right"
+
+
+@root_only
+def test_nothing_is_asked_of_what_another_user_s_link_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead to a server that is away, or that mounts what is asked for."""
+    far = tmp_path / "far"
+    far.mkdir()
+    for name in ("pollux-checkpoints", f"pollux-checkpoints-{os.geteuid()}"):
+        (tmp_path / name).symlink_to(far)
+        os.lchown(tmp_path / name, OTHER, OTHER)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    asked: list[str] = []
+    for module, function in ((os, "stat"), (os, "access"), (os.path, "isdir"), (os.path, "lexists")):
+        original = getattr(module, function)
+
+        def told(path: object, *args: object, original: Callable[..., Any] = original, **words: Any) -> Any:
+            at = words.get("dir_fd")
+            above = "" if at is None else os.readlink(f"/proc/self/fd/{at}")
+            asked.append(os.path.join(above, os.fspath(path)))  # type: ignore[call-overload]
+            return original(path, *args, **words)
+
+        monkeypatch.setattr(module, function, told)
+    found = folder_of_this_user(tmp_path / "pollux-checkpoints", "7-1", make=True)
+    assert not is_own(tmp_path / "pollux-checkpoints" / "deeper" / "still")
+    monkeypatch.undo()
+    assert found == tmp_path / "home" / "pollux-checkpoints"
+    assert asked
+    assert not [path for path in asked if f"{tmp_path}/pollux-checkpoints" in path or "/far" in path]
