@@ -47,12 +47,13 @@ put pollux-node 755 usr/bin contrib/packaging/pollux
 put pollux-login 644 usr/share/pollux "$wheels"/pollux_agent-*.whl
 put pollux-login 644 usr/share/doc/pollux-login/examples contrib/examples/*.py
 put pollux-login 755 usr/share/doc/pollux-login/examples contrib/examples/first.sh
-put polluxd 644 usr/share/doc/polluxd/examples/grafana contrib/grafana/*
 put polluxd 644 usr/share/doc/polluxd/examples/prometheus contrib/prometheus/*
 put polluxd 644 usr/lib/systemd/system contrib/systemd/*.service contrib/systemd/*.socket
 pages=$to/pages
 mkdir "$pages"
 "$venv/bin/python3" -m contrib.man.generate "$pages"
+"$venv/bin/python3" -m contrib.grafana >"$pages/polluxd-prometheus.json"
+put polluxd 644 usr/share/doc/polluxd/examples/grafana "$pages/polluxd-prometheus.json"
 put polluxd 644 usr/share/polluxd "$pages/polluxd.toml"
 install -D -m 644 contrib/systemd/polluxd.sysusers "$to/polluxd/usr/lib/sysusers.d/polluxd.conf"
 put polluxd 644 usr/share/man/man8 "$pages/polluxd.8"

@@ -18,6 +18,7 @@ import pytest
 
 from contrib.devcluster import DevCluster
 from contrib.devcluster.processes import free_ports, wait_until
+from contrib.grafana.__main__ import dashboard
 from tests.integration.conftest import scratch
 from tests.integration.loop.conftest import Loop, loop_cluster, polluxd
 
@@ -26,7 +27,6 @@ __all__ = ["loop_cluster", "scratch"]
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 CONTRIB = Path(__file__).parents[2] / "contrib"
 RULES = CONTRIB / "prometheus" / "polluxd.rules.yml"
-DASHBOARD = json.loads((CONTRIB / "grafana" / "polluxd-prometheus.json").read_text())
 
 
 def until(holds: Callable[[], object], why: str) -> None:
@@ -141,7 +141,7 @@ def test_prometheus_sees_a_training_start_and_polluxd_end(watched: tuple[Loop, P
     assert {target["health"] for target in prometheus.get("targets")["activeTargets"]} == {"up"}
 
     # Everything that the dashboard shows is there, and nobody's text is in a label.
-    for panel in DASHBOARD["panels"]:
+    for panel in dashboard()["panels"]:
         for target in panel["targets"]:
             until(lambda e=target["expr"]: prometheus.ask(e), f"panel {panel['title']} shows nothing")
     labels = prometheus.get("labels")
