@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
-import itertools
 import os
+import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-MOST_NAMES = 10_000
+MOST_NAMES = 100_000
+"""Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
 QUIET_S = 1.0
 """A checkpoint is complete once nothing of it has changed for this long."""
 _LOOK_S = 1.0
@@ -23,8 +25,9 @@ class Checkpoints:
     """What matches a pattern, by this process's clock: a file system's may differ from the node's.
 
     Args:
-        pattern: glob(7), `**` included. Where it matches a folder, the newest file right in it counts. What belongs to
-            another user counts for nothing: it would let an order be answered without a checkpoint.
+        pattern: glob(7); `**` stands for any number of folders, and for none that a link leads to. Where it matches a
+            folder, the newest file right in it counts. What another user makes or removes counts for nothing: an order
+            would be answered without a checkpoint.
         step: the trainer's newest one. Trainers save each so many steps, which take another time at another size.
     """
 
@@ -37,6 +40,7 @@ class Checkpoints:
         self._pattern, self._clock, self._step = pattern, clock, step
         self._look_at = float("-inf")
         self._mark = self._newest()
+        self._present = self._mark is not None
         self._changed_at: float | None = None
         """When the newest file was last seen to change; None: not since the start."""
         self._changed_at_step = 0.0
@@ -59,7 +63,9 @@ class Checkpoints:
         mark = self._newest()
         # A slow file system is not asked all the time.
         self._look_at = now + max(_LOOK_S, 10.0 * (self._clock() - now))
-        if mark != self._mark:
+        self._present = mark is not None
+        # That one was removed is no checkpoint.
+        if mark is not None and mark != self._mark and (self._mark is None or mark[0] >= self._mark[0]):
             self._mark, self._changed_at, self._saving = mark, now, True
             self._changed_at_step = self._step()
         elif self._saving and self._changed_at is not None and now - self._changed_at >= QUIET_S:
@@ -70,7 +76,7 @@ class Checkpoints:
     @property
     def present(self) -> bool:
         """There is a checkpoint."""
-        return self._mark is not None
+        return self._present
 
     def saved_since(self, when: float) -> bool:
         """Tell whether a checkpoint was completed that began to change after this time of the clock."""
@@ -106,23 +112,57 @@ class Checkpoints:
 
     def _newest(self) -> _Mark | None:
         found: _Mark | None = None
-        for name in itertools.islice(glob.iglob(self._pattern, recursive=True), MOST_NAMES):
-            with contextlib.suppress(OSError):
-                if mark := _mark(name):
-                    found = mark if found is None else max(found, mark)
+        left = iter(range(MOST_NAMES))
+        with contextlib.suppress(OSError):  # a server that is away
+            for name in matching(self._pattern, left):
+                with contextlib.suppress(OSError):
+                    if mark := _mark(name, left):
+                        found = mark if found is None else max(found, mark)
         return found
 
 
-def _mark(name: str) -> _Mark | None:
+def matching(pattern: str, left: Iterator[int]) -> Iterator[str]:
+    """Yield what matches, as glob(7) has it, and names that are not there. Each that is passed takes one of `left`."""
+    ways = [("/" if pattern.startswith("/") else "", tuple(filter(None, pattern.split("/"))))]
+    while ways:
+        at, parts = ways.pop()
+        if not parts:
+            yield at
+            continue
+        part, rest = parts[0], parts[1:]
+        if part == "**":
+            ways.append((at, rest))  # of no folder
+        elif not glob.has_magic(part):
+            ways += [(os.path.join(at, part), rest)] if next(left, -1) >= 0 else []
+            continue
+        for entry in _entries(at, left):
+            if entry.name.startswith(".") and not part.startswith("."):
+                continue
+            if part != "**":
+                ways += [(entry.path, rest)] if fnmatch.fnmatchcase(entry.name, part) else []
+            elif entry.is_dir(follow_symlinks=False):
+                ways.append((entry.path, parts))
+            elif not rest:
+                ways.append((entry.path, ()))
+
+
+def _entries(folder: str, left: Iterator[int]) -> Iterator[os.DirEntry[str]]:
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+        for entry, _ in zip(entries, left, strict=False):
+            yield entry
+
+
+def _mark(name: str, left: Iterator[int]) -> _Mark | None:
     """Return what is newest of a file or a folder; None: it, or a link in its place, is another user's."""
     facts = os.stat(name)
     if {facts.st_uid, os.lstat(name).st_uid} != {os.geteuid()}:
         return None
-    mark = facts.st_mtime, name, facts.st_size
-    if os.path.isdir(name):
-        with os.scandir(name) as entries:
-            for entry in itertools.islice(entries, MOST_NAMES):
-                inside = entry.stat(follow_symlinks=False)
-                if inside.st_uid == facts.st_uid:
-                    mark = max(mark, (inside.st_mtime, entry.path, inside.st_size))
+    if not stat.S_ISDIR(facts.st_mode):
+        return facts.st_mtime, name, facts.st_size
+    # Whoever may write to a folder changes its time.
+    mark = (0.0 if facts.st_mode & 0o022 else facts.st_mtime), name, facts.st_size
+    for entry in _entries(name, left):
+        inside = entry.stat(follow_symlinks=False)
+        if inside.st_uid == facts.st_uid:
+            mark = max(mark, (inside.st_mtime, entry.path, inside.st_size))
     return mark

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 
 import pytest
 
-from pollux.wrap.checkpoints import Checkpoints
+from pollux.wrap.checkpoints import Checkpoints, matching
 
 
 class Clock:
@@ -113,3 +114,86 @@ def test_another_users_files_are_no_checkpoint(tmp_path, clock, what):
         look(checkpoints, clock, 1.0)
     assert not checkpoints.saved_since(100.0)
     assert checkpoints.present == (what == "file in a folder")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "a*",
+        "**",
+        "**/*.pt",
+        "a/**/*.pt",
+        "a/b/x.pt",
+        "*/*",
+        "a/[bc]/*",
+        ".*",
+        "**/.h*",
+        "*/b/**",
+        "no/*",
+        "**/b",
+    ],
+)
+def test_a_pattern_matches_what_glob_matches(tmp_path, monkeypatch, pattern):
+    for name in ("a/b/x.pt", "a/b/.hidden", "a/c/d/e/y.pt", "z.pt", ".dot/w.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+    for root in ("", f"{tmp_path}/"):
+        found = {
+            os.path.normpath(name)
+            for name in matching(root + pattern, iter(range(1000)))
+            if os.path.exists(name)
+        }
+        wanted = {os.path.normpath(name) for name in glob.glob(root + pattern, recursive=True) if name}
+        assert found == wanted
+
+
+def test_loops_of_links_and_many_names_take_a_bounded_number_of_steps(tmp_path, clock, monkeypatch):
+    """Two links to their own folder make 2 ** 40 paths; another user may put them into a shared folder."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).symlink_to(".")
+    deep = tmp_path
+    for _ in range(300):
+        deep /= "deep"
+        deep.mkdir()
+    (deep / "step-1.pt").write_text("x")
+    assert Checkpoints(f"{tmp_path}/**/*.pt", clock).present
+    assert not Checkpoints(f"{tmp_path}/**/none", clock).present
+    assert not Checkpoints(f"{tmp_path}/*/*/*/*/*/*/*/*/*/*/*/*/none", clock).present
+    monkeypatch.setattr("pollux.wrap.checkpoints.MOST_NAMES", 3)
+    for number in range(10):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / str(number)).write_text("x")
+    left = iter(range(3))
+    assert len(list(matching(f"{tmp_path}/many/*", left))) < 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_others_make_touch_and_remove_is_no_checkpoint(tmp_path, clock):
+    folder = tmp_path / "step-1"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    for name, at in (("old", 5), ("new", 9)):
+        (folder / name).write_text("x")
+        os.utime(folder / name, (at, at))
+    os.utime(folder, (9, 9))
+    checkpoints = Checkpoints(f"{tmp_path}/step-*", clock)
+
+    def saved():
+        before = clock.now
+        for _ in range(3):
+            look(checkpoints, clock, 1.0)
+        return checkpoints.saved_since(before)
+
+    (folder / "theirs").write_text("x")  # changes the time of the folder, too
+    os.chown(folder / "theirs", 65534, 65534)
+    assert not saved()
+    (folder / "theirs").unlink()
+    assert not saved()
+    (folder / "new").rename(tmp_path / "away")
+    assert not saved(), "the newest one is gone"
+    (tmp_path / "away").rename(folder / "new")
+    assert not saved()
+    (folder / "newer").write_text("x")
+    assert saved()
