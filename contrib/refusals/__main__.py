@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -57,12 +58,13 @@ SITE = SiteLines(
     lines=(
         "SelectTypeParameters=CR_Core_Memory",
         "DefMemPerGPU=400",
-        "AccountingStorageEnforce=associations,limits,qos",
+        "AccountingStorageEnforce=associations,limits,qos,safe",
         "AccountingStorageTRES=gres/gpu",
         "Licenses=matlab:1",
         "ReconfigFlags=KeepPartState",
         "RebootProgram=/bin/true",
     ),
+    nodes={node: "Feature=ib" for nodes in PARTITIONS.values() for node in nodes},
     partitions={
         name: f"Nodes={','.join(nodes)} TRESBillingWeights=GRES/gpu=1.0" for name, nodes in PARTITIONS.items()
     },
@@ -78,24 +80,34 @@ class Watched:
     since: float | None = None
     """When the watch began; before, only the start counts."""
     stopped_s: float = 0.0
-    restarts_before: int = 0
     restarts: int = 0
+    restarted_at: list[float] = field(default_factory=list)
+    """Since the watch began."""
+    stops: int = 0
+    """Restarts of attempts that had made a step."""
     gpus: int = 0
     state: str = ""
     seen_at: float = 0.0
 
     ended: bool = False
 
-    def end(self) -> None:
-        """What comes after is no part of the row."""
+    def end(self, stepped_at: Sequence[float]) -> None:
+        """What comes after is no part of the row; `stepped_at`: when the trainer made its steps."""
         self.ended = True
+        begun = 0.0
+        for at in self.restarted_at:
+            self.stops += any(begun < step <= at for step in stepped_at)
+            begun = at
 
     def see(self, record: str, now: float) -> None:
         """Take in a line of `scontrol show job`."""
         if self.ended:
             return
         words = dict(word.split("=", 1) for word in record.split() if "=" in word)
-        self.state, self.restarts = words.get("JobState", ""), int(words.get("Restarts", "0"))
+        self.state, restarts = words.get("JobState", ""), int(words.get("Restarts", "0"))
+        if self.since is not None and restarts > self.restarts:
+            self.restarted_at.append(now)
+        self.restarts = restarts
         runs = self.state in _RUNNING
         found = re.search(r"[ ,=]gres/gpu=(\d+)", record[record.find(" TRES=") :])
         self.gpus = int(found[1]) if runs and found else 0
@@ -149,10 +161,10 @@ class Play:
     def update(self, *words: str) -> None:
         self.command("scontrol", "update", *words)
 
-    def plain(self, name: str, *lines: str, gpus: int = 0) -> None:
+    def submit(self, name: str, *lines: str, gpus: int = 0) -> int:
         head = "SBATCH --nodes=1" + (f" --gpus-per-node={gpus}" if gpus else " --mem=100")
         own = (f"SBATCH --partition={self.partition} --account={self.account}", *lines)
-        self._site.sbatch(f"{self._name}-{name}", "sleep 300", *own, head=head)
+        return self._site.sbatch(f"{self._name}-{name}", "sleep 300", *own, head=head)
 
     def lock_checkpoints(self) -> None:
         self._out.chmod(0o555)
@@ -183,13 +195,18 @@ class Play:
             traceback.print_exc()
             self.error = f"{type(error).__name__}: {error}"
             watched = self._sampler.jobs.get(self.job_id, Watched())
-        watched.end()
+        watched.end(self._stepped_at())
         self.told = self._told()
         self._clean()
         return watched
 
+    def _stepped_at(self) -> list[float]:
+        made = self._out / "made.txt"
+        lines = made.read_text().splitlines() if made.exists() else []
+        return [float(line.split()[2]) for line in lines if len(line.split()) == 3]
+
     def _submit(self) -> Watched:
-        row, gpus = self._row, 4 if self._row.act == "shrink" else 2
+        row, gpus = self._row, self._row.gpus
         counts = "2,4" if row.nodes == 1 else "4,8"
         head = f"SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node={gpus if row.nodes == 1 else 4}"
         lines = [line.format(last=self.nodes[-1]) for line in row.lines]
@@ -222,7 +239,7 @@ class Play:
         if row.act == "shrink" and self.beside:
             self._until_grown(watched)
             self._pin(True)
-        watched.since, watched.restarts_before = time.time(), watched.restarts
+        watched.since = time.time()
         row.during(self)
         self._pin(False)
         longest = GROWN_S if row.grows else WATCHED_S
@@ -259,10 +276,14 @@ class Play:
                 "MaxTime=UNLIMITED",
                 "AllowAccounts=ALL",
             ),
-            ("scontrol", "update", f"PartitionName={self.partition}", "AllowQos=ALL"),
+            ("scontrol", "update", f"PartitionName={self.partition}", "AllowQos=ALL", "OverSubscribe=NO"),
             ("scontrol", "delete", f"ReservationName=r_{self.partition}_{self.account}"),
             *(("scontrol", "cancel_reboot", node) for node in self.nodes[:1]),
             *(("scontrol", "update", f"NodeName={node}", "State=RESUME") for node in self.nodes),
+            *(
+                ("scontrol", "update", f"NodeName={node}", "AvailableFeatures=ib", "ActiveFeatures=ib")
+                for node in self.nodes
+            ),
         )
         for words in undo:
             with suppress(DevClusterError):
@@ -289,8 +310,8 @@ def row_of(row: Row, beside: tuple[Play, Watched], control: tuple[Play, Watched]
         "act": row.act,
         "stopped_s": round(here.stopped_s, 1),
         "control_stopped_s": round(there.stopped_s, 1),
-        "stops": here.restarts - here.restarts_before,
-        "control_stops": there.restarts - there.restarts_before,
+        "stops": here.stops,
+        "control_stops": there.stops,
         "lost_gpu_s": round(here.stopped_s * (4 if row.act == "shrink" else 2), 1),
     }
     if row.act != "grow":
@@ -322,6 +343,7 @@ def play_rows(rows: Sequence[tuple[int, Row]], out: Path) -> list[dict[str, obje
         site.start()
         samplers = {}
         for each in (control, site):
+            refuse_updates(each, {f"a{number}": row.hook for number, row in rows if row.hook})
             samplers[id(each)] = Sampler(each)
             samplers[id(each)].start()
             stack.callback(samplers[id(each)].end)
@@ -354,6 +376,23 @@ def play_rows(rows: Sequence[tuple[int, Row]], out: Path) -> list[dict[str, obje
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     return found
+
+
+def refuse_updates(site: Place, conditions: Mapping[str, str]) -> None:
+    """Append a site's own rule to its hook: by account, which updates of a job it refuses, as conditions in Lua."""
+    script = site.cluster.slurm_conf.with_name("job_submit.lua")
+    refused = " or ".join(f'(job.account == "{account}" and {when})' for account, when in conditions.items())
+    at = script.stat().st_mtime + 2  # slurmctld looks at whole seconds
+    script.write_text(f"""{script.read_text()}
+local pollux_modify = slurm_job_modify
+function slurm_job_modify(desc, job, part, uid)
+   if {refused or "false"} then
+      return slurm.ERROR
+   end
+   return pollux_modify and pollux_modify(desc, job, part, uid) or slurm.SUCCESS
+end
+""")
+    os.utime(script, (at, at))
 
 
 def _batch(rows: Iterable[tuple[int, Row]]) -> tuple[list[tuple[int, Row, str]], list[tuple[int, Row]]]:

@@ -23,7 +23,7 @@ class Hands(Protocol):
 
     def update(self, *words: str) -> None: ...
 
-    def plain(self, name: str, *lines: str, gpus: int = 0) -> None: ...
+    def submit(self, name: str, *lines: str, gpus: int = 0) -> int: ...
 
     def lock_checkpoints(self) -> None: ...
 
@@ -43,6 +43,8 @@ class Row(NamedTuple):
         before: done before the submission.
         during: done once the training has made steps.
         nodes: of its partition.
+        gpus: that its user asks for.
+        hook: when the site's hook refuses an update of the job: a condition in Lua on `desc`, `job` and `uid`.
         trainer: options of the trainer.
         wrap: options of `pollux wrap`.
     """
@@ -56,6 +58,8 @@ class Row(NamedTuple):
     before: Callable[[Hands], None] = nothing
     during: Callable[[Hands], None] = nothing
     nodes: int = 1
+    gpus: int = 2
+    hook: str = ""
     trainer: str = "--saves-on-term"
     wrap: str = "--signal TERM"
     grows: bool = False
@@ -110,18 +114,36 @@ def _reservation(*words: str) -> Callable[[Hands], None]:
     return reserve
 
 
-def _colleague(hands: Hands) -> None:
-    """A plain job of the same account wants GPUs."""
-    hands.plain("colleague", gpus=2)
+def _sacctmgr(kind: str, *words: str) -> Callable[[Hands], None]:
+    """Change the limits of the row's QOS, of its account, or of its user."""
+
+    def change(hands: Hands) -> None:
+        of = {
+            "qos": ("qos", f"q{hands.account[1:]}"),
+            "account": ("account", hands.account),
+            "user": ("user", "where", "name=nobody", f"account={hands.account}"),
+        }
+        hands.command("sacctmgr", "-i", "modify", *of[kind], "set", *words)
+
+    return change
 
 
-def _without_cpus(hands: Hands) -> None:
-    """A plain job without GPUs takes most CPUs."""
-    hands.plain("cpus", "SBATCH --ntasks=6")
+def _beside(*lines: str, gpus: int = 0) -> Callable[[Hands], None]:
+    """Another job of the same user and account in the same partition, plain unless a line says `POLLUX`."""
+
+    def submit(hands: Hands) -> None:
+        hands.submit("beside", *lines, gpus=gpus)
+
+    return submit
 
 
-def _waits_for_licence(hands: Hands) -> None:
-    hands.plain("licensed", "SBATCH --licenses=matlab:1")
+_COLLEAGUE = _beside(gpus=2)
+_POLLUX_COLLEAGUE = _beside("SBATCH --open-mode=append", "POLLUX min-gpus=2 max-gpus=2", gpus=2)
+
+
+def _depends(hands: Hands) -> None:
+    """The job is made to wait for another one while it runs."""
+    hands.update(f"JobId={hands.job_id}", f"Dependency=afterany:{hands.submit('before')}")
 
 
 _MINUTES = {
@@ -163,7 +185,9 @@ GROW = (
     Row("memory per GPU fills the node", lines=("SBATCH --mem-per-gpu=1500",)),
     Row("--mem=0", lines=("SBATCH --mem=0",)),
     Row("--exclusive", lines=("SBATCH --exclusive",)),
-    Row("free GPUs without CPUs", before=_without_cpus),
+    Row("--gres-flags=enforce-binding", lines=("SBATCH --gres-flags=enforce-binding",)),
+    Row("--deadline", lines=(SECONDS_OF_LIMIT, "SBATCH --deadline=now+2hours")),
+    Row("free GPUs without CPUs", before=_beside("SBATCH --ntasks=6")),
     Row("two threads of a core for each GPU", lines=("SBATCH --cpus-per-task=4 --hint=nomultithread",)),
     Row("QOS MaxTRESPerJob of nodes", nodes=2, qos=("MaxTRESPerJob=node=1",)),
     Row("partition MaxNodes lowered", nodes=2, during=_scontrol("MaxNodes=1")),
@@ -183,8 +207,40 @@ GROW = (
         during=_reservation("StartTime=now+5minutes", "Duration=60", "Flags=MAINT,IGNORE_JOBS"),
     ),
     Row(
-        "licence that another job waits for", lines=("SBATCH --licenses=matlab:1",), during=_waits_for_licence
+        "licence that another job waits for",
+        lines=("SBATCH --licenses=matlab:1",),
+        during=_beside("SBATCH --licenses=matlab:1"),
     ),
+    Row(
+        "reservation of others begins now",
+        during=_reservation("StartTime=now", "Duration=60", "Flags=IGNORE_JOBS"),
+    ),
+    Row("node whole that another job waits for", during=_beside("SBATCH --exclusive")),
+    Row("memory that another job waits for", during=_beside("SBATCH --mem=0")),
+    Row("CPUs that another job waits for", during=_beside("SBATCH --ntasks=8")),
+    Row("QOS MaxJobsPerUser that another job waits for", qos=("MaxJobsPerUser=1",), during=_beside()),
+    Row(
+        "QOS GrpTRES of CPUs that another job waits for",
+        qos=("GrpTRES=cpu=4",),
+        during=_beside("SBATCH --ntasks=3"),
+    ),
+    Row("QOS MaxTRESPerJob lowered", during=_sacctmgr("qos", "MaxTRESPerJob=gres/gpu=2")),
+    Row("QOS MaxWall lowered", lines=(SECONDS_OF_LIMIT,), during=_sacctmgr("qos", "MaxWall=00:10:00")),
+    Row("QOS GrpJobs lowered to 0", during=_sacctmgr("qos", "GrpJobs=0")),
+    Row("QOS GrpTRES lowered below what it holds", during=_sacctmgr("qos", "GrpTRES=gres/gpu=1")),
+    Row("account MaxJobs lowered to 0", during=_sacctmgr("account", "MaxJobs=0")),
+    Row("account GrpSubmitJobs lowered to 0", during=_sacctmgr("account", "GrpSubmitJobs=0")),
+    Row("QOS taken from its user", during=_sacctmgr("user", "defaultqos=normal", "qos=normal")),
+    Row(
+        "node's features changed",
+        lines=("SBATCH --constraint=ib",),
+        during=_node("AvailableFeatures=eth", "ActiveFeatures=eth"),
+    ),
+    Row("partition made exclusive", during=_scontrol("OverSubscribe=EXCLUSIVE")),
+    Row("dependency set while it runs", during=_depends),
+    Row("requeue forbidden while it runs", during=_of_job("Requeue=0")),
+    Row("site's hook refuses more GPUs", hook="desc.min_cpus == 4"),
+    Row("site's hook refuses all updates", hook="uid ~= 0"),
     Row("node drained", during=_node("State=DRAIN", "Reason=row")),
     Row("node to reboot", during=_reboot),
     Row("--exclude of the other node", nodes=2, lines=("SBATCH --exclude={last}",)),
@@ -192,24 +248,37 @@ GROW = (
     Row("checkpoint folder made read-only", during=_lock),
     Row("trainer that starts at no other size", trainer="--saves-on-term --rigid"),
     Row("trainer that never saves", trainer="--save-every 1000000", wrap=""),
-    Row("account's limit that a colleague needs", account=("GrpTRES=gres/gpu=4",), during=_colleague),
+    Row("trainer that is deaf to the signal", trainer="--deaf"),
+    Row("trainer that ends at the signal without saving", trainer="--unsaved"),
+    Row("trainer that requeues itself", trainer="--saves-on-term --requeues"),
+    Row("account's limit that a colleague needs", account=("GrpTRES=gres/gpu=4",), during=_COLLEAGUE),
     Row("two minutes left", lines=("SBATCH --time=2",)),
     Row("requeued by its user", during=_requeue),
 )
 
 _SHRUNK = {
-    "a plain job needs GPUs": Row("", during=_colleague),
-    "and QOS MaxTRESPerJob of GPUs": Row("", qos=("MaxTRESPerJob=gres/gpu=4",), during=_colleague),
-    "and QOS GrpTRES of GPUs": Row("", qos=("GrpTRES=gres/gpu=4",), during=_colleague),
+    "a plain job needs GPUs": Row("", during=_COLLEAGUE),
+    "a Pollux job needs GPUs": Row("", gpus=4, during=_POLLUX_COLLEAGUE),
+    "and QOS MaxTRESPerJob of GPUs": Row("", qos=("MaxTRESPerJob=gres/gpu=4",), during=_COLLEAGUE),
+    "and QOS GrpTRES of GPUs": Row("", qos=("GrpTRES=gres/gpu=4",), during=_COLLEAGUE),
     "and QOS GrpTRESRunMins": Row(
-        "", lines=(SECONDS_OF_LIMIT,), qos=("GrpTRESRunMins=gres/gpu=400",), during=_colleague
+        "", lines=(SECONDS_OF_LIMIT,), qos=("GrpTRESRunMins=gres/gpu=400",), during=_COLLEAGUE
     ),
-    "and account GrpTRES": Row("", account=("GrpTRES=gres/gpu=4",), during=_colleague),
-    "and partition DRAIN": Row("", during=_each(_colleague, _scontrol("State=DRAIN"))),
-    "and a hold": Row("", during=_each(_hold, _colleague)),
-    "and a read-only checkpoint folder": Row("", during=_each(_lock, _colleague)),
-    "and a trainer of one size": Row("", trainer="--saves-on-term --rigid", during=_colleague),
-    "and a trainer that never saves": Row("", trainer="--save-every 1000000", wrap="", during=_colleague),
+    "and account GrpTRES": Row("", account=("GrpTRES=gres/gpu=4",), during=_COLLEAGUE),
+    "and account GrpTRES lowered to 1": Row(
+        "", during=_each(_sacctmgr("account", "GrpTRES=gres/gpu=1"), _POLLUX_COLLEAGUE)
+    ),
+    "and partition DRAIN": Row("", during=_each(_COLLEAGUE, _scontrol("State=DRAIN"))),
+    "and partition DOWN": Row("", during=_each(_COLLEAGUE, _scontrol("State=DOWN"))),
+    "and node drained": Row("", during=_each(_COLLEAGUE, _node("State=DRAIN", "Reason=row"))),
+    "and a hold": Row("", during=_each(_hold, _COLLEAGUE)),
+    "and a read-only checkpoint folder": Row("", during=_each(_lock, _COLLEAGUE)),
+    "and the site's hook refuses updates": Row("", gpus=4, hook="uid ~= 0", during=_POLLUX_COLLEAGUE),
+    "and a trainer of one size": Row("", gpus=4, trainer="--saves-on-term --rigid", during=_POLLUX_COLLEAGUE),
+    "and a trainer that never saves": Row(
+        "", gpus=4, trainer="--save-every 1000000", wrap="", during=_POLLUX_COLLEAGUE
+    ),
+    "and a trainer deaf to the signal": Row("", gpus=4, trainer="--deaf", during=_POLLUX_COLLEAGUE),
 }
 SHRINK = tuple(row._replace(cause=cause, act="shrink") for cause, row in _SHRUNK.items())
 ROWS = (*GROW, *SHRINK)

@@ -11,8 +11,9 @@ HEAD = """\
 `make refusals` plays each row twice at the same time on real Slurm: beside polluxd, and without it. A row is a training
 that runs, an act of polluxd, and a cause by which Slurm, the site or the job refuses that act. `scontrol show job` is
 asked twice a second. `stopped`: for how long the training did not run after the cause was there, for `start`: from the
-submission to the first start. `stops`: its restarts in that time. A cause that stops the training without polluxd too
-(its user requeues it) counts for neither.
+submission to the first start. `stops`: restarts in that time of attempts that had made a step. A cause that stops the
+training without polluxd too (its user requeues it) counts for neither. A training to be shrunk has grown from 2 to 4
+GPUs before, or its user asked for 4; another job of the same user then waits for 2.
 
 | act | cause | Slurm | stopped [s] | without polluxd [s] | stops | GPUs at the end | without polluxd |
 |---|---|---|---:|---:|---:|---:|---:|
@@ -32,14 +33,16 @@ def page(rows: Sequence[dict[str, Any]], commit: str, wanted: Iterable[tuple[str
         for row in sorted(rows, key=lambda row: row["act"])
         if not row["error"]
     ]
-    # A row that gained GPUs was refused nothing: the limit left room for it.
+    # A training that gained GPUs, or gave them back, was refused nothing.
     acted = [
         row
         for row in rows
-        if row["act"] == "grow"
-        and not row["control_stops"]
+        if not row["control_stops"]
         and not row["error"]
-        and row["final_gpus"] <= row["control_final_gpus"]
+        and (
+            (row["act"] == "grow" and row["final_gpus"] <= row["control_final_gpus"])
+            or (row["act"] == "shrink" and row["final_gpus"] >= 4)
+        )
     ]
     still = sum(row["stopped_s"] == 0.0 for row in acted)
     longest = max((row["stopped_s"] for row in acted), default=0.0)
@@ -48,7 +51,7 @@ def page(rows: Sequence[dict[str, Any]], commit: str, wanted: Iterable[tuple[str
         (row["stopped_s"] - row["control_stopped_s"] for row in rows if row["act"] == "start"), default=0.0
     )
     end = (
-        f"\nAt {commit}: {still} of {len(acted)} refused growths stopped the training for 0 s, none for more than "
+        f"\nAt {commit}: {still} of {len(acted)} refused moves stopped the training for 0 s, none for more than "
         f"{longest:.1f} s, each at most {most} times. First starts came at most {late:.1f} s after those without "
         "polluxd.\n"
     )

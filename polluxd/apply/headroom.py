@@ -6,7 +6,7 @@ A limit on running jobs or licenses is given to waiting jobs in order of submiss
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, isinf
@@ -133,7 +133,7 @@ def _minutes_used(state: ClusterState, bounds: Lookup) -> Mapping[tuple[str, str
         if job.state not in _USING:
             continue
         for scope in bounds.of(job).scopes:
-            for tres in scope.limits.running_minutes:
+            for tres in {rule.partition("=")[2] for rule in scope.limits.running_minutes}:
                 alone = job.tres.get(tres, 0) + sum(one.tres.get(tres, 0) for one in job.companions)
                 used[scope.name, tres][job.job_id] = (
                     alone * minutes_left(job, state.taken_at) if alone else 0.0
@@ -151,30 +151,42 @@ def _of_running_minutes(
     """Most GPUs of the job by limits on what running jobs may still use (GrpTRESRunMins); no fewer than it holds."""
     found = []
     for scope in bounds.scopes:
-        for tres, most in scope.limits.running_minutes.items():
-            if f"{tres} minutes" not in scope.enforced:
+        for rule, most in scope.limits.running_minutes.items():
+            tres = rule.partition("=")[2]
+            if f"{rule} minutes" not in scope.enforced:
                 continue
             others = sum(use for number, use in used[scope.name, tres].items() if number != job.job_id)
             left = 0 if isinf(others) else max(0, most - int(others))
             gpus = _in_gpus(tres, _over(left, minutes_left(job, state.taken_at)), job, *reach)
             if gpus is not None:
                 gpus = max(gpus, sum(job.gpus_per_node_held.values()))
-                found.append((gpus, f"GrpTRESRunMins={tres}={most} of {scope.name}"))
+                found.append((gpus, f"{rule}={most} of {scope.name}"))
     return min(found, default=None)
 
 
 def _in_gpus(tres: str, most: int, job: SlurmJob, kinds: set[str], largest: int) -> int | None:
     """A limit on TRES as a number of GPUs.
 
-    None: it does not limit GPUs, or it limits one of several types; such a limit is left to Slurm's refusal.
+    None: it does not limit GPUs, or nobody knows what the job uses of it; such a limit is left to Slurm's refusal.
     """
-    if tres == "gres/gpu" or (tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}):
+    if tres.startswith("gres/gpu:") and kinds == {tres.removeprefix("gres/gpu:")}:
         return most
+    if tres == "node":
+        return most * largest
+    each = _per_gpu(tres, job)
+    return int(most / each) if each else None
+
+
+def _per_gpu(tres: str, job: SlurmJob) -> float:
+    """What goes with each GPU of the job; 0: nothing, as far as anybody knows."""
+    if tres == "gres/gpu":
+        return 1.0
     if tres == "cpu":
-        return most // max(job.spec.cpus_per_gpu if job.spec else 1, 1)
+        return max(job.spec.cpus_per_gpu if job.spec else 1, 1)
     if tres == "mem":
-        return most // job.mem_per_gpu_mb if job.mem_per_gpu_mb else None
-    return most * largest if tres == "node" else None
+        return job.mem_per_gpu_mb
+    # Such as `billing`, which a partition's weights make: what Slurm counts of the job now.
+    return job.tres.get(tres, 0) / max(job.tres.get("gres/gpu", 0), 1)
 
 
 def _kept_out(job: SlurmJob, bounds: JobBounds, state: ClusterState) -> str:
@@ -215,8 +227,8 @@ def _groups(
             )
             continue
         most = limited[name].limits.tres[key]
-        greediest = max(jobs, key=lambda job: (job.spec.cpus_per_gpu if job.spec else 0, job.job_id))
-        left = _in_gpus(key, most - use[name][key], greediest, kinds, largest) if key != "mem" else None
+        greediest = max(jobs, key=lambda job: (_per_gpu(key, job), job.job_id))
+        left = _in_gpus(key, most - use[name][key], greediest, kinds, largest)
         if left is None:
             continue
         rule = f"{key}={most} of {name}"
@@ -322,7 +334,7 @@ def _least(job: SlurmJob, tres: str, holding: Mapping[int, int]) -> int:
     if tres == "node":
         each = max(job.gpus_per_node_held.values(), default=1)
         return ceil(gpus / each)
-    return gpus * (job.spec.cpus_per_gpu if tres == "cpu" else 1)
+    return ceil(gpus * _per_gpu(tres, job))
 
 
 def _by_turns(
@@ -359,11 +371,19 @@ def _array_turns(ours: Iterable[SlurmJob], holding: Mapping[int, int]) -> dict[i
 def _unlicensed(
     ours: Iterable[SlurmJob], holding: Mapping[int, int], state: ClusterState
 ) -> dict[int, Eligibility]:
-    """Waiting jobs whose licenses are in use."""
+    """Waiting jobs whose licenses are in use, and running ones that would lose theirs at a restart."""
     free = dict(state.rules.licenses)
+    wanted = Counter[str]()
+    for job in state.jobs:
+        if job.state is JobState.PENDING and not job.held_by_user and not job.dependent:
+            wanted.update(job.licenses)
     found: dict[int, Eligibility] = {}
     for job in ours:
         if job.state is not JobState.PENDING:
+            lost = [name for name in job.licenses if name in free and free[name] < wanted[name]]
+            if lost:
+                rule = f"a waiting job wants license {lost[0]}, which it would lose"
+                found[job.job_id] = Eligibility(frozenset(), rule)
             continue
         short = [name for name, count in job.licenses.items() if count > free.get(name, count)]
         if short and not holding[job.job_id]:

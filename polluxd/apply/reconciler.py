@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from polluxd.apply.actions import REFUSED_SIZE, Action, Do, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
@@ -144,6 +145,8 @@ class Reconciler:
             )
             begun.append(move)
         self.others.begun(begun, {intent.job_id: intent.user for intent in intents})
+        if any(move.source for move in begun):
+            self._slurm.ask_limits()
         return begun
 
     def occupied(self, job_id: int) -> bool:
@@ -199,6 +202,7 @@ class Reconciler:
         )
         may_start = self.eligibility(seen.state, allowed)
         bars = self.refusals.bars(seen.state)
+        bars = replace(bars, most=bars.lowered(allowed).most)
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))

@@ -44,7 +44,7 @@ class GroupLimits:
     submitted: int | None = None
     """Jobs that wait or run; None: no limit."""
     running_minutes: Tres = field(default_factory=dict)
-    """What running jobs may still use until their time limits, together [minutes x TRES]."""
+    """What running jobs may still use until their time limits, together [minutes x TRES], by `GrpTRESRunMins=TRES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,11 @@ class Limits:
     qos: Mapping[str, Qos] = field(default_factory=dict)
 
 
-def parse_limits(text: str) -> tuple[Limits, dict[str, str]]:
+def parse_limits(text: str, *, safe: bool = False) -> tuple[Limits, dict[str, str]]:
     """Read the limits, and why some records could not be understood.
+
+    Args:
+        safe: AccountingStorageEnforce has `safe`: no job starts that could use more than GrpTRESMins has left.
 
     A record that makes no sense sets no limit: Slurm still enforces it, and polluxd learns from the refusal.
 
@@ -117,17 +120,17 @@ def parse_limits(text: str) -> tuple[Limits, dict[str, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.startswith("ClusterName="):
-                one = _association(line)
+                one = _association(line, safe=safe)
                 associations[one.account, one.uid, one.partition] = one
             elif line.startswith("QOS="):
-                other = _qos(line)
+                other = _qos(line, safe=safe)
                 qos[other.name] = other
         except SlurmGarbled as error:
             senseless[f"limits, line {number}"] = str(error)
     return Limits(associations, qos), senseless
 
 
-def _association(line: str) -> Association:
+def _association(line: str, *, safe: bool) -> Association:
     found = _ASSOCIATION.fullmatch(line.rstrip())
     if found is None:
         raise SlurmGarbled(f"expected the record of an association, got {line[:80]!r}")
@@ -137,21 +140,21 @@ def _association(line: str) -> Association:
         int(found["uid"]) if found["uid"] else None,
         found["partition"],
         found["parent"] or "",
-        _group(fields),
+        _group(fields, safe=safe),
         _per_job(fields),
         _number(fields.get("MaxJobs", "")),
         _number(fields.get("MaxSubmitJobs", "")),
     )
 
 
-def _qos(line: str) -> Qos:
+def _qos(line: str, *, safe: bool) -> Qos:
     found = _QOS.fullmatch(line.rstrip())
     if found is None:
         raise SlurmGarbled(f"expected the record of a QOS, got {line[:80]!r}")
     fields = dict(_FIELD.findall(found["limits"]))
     return Qos(
         found["name"],
-        _group(fields),
+        _group(fields, safe=safe),
         _per_job(fields),
         _of_each(_PER_USER, found["users"]),
         _of_each(_PER_ACCOUNT, found["accounts"]),
@@ -169,9 +172,14 @@ def _of_each(pattern: re.Pattern[str], text: str) -> GroupLimits:
     return GroupLimits(_tres(one[3])[0], _number(one[1]), submitted=_number(one[2]))
 
 
-def _group(fields: Mapping[str, str]) -> GroupLimits:
+def _group(fields: Mapping[str, str], *, safe: bool) -> GroupLimits:
     minutes, used = _tres(fields.get("GrpTRESMins", ""))
     used_up = [f"GrpTRESMins={name}={most}" for name, most in minutes.items() if used.get(name, 0) >= most]
+    running = {
+        f"GrpTRESRunMins={name}": most for name, most in _tres(fields.get("GrpTRESRunMins", ""))[0].items()
+    }
+    if safe:
+        running |= {f"GrpTRESMins={name}": max(0, most - used.get(name, 0)) for name, most in minutes.items()}
     wall = _NUMBER.fullmatch(fields.get("GrpWall", ""))
     if wall and wall[1] != "N" and int(wall[2] or 0) >= int(wall[1]):
         used_up.append(f"GrpWall={wall[1]}")
@@ -180,7 +188,7 @@ def _group(fields: Mapping[str, str]) -> GroupLimits:
         _number(fields.get("GrpJobs", "")),
         tuple(used_up),
         _number(fields.get("GrpSubmitJobs", "")),
-        _tres(fields.get("GrpTRESRunMins", ""))[0],
+        running,
     )
 
 

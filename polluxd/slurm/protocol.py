@@ -212,6 +212,9 @@ class SlurmClient(Protocol):
     def probe(self, job_id: int) -> None:
         """Update the job without a change: the site's hooks and rights may refuse that, as they would its moves."""
 
+    def ask_limits(self) -> None:
+        """Read the limits at the next observation, however new the last answer is: a training is to be stopped."""
+
     def can_shrink(self) -> bool:
         """Tell whether Slurm lets a running job give nodes back.
 

@@ -344,9 +344,11 @@ def _memory_per_gpu(record: Mapping[str, str], asked: _Asked) -> int:
 
 @lru_cache(maxsize=16384)
 def _tres(text: str) -> Mapping[str, int]:
-    """TRES that are whole numbers; memory, which has a unit, is none of them."""
+    """TRES as whole numbers; memory in MB."""
     items = (item.rpartition("=") for item in text.split(","))
-    return {name: int(count) for name, _, count in items if name and _is_number(count)}
+    memory = _MEMORY.search(text)
+    known = {"mem": int(float(memory[1]) * _MEGABYTES[memory[2]])} if memory else {}
+    return known | {name: int(count) for name, _, count in items if name and _is_number(count)}
 
 
 @lru_cache(maxsize=4096)

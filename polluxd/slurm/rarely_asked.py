@@ -20,7 +20,8 @@ TOPOLOGY_S = 300.0
 """Racks and abilities change with slurm.conf: they are asked for no more often than this."""
 
 LIMITS_S = 30.0
-"""Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this."""
+"""Limits change by hand, and a large site has tens of thousands: they are asked for no more often than this, and before
+a training is stopped. Slurm shows some of a QOS only once a user has a job there."""
 
 ARRAY_S = 10.0
 """A throttle is changed by hand: it is asked for no more often than this."""
@@ -61,11 +62,19 @@ class RarelyAsked:
         Slurm itself holds jobs to its limits.
         """
         none: tuple[Limits, Mapping[str, str]] = Limits(), {}
-        if not _LIMITS.search(self.configuration()):
+        enforced = _LIMITS.search(self.configuration())
+        if enforced is None:
             self._known.pop("limits", None)
             return none
         command = ("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
-        return self._kept("limits", LIMITS_S, none, lambda: parse_limits(self._run(*command)))
+        return self._kept(
+            "limits", LIMITS_S, none, lambda: parse_limits(self._run(*command), safe="safe" in enforced[0])
+        )
+
+    def ask_limits(self) -> None:
+        """Read the limits the next time."""
+        if "limits" in self._known:
+            self._known["limits"] = float("-inf"), self._known["limits"][1]
 
     def array(self, number: int) -> str:
         """Return what Slurm shows of an array. What was not asked for lately is forgotten."""

@@ -210,6 +210,9 @@ class ScontrolClient(Commands):
         same = "TimeLimit=UNLIMITED" if limit is None else _time_limit(limit)
         self.ask("scontrol", "update", f"JobId={self._address(job_id)}", same)
 
+    def ask_limits(self) -> None:
+        self._rarely.ask_limits()
+
     def can_shrink(self) -> bool:
         return _SLURMDBD.search(self._rarely.configuration()) is not None
 

@@ -74,7 +74,7 @@ def _record(job: FakeJob, reason: str, waits: bool) -> SlurmJob:
         uid=job.uid,
         account="",
         partition="main",
-        qos="",
+        qos="normal",
         state=job.state,
         raw_state=job.raw_state,
         reason=reason,

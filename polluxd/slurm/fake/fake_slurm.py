@@ -22,6 +22,7 @@ from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake.fake_job import FakeJob
 from polluxd.slurm.fake.fake_slurmctld import CRED_EXPIRE_S, FakeSlurmctld
+from polluxd.slurm.limits import Limits
 from polluxd.slurm.protocol import ClusterState, Companion, Geometry, SlurmJob
 
 
@@ -55,6 +56,7 @@ class FakeSlurm(FakeSlurmctld):
         """Why the site's hook refuses a job's new geometry."""
         self.calls: list[tuple[str, int]] = []
         """Each writing call that was tried, as (name, job id), in order."""
+        self.limits, self.limits_asked = Limits(), 0
 
     # --- the test's hands ---------------------------------------------------------------------
 
@@ -210,7 +212,7 @@ class FakeSlurm(FakeSlurmctld):
             for node in self._nodes.values()
         )
         self._fault("observe", applied=True)
-        return ClusterState(self._now, nodes, jobs, kept_off_s=self._kept_off_s)
+        return ClusterState(self._now, nodes, jobs, limits=self.limits, kept_off_s=self._kept_off_s)
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
         self._fault("jobs", applied=False)
@@ -280,6 +282,9 @@ class FakeSlurm(FakeSlurmctld):
     def probe(self, job_id: int) -> None:
         self._ours("probe", job_id)
         self._fault("probe", applied=True)
+
+    def ask_limits(self) -> None:
+        self.limits_asked += 1
 
     def can_shrink(self) -> bool:
         return self._slurmdbd

@@ -21,6 +21,9 @@ parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--save-every", type=int, default=20)
 parser.add_argument("--work", type=float, default=0.2, help="seconds of a step on one GPU")
 parser.add_argument("--saves-on-term", action="store_true")
+parser.add_argument("--deaf", action="store_true", help="not to notice TERM")
+parser.add_argument("--unsaved", action="store_true", help="end at TERM without saving")
+parser.add_argument("--requeues", action="store_true", help="requeue its own job once it has saved at TERM")
 parser.add_argument("--rigid", action="store_true", help="refuse to go on at another size")
 options = parser.parse_args()
 
@@ -35,6 +38,10 @@ if saved:
         sys.exit("cannot resume at another data-parallel degree")
 print(f"resumed at {step} on {gpus} GPUs", flush=True)
 told = []
+if options.deaf:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if options.unsaved:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 if options.saves_on_term:
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
 
@@ -55,6 +62,8 @@ with (options.out / "made.txt").open("a") as made:
         print(f"step {step}: loss {1 / step:.5f}", flush=True)
         if step % options.save_every == 0 or told:
             save()
+        if told and options.requeues:
+            os.execvp("scontrol", ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
         if told:
             print(f"saved at step {step}, ends", flush=True)
             sys.exit(0)

@@ -149,13 +149,42 @@ def test_used_up_time_starts_nothing() -> None:
     assert "GrpTRESMins=gres/gpu=1000 of account vision is used up" in found.eligibility[1].rule
 
 
+def test_a_job_keeps_a_license_that_another_one_waits_for() -> None:
+    rules, one = Rules(MAIN, licenses={"matlab": 0, "ansys": 1}), {"matlab": 1}
+    plain = waiting(2, licenses=one, spec=None)
+    found = allowed(limits(), running(1, 1, licenses=one), plain, rules=rules)
+    assert found.eligibility[1].rule == "a waiting job wants license matlab, which it would lose"
+    held = replace(plain, held_by_user=True)
+    spare = {"licenses": {"ansys": 1}}
+    assert not allowed(limits(), running(1, 1, licenses=one), held, rules=rules).eligibility
+    assert not allowed(
+        limits(), running(1, 1, **spare), waiting(2, spec=None, **spare), rules=rules
+    ).eligibility
+
+
+def test_limits_on_memory_and_billing_count_what_goes_with_each_gpu() -> None:
+    known = {"gres/gpu": 2, "billing": 3, "mem": 1000}
+    mine = replace(running(1, 2, mem_per_gpu_mb=500), tres=known)
+    for name, most in (("mem", 1600), ("billing", 5)):
+        of_job = limits(qos=(Qos("normal", GroupLimits(), JobLimits({name: most})),))
+        assert allowed(of_job, mine).most[1] == (3, f"MaxTRESPerJob={name}={most} of QOS normal")
+        together = limits(account(tres={name: most + 700}))
+        foreign = replace(running(3, 3, spec=None), tres={"mem": 700, "billing": 700})
+        (group,) = allowed(together, mine, foreign).groups
+        assert group == GpuLimit(f"{name}={most + 700} of account vision", (1,), 3)
+    assert not allowed(limits(account(tres={"fs/disk": 5})), mine).groups, "nobody knows what it uses of it"
+
+
 def test_licenses_go_to_the_oldest_waiting_job() -> None:
     one = {"matlab": 1}
     rules = Rules(MAIN, (), {"matlab": 1})
     found = allowed(
         limits(), running(1, 1, licenses=one), waiting(3, licenses=one), waiting(2, licenses=one), rules=rules
     )
-    assert {i: s.rule for i, s in found.eligibility.items()} == {3: "license matlab is in use"}
+    assert {i: s.rule for i, s in found.eligibility.items()} == {
+        1: "a waiting job wants license matlab, which it would lose",
+        3: "license matlab is in use",
+    }
 
 
 def test_tasks_of_an_array_take_turns() -> None:
@@ -216,7 +245,7 @@ def test_gpu_minutes_of_a_job_are_gpus_within_its_time_limit() -> None:
 
 
 def test_minutes_of_running_jobs_leave_smaller_jobs_their_start() -> None:
-    lab = account(running_minutes={"gres/gpu": 600})
+    lab = account(running_minutes={"GrpTRESRunMins=gres/gpu": 600})
     found = allowed(
         limits(lab),
         running(4, 4, spec=None, start_time=NOW, limit=2 * HOUR),

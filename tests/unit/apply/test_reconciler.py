@@ -13,6 +13,7 @@ from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm
+from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import Geometry
 from tests import build
 from tests.unit.apply.site import Site, on
@@ -415,6 +416,19 @@ def test_a_move_whose_size_was_barred_since_its_plan_is_taken_back() -> None:
     assert site.steps[1] is Step.FAILED
     assert "QOSMaxGRESPerJob" in site.rows.moves[1].detail
     assert site.slurm.truth(second).restart_count == 0
+
+
+def test_a_limit_that_slurm_shows_once_a_move_is_planned_forbids_it_before_the_order_to_drain() -> None:
+    site = Site()
+    job_id = site.running(SMALL)
+    site.begin((job_id, "requeue", SMALL, LARGE))
+    assert site.slurm.limits_asked == 1
+    limit = Qos("normal", GroupLimits(), JobLimits({"gres/gpu": SMALL.gpus}))
+    site.slurm.limits = Limits(qos={"normal": limit})
+    site.turn(1.0)
+    assert site.steps == [Step.FAILED]
+    assert "MaxTRESPerJob" in site.rows.moves[0].detail
+    assert Step.DRAINING not in site.rows.moves[0].times
 
 
 def test_a_job_whose_requeue_slurm_refuses_is_not_asked_for_another_move() -> None:

@@ -98,7 +98,7 @@ class Watched:
         self._world, self._store, self._slurm = world, store, world.slurm
 
     def __getattr__(self, name: str) -> Any:
-        assert name in ("observe", "jobs", "can_shrink"), f"{name}: unchecked"
+        assert name in ("observe", "jobs", "can_shrink", "ask_limits"), f"{name}: unchecked"
         return getattr(self._slurm, name)
 
     def requeue(self, job_id: int) -> None:

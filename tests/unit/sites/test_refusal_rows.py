@@ -26,14 +26,16 @@ def test_slurm_s_record_says_when_a_training_stood() -> None:
     watched = Watched(submitted=100.0)
     watched.see(RUNS, 103.0)
     assert (watched.started, watched.gpus, watched.stopped_s) == (103.0, 4, 0.0)
-    watched.since, watched.restarts_before = 104.0, watched.restarts
+    watched.since = 104.0
     watched.see(WAITS, 105.0)
     watched.see(WAITS, 107.0)
     watched.see(RUNS.replace("Restarts=1", "Restarts=2"), 108.0)
-    assert (watched.stopped_s, watched.restarts - watched.restarts_before) == (3.0, 1)
-    watched.end()
+    watched.see(WAITS.replace("Restarts=2", "Restarts=3"), 109.0)
+    assert watched.stopped_s == 4.0
+    watched.end([101.0, 104.5])
+    assert (watched.restarts, watched.stops) == (3, 1), "one of the attempts that ended had made no step"
     watched.see(WAITS, 120.0)
-    assert (watched.stopped_s, watched.gpus) == (3.0, 4), "what comes after is no part of the row"
+    assert (watched.stopped_s, watched.gpus) == (4.0, 0), "what comes after is no part of the row"
 
 
 def test_two_stops_and_long_ones_and_late_starts_are_wrong() -> None:
@@ -53,7 +55,7 @@ def test_the_page_says_what_ran_and_what_did_not() -> None:
         "abc",
         [("grow", "a limit"), ("grow", "broken"), ("shrink", "later")],
     )
-    assert "At abc: 1 of 2 refused growths stopped the training for 0 s, none for more than 7.5 s" in told
+    assert "At abc: 1 of 2 refused moves stopped the training for 0 s, none for more than 7.5 s" in told
     assert "Without a result: grow: broken; shrink: later." in told
     assert len(ROWS) >= 50
     assert len(WANTED) == len(set(WANTED)), "each row has a name of its own"

@@ -6,6 +6,7 @@ import pytest
 
 from polluxd.errors import SlurmGarbled
 from polluxd.slurm.limits import GroupLimits, JobLimits, parse_limits
+from polluxd.slurm.rarely_asked import RarelyAsked
 from polluxd.slurm.rules import parse_licenses, parse_partitions
 from tests.unit.slurm.scontrol_output import ALICE, BIG, HEAD, LAB, PARTITION, ROOT
 
@@ -75,3 +76,28 @@ def test_free_licenses() -> None:
     assert parse_licenses("No licenses configured in Slurm.\n") == {}
     with pytest.raises(SlurmGarbled):
         parse_licenses(text.replace("Free=3", "Free=many"))
+
+
+def test_limits_are_read_before_their_time_where_a_training_is_to_be_stopped() -> None:
+    told, now = [HEAD + ROOT], 1000.0
+
+    def run(*command: str) -> str:
+        return told[-1] if "assoc_mgr" in command else "AccountingStorageEnforce = associations,limits\n"
+
+    asked = RarelyAsked(run, lambda: now)
+    before = asked.limits()
+    told.append((HEAD + ROOT).replace("GrpJobs=N(", "GrpJobs=7("))
+    assert asked.limits() == before
+    asked.ask_limits()
+    (one,) = asked.limits()[0].associations.values()
+    assert one.group.jobs == 7
+    told.append("slurm_load_assoc_mgr_info error: x\n")
+    asked.ask_limits()
+    assert asked.limits()[0].associations[one.account, None, ""] == one, "the last answer stands"
+
+
+def test_past_use_leaves_less_to_running_jobs_where_slurm_is_safe() -> None:
+    text = HEAD + ROOT + LAB.replace("GrpTRESMins=cpu=10(10)", "GrpTRESMins=cpu=10(4)")
+    assert parse_limits(text)[0].associations["lab", None, ""].group.running_minutes == {}
+    lab = parse_limits(text, safe=True)[0].associations["lab", None, ""].group
+    assert lab.running_minutes == {"GrpTRESMins=cpu": 6}

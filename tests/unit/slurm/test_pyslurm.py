@@ -466,7 +466,7 @@ def test_a_running_job() -> None:
     assert (job.cpus_per_node_held, job.requested_gpus_per_node) == ({"n3": 3, "n4": 3}, 4)
     assert (job.submit_time, job.start_time, job.end_time) == (1795271000, 1795271833, None)
     assert (job.time_limit_s, job.deadline, job.mem_per_gpu_mb) == (3600, None, 1000)
-    assert job.tres == {"cpu": 6, "node": 2, "billing": 6, "gres/gpu": 8}
+    assert job.tres == {"cpu": 6, "node": 2, "billing": 6, "gres/gpu": 8, "mem": 8001}
     assert job.spec is not None
     held = one(deadline=1795460526, priority=0, time_limit=None)
     assert (held.deadline, held.held_by_user, held.time_limit_s) == (1795460526, True, None)
