@@ -43,7 +43,6 @@ from pollux.tuning import knowledge
 from pollux.tuning.measuring_cost import SHARE
 from pollux.tuning.mode import mode_for
 from pollux.tuning.profile import StepProfile
-from pollux.tuning.throughput import ThroughputModel
 
 __all__ = ["Job", "Measuring", "attach"]
 
@@ -60,8 +59,6 @@ class Measuring(TypedDict, total=False):
     """Optimizer steps from one measured gradient to the next. By default they follow from the share: 20 or more."""
     decay: float
     """Decay of the noise scale's averages per step of M0 examples."""
-    step_time: ThroughputModel
-    """An equation of step times that replaces the agent's (`pollux.tuning.throughput`)."""
 
 
 def attach(
@@ -149,7 +146,6 @@ def attach(
         ddp_kwargs=ddp_kwargs,
     )
     profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
-    profile.model = options.get("step_time")
     share = options.get("measure_share", SHARE)
     if not isinstance(share, Real) or not 0.0 < share <= 1.0:
         raise PolluxAgentError(

@@ -12,7 +12,6 @@ from numbers import Integral
 from pollux.errors import BatchError
 from pollux.goodput import BatchChoice, BatchLimits, Goodput, NoiseScale, ThroughputParams
 from pollux.tuning.profile import StepProfile
-from pollux.tuning.throughput import goodput_of
 
 logger = logging.getLogger("pollux")
 
@@ -130,7 +129,7 @@ def choose(
     # The least examples per GPU may lift the smallest batch size above M0; a lower cap would forbid all sizes.
     least = max(limits.initial, min(gpus * limits.local_min, limits.maximum))
     top = int(max(min(limits.maximum, growth * size), least))
-    goodput = goodput_of(params, noise, replace(limits, maximum=top))
+    goodput = Goodput(params, noise, replace(limits, maximum=top))
     best = goodput.optimize(nodes, gpus)
     if int(best.batch_size) <= 0:
         return None
@@ -144,7 +143,7 @@ def choose(
         return None
     # Sizes beyond the cap may be better than sizes below it: one GPU gains nothing from a double batch in two passes,
     # but much from a double batch in each pass. The sizes on the way there may cost a little.
-    beyond = goodput_of(params, noise, limits).optimize(nodes, gpus)
+    beyond = Goodput(params, noise, limits).optimize(nodes, gpus)
     if int(beyond.batch_size) <= top or float(beyond.goodput) <= HYSTERESIS * now:
         return None
     edge = nearest_choice(limits, nodes, gpus, top)
@@ -196,7 +195,7 @@ def advise(
     choice = choose(params, noise, limits, nodes, gpus, current, growth=math.inf)
     if choice is None:
         return None
-    goodput = goodput_of(params, noise, limits)
+    goodput = Goodput(params, noise, limits)
     now, then = (
         float(goodput.evaluate(nodes, gpus, c.local_batch, c.accumulation)) for c in (current, choice)
     )

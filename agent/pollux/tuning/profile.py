@@ -21,7 +21,6 @@ from pollux.fit import fit
 from pollux.goodput import ThroughputParams
 from pollux.tuning.measurements import Configuration, ProfileRows
 from pollux.tuning.prior import Prior
-from pollux.tuning.throughput import ThroughputModel, sampled
 
 WINDOW = 64
 """Measurements kept per configuration and kind."""
@@ -56,8 +55,6 @@ class StepProfile:
         self.gpu_type = gpu_type
         self.version = 0
         """Grows with each measurement. If it has not grown, a refit finds nothing new."""
-        self.model: ThroughputModel | None = None
-        """The script's own equation of step times; None: Pollux's."""
         self.prior_refuted = False
         """Measured times have refuted the prior."""
         self._clock = clock
@@ -150,10 +147,6 @@ class StepProfile:
             prior = None
         if rows.nodes.size == 0:
             return None if prior is None else prior.params
-        if self.model is not None:
-            found = sampled(self.model, rows)
-            if found is not None:
-                return found
         return fit(
             rows.nodes,
             rows.gpus,

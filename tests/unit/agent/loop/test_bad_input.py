@@ -182,7 +182,7 @@ def test_a_share_of_the_time_that_is_none_is_refused(share: Any) -> None:
 
 def test_an_unknown_word_of_measuring_is_refused() -> None:
     with pytest.raises(
-        PolluxAgentError, match="expected measuring with measure_share, every, decay, step_time, got evry"
+        PolluxAgentError, match="expected measuring with measure_share, every, decay, got evry"
     ):
         start(measuring={"evry": 1})
 
