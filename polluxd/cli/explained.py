@@ -15,12 +15,12 @@ from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreRejected
 from polluxd.model import Allocation, Report
 from polluxd.model.snapshot_json import decode_snapshot
-from polluxd.policy.what_if import one_node_more
 from polluxd.store import JobExplanation, Store
 
 from .output import Column, count, number
 from .story import story
 from .table_rows import job_row, move_rows
+from .what_if import one_node_more
 
 SIZE_COLUMNS = (
     Column("gpus", "GPUS", right=True),

@@ -39,7 +39,7 @@ SOURCES = (
     "agent/pollux/goodput.py",
     "agent/pollux/fit.py",
 )
-SILENT = ("reasons.py", "explain.py", "what_if.py", "steep.py")
+SILENT = ("reasons.py", "explain.py", "steep.py")
 """Modules of the policy that only describe a plan in words, or work at powers of -2 and below, which no run has."""
 OURS = ("market.py", "pollux.py")
 """Modules that only policy `pollux` uses: other policies' runs stay good where these change."""
