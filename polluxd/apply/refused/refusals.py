@@ -40,7 +40,7 @@ from polluxd.apply.refused.causes import (
     use,
     weight,
 )
-from polluxd.apply.refused.refused_nodes import Bar, RefusedNodes, by_nodes, record_of
+from polluxd.apply.refused.refused_nodes import Bar, RefusedNodes, by_nodes, newest_of_users, record_of
 from polluxd.apply.startable import Eligibility, combined, forbids
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -56,6 +56,8 @@ _LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTas
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
 _LEAST = re.compile(r"(QOS|Assoc)Min")
 _REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
+_OF_USER = ("job", "array", "licenses")
+"""What a limit counts by, where a user may have any number."""
 _HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
 """States that Slurm's limits count: a job that is COMPLETING has left them."""
 
@@ -149,11 +151,16 @@ class Refusals:
             limit.stopped = {job_id: user for job_id, user in limit.stopped.items() if job_id in jobs}
         self._spans = {job_id: span for job_id, span in self._spans.items() if job_id in jobs}
         self._learnt = {job_id: moves for job_id, moves in self._learnt.items() if job_id in jobs}
-        self._nodes = {
+        refused = {
             key: one
             for key, one in self._nodes.items()
             if one.job_id in jobs and _still_refused(one, state, jobs[one.job_id])
         }
+        self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
+        # Limits of a partition, a QOS or an account are as many as the site has.
+        of_site = {key: one for key, one in self._limits.items() if key.shared[0][0] not in _OF_USER}
+        of_jobs = {key: one for key, one in self._limits.items() if key not in of_site}
+        self._limits = of_site | newest_of_users(of_jobs, lambda one: one.job.user)
 
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""

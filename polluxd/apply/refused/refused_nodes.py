@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from polluxd.apply.refused.causes import condition, equipment, rules_of
 from polluxd.apply.startable import Eligibility
 from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
+MOST_OF_USER = 50
+"""Refusals of one user's jobs that are remembered. Each decision compares each job with each of them."""
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 Bar = tuple[tuple[int, str] | None, Eligibility | None]
 """Most GPUs of a job and the rule, and where it may start; None: anything.
 
@@ -32,6 +38,17 @@ class RefusedNodes:
     """What others used of them: GPUs, CPUs, memory."""
     updated: bool
     """The update was refused, whoever uses the nodes."""
+
+
+def newest_of_users(known: Mapping[_K, _V], user: Callable[[_V], str]) -> dict[_K, _V]:
+    """Leave out the oldest of users with more than `MOST_OF_USER`; the newest come last."""
+    of_user = Counter(map(user, known.values()))
+    kept = dict(known)
+    for key, one in known.items():
+        if of_user[user(one)] > MOST_OF_USER:
+            of_user[user(one)] -= 1
+            del kept[key]
+    return kept
 
 
 def record_of(state: ClusterState, job: SlurmJob, target: Placement, *, updated: bool) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.refused.refusals import STUCK, TRIED_AGAIN_S, Refusals
+from polluxd.apply.refused.refused_nodes import MOST_OF_USER
 from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Step
@@ -254,3 +255,19 @@ def test_a_job_that_is_completing_has_left_its_limit() -> None:
     assert known.most(jobs=(stopped, ended)) == {1: 2}, "4 were refused, and not 5"
     known.refusals.works(build_move("start", target=Placement(("n1",), 3), job_id=1), stopped)
     assert known.most() == {1: 3}
+
+
+def test_a_user_whose_jobs_are_refused_without_end_costs_a_bounded_memory() -> None:
+    mine = [waiting(n, user="mal", array=(n, 0)) for n in range(1, 201)]
+    hers = waiting(900, user="bea", array=(900, 0))
+    known = Learned(*mine, hers)
+    known.refuse(hers, "Resources", 4)
+    known.refuse(hers, "JobArrayTaskLimit", 4)
+    for each in mine:
+        known.refuse(each, "Resources", 4)
+        known.refuse(each, "JobArrayTaskLimit", 4)
+    assert known.refusals.count > 400
+    bars = known.most()
+    assert known.refusals.count <= 2 * MOST_OF_USER + 2
+    assert 900 in bars, "another user's stay"
+    assert 200 in bars, "the newest stay"
