@@ -20,6 +20,7 @@ lines_launcher_and_ranks  lines of these two rooms of the agent
 flat_modules           modules of `polluxd` that lie in no room
 most_complex           cyclomatic complexity of the worst function, as radon counts it: conditions in expressions too
 lines_contrib          lines of all text files of `contrib`
+ideas                  what a maintainer has to hold, as `ideas.md` beside this file lists it
 contrib_cycles         as `cycles`, of `contrib` and the tests' benchmarks
 """
 
@@ -201,6 +202,12 @@ def duplicates(known: dict[str, Path]) -> dict[str, list[str]]:
     return {name: owners for name, owners in named if len(owners) > 1}
 
 
+def ideas(text: str) -> int:
+    """Count the ideas of a list by room."""
+    rooms = (line.partition("**: ")[2] for line in text.splitlines() if line.startswith("- **"))
+    return sum(len(room.split("; ")) for room in rooms)
+
+
 def lines(folder: Path) -> int:
     """Count the lines of the Python files in a folder."""
     return sum(len(path.read_text().splitlines()) for path in folder.rglob("*.py"))
@@ -266,6 +273,7 @@ def main() -> None:
         "flat_modules": rooms["polluxd"],
         "most_complex": called[-1][0],
         "lines_contrib": sum(len(path.read_text().splitlines()) for path in texts),
+        "ideas": ideas(LIMITS.with_name("ideas.md").read_text()),
         "contrib_cycles": len(
             cycles({name: {*imports(name, path, programs)} for name, path in programs.items()})
         ),

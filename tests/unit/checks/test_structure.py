@@ -12,6 +12,7 @@ from contrib.checks.structure import (
     duplicates,
     exceeded,
     functions,
+    ideas,
     imports,
     modules,
     private_accesses,
@@ -89,6 +90,10 @@ def test_keyword_arguments_of_a_constructor_count_and_self_does_not() -> None:
 def test_conditions_within_expressions_make_a_function_complex() -> None:
     text = "def f(a):\n if a and a.b or a.c: return [x for x in a if x]\n return 1 if a else 2\nasync def g(): pass"
     assert sorted(functions(ast.parse(text))) == [(1, "g"), (7, "f")]
+
+
+def test_ideas_are_counted_by_room() -> None:
+    assert ideas("# Ideas\n\n- **cycle**: one; two\n- **apply**: three\n\nGone: four; five") == 3
 
 
 def test_a_figure_above_its_limit_is_named_and_one_below_is_not() -> None:
