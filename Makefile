@@ -117,7 +117,7 @@ sites: setup ## what a real site does: limits, reservations, options, preemption
 
 # What Slurm, the site or a job refuses to a running training, beside a control without polluxd, on a private Slurm
 # (root; half an hour); bench-out/refusals.json, tests/benchmarks/refusals.md.
-.PHONY: refusals lives
+.PHONY: refusals lives report-test
 refusals: setup
 	@$(PYTHON) -m contrib.refusals --page tests/benchmarks/refusals.md
 
@@ -154,6 +154,10 @@ fuzz: setup ## INPUTS (100,000) to each of TARGETS, all that reads a user's byte
 test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian roots (minutes; root); demo-out/SUITE
 	@contrib/devcluster/newer.sh
 	@contrib/devcluster/newer.sh demo --limit $(or $(LIMIT),900)
+
+# The site report on a real slurmdbd, after at least 500 jobs (a few minutes).
+report-test: setup
+	POLLUX_REPORT_TASKS=$(or $(TASKS),500) $(PYTHON) -m pytest tests/integration/test_report.py
 
 test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
 	@contrib/devcluster/postgres_versions.sh

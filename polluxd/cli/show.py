@@ -20,7 +20,7 @@ from polluxd.printable import printable
 from polluxd.slurm.accounting import read_usage
 from polluxd.slurm.configuration import Slurm
 
-from . import access, answering
+from . import access, answering, plain_jobs
 from .access import ConfigOption, JobArgument, JsonOption, SinceOption, UserOption, WatchOption, job_id, point
 from .explained import SIZE_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, newest, number, plain, redraw, table
@@ -120,15 +120,23 @@ def explain(
 ) -> None:
     """Say why a job has what it has, and what more would do.
 
+    A job without a #POLLUX line is explained by what Slurm shows of it.
     First the one sentence that matters: what it has, what keeps it from more, what you can do. Then its fair share, the
     next larger size, who has the GPUs instead, what a move costs, and what was measured. MEASURED goodput is of the
     last report, FITTED goodput of a model of all of them, so the two differ.
     """
-    ask, console = answering.source(config), access.console()
-    if watch and console.is_terminal:
-        redraw(lambda: Group(*_parts(ask("explain", job), console)), console)
+    console = access.console()
+    try:
+        ask = answering.source(config)
+        if watch and console.is_terminal:
+            redraw(lambda: Group(*_parts(ask("explain", job), console)), console)
+            return
+        answer = ask("explain", job)
+    except PolluxError:
+        if as_json or not (plain_job := plain_jobs.told(job)):
+            raise
+        console.print(Text(" ".join(plain_job)), soft_wrap=not console.is_terminal)
         return
-    answer = ask("explain", job)
     if as_json:
         emit_json({key: answer[key] for key in ("job", "decision", "sizes", "moves", "settings")})
         return

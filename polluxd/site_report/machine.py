@@ -25,8 +25,9 @@ from .job_log import JobLog, Numbers
 NODES_COMMAND = "TZ=UTC0 SLURM_TIME_FORMAT=%s scontrol show nodes -o"
 _FIELD = re.compile(r"(?:^|\s)(NodeName|Gres|Partitions|State|Reason)=(.*?)(?=\s\w+=|$)")
 _SINCE = re.compile(r"@([0-9T:-]{1,25})\]\s*$")
-_OF_EVENTS = ("NodeName", "TimeStart", "TimeEnd", "State")
-_OF_RESERVATIONS = ("NodeNames", "Start", "End")
+_OF_RESERVATIONS = ("NodeName", "TimeStart", "TimeEnd")
+"""As sacctmgr writes them, whatever it was asked for."""
+_OF_EVENTS = (*_OF_RESERVATIONS, "State")
 
 
 def events_command(since: str, until: str) -> str:
@@ -39,7 +40,7 @@ def events_command(since: str, until: str) -> str:
 def reservations_command(since: str, until: str) -> str:
     return (
         "TZ=UTC0 SLURM_TIME_FORMAT=%s sacctmgr --parsable2 show reservation "
-        f"start={since} end={until} format={','.join(_OF_RESERVATIONS)}"
+        f"start={since} end={until} format=NodeNames,Start,End"
     )
 
 
@@ -89,9 +90,8 @@ def read_closed(nodes: Nodes, path: Path) -> str:
     """
     try:
         names, found = rows(path, ())
-        columns = next((each for each in (_OF_EVENTS, _OF_RESERVATIONS) if set(each) <= set(names)), None)
-        if columns is None:
-            raise NoSacctText(f"neither {', '.join(_OF_EVENTS)} nor {', '.join(_OF_RESERVATIONS)}")
+        if not set(_OF_RESERVATIONS) <= set(names):
+            raise NoSacctText(f"expected the columns {', '.join(_OF_RESERVATIONS)}")
     except NoSacctText as error:
         raise TraceError(
             f"{path}, line 1: {error}; make it with: {events_command('TIME', 'TIME')} "
@@ -99,14 +99,14 @@ def read_closed(nodes: Nodes, path: Path) -> str:
         ) from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    cause = "down" if columns is _OF_EVENTS else "reserved"
+    cause = "down" if set(_OF_EVENTS) <= set(names) else "reserved"
     for _, fields in found:
         if fields is None:
             nodes.unreadable += 1
             continue
         row = dict(zip(names, fields, strict=True))
         try:
-            who, begin, end = (row[column] for column in columns[:3])
+            who, begin, end = (row[column] for column in _OF_RESERVATIONS)
             first, last = moment(begin), moment(end)
             # An event without a node is one of the whole cluster, such as a start of slurmctld.
             for name in node_names(who) if first is not None else ():

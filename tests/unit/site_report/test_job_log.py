@@ -205,7 +205,7 @@ def test_nodes_and_their_closures_are_read(tmp_path):
     events.write_text(
         "NodeName|TimeStart|TimeEnd|State\nn1|1700000000|1700000100|DOWN\n|1700000000|Unknown|\nbad\n"
     )
-    reservations.write_text("NodeNames|Start|End\nn[1-2]|1700000000|1700000100\nn[1-99999999]|1|2\n")
+    reservations.write_text("NodeName|TimeStart|TimeEnd\nn[1-2]|1700000000|1700000100\nn[1-99999999]|1|2\n")
     assert (read_closed(nodes, events), read_closed(nodes, reservations)) == ("down", "reserved")
     assert [(c.node, c.cause) for c in nodes.closed[1:]] == [
         ("n1", "down"),
