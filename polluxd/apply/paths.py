@@ -47,6 +47,8 @@ class MoveRules:
     """How many orders to drain a job's agent has left undone."""
     beyond_share: Mapping[int, int] = field(default_factory=dict)
     """GPUs of jobs that hold more than protection by their own users leaves them (`protected`)."""
+    at_risk: Mapping[int, str] = field(default_factory=dict)
+    """Jobs whose place a plain job could take at a requeue, and which."""
     rhythm: Mapping[int, str] = field(default_factory=dict)
     """Why jobs stay for the sake of their trainers' own rhythm (`own_rhythm`)."""
 

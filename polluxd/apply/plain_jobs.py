@@ -17,6 +17,7 @@ All functions here are pure.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,12 +25,15 @@ from copy import copy
 from math import inf
 from typing import NamedTuple
 
-from polluxd.model import KEPT_BACK, JobState, Placement, Plan, Snapshot, SnapshotJob
+from polluxd.apply.limit_scopes import Lookup
+from polluxd.model import KEPT_BACK, JobState, Move, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.policy.owners import beyond_share
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _WAITS_FOR_NODES = ("Resources", "Priority")
 """squeue(1), JOB REASON CODES: the job waits only for free nodes."""
+_FOR_OTHERS = re.compile(r"Resources|Priority|(Assoc|QOS)?(Grp|Max)\w*")
+"""It waits for what other jobs hold."""
 _NO_PLACEMENT = ("infeasible: min-gpus=", "infeasible: no placement has")
 """Reasons of `policy.feasible` that are about nodes, not about the job's batch or another limit."""
 
@@ -282,6 +286,45 @@ def _as_many_as_come_free(state: ClusterState, found: Sequence[Contender]) -> li
         room -= one.size.gpus
         chosen.append(one)
     return chosen
+
+
+def at_risk(state: ClusterState) -> dict[int, str]:
+    """Return the running jobs of Pollux whose place a plain job could take at a requeue, and why.
+
+    A requeued job cannot start for a second. Slurm then gives what it has left to any job that fits: one that waits for
+    nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs.
+    """
+    plain = [job for job in state.jobs if job.spec is None and _waits(job) and _FOR_OTHERS.match(job.reason)]
+    mine = [job for job in state.jobs if job.spec is not None and job.state is JobState.RUNNING]
+    if not (plain and mine):
+        return {}
+    bounds, found = Lookup(state), {}
+    free = Counter({node.name: node.capacity for node in state.nodes if node.schedulable})
+    for job in mine:
+        free.subtract(job.gpus_per_node_held)
+    for other in plain:
+        reach, limits = state.reach(other.partition), _limits_of(other, bounds)
+        room = sum(max(free[name], 0) for name in reach)
+        for job in mine:
+            own = sum(gpus for name, gpus in job.gpus_per_node_held.items() if name in reach)
+            if other.reason in _WAITS_FOR_NODES:
+                takes = own > 0 and _asks(other) <= room + own
+            else:
+                takes = not limits.isdisjoint(_limits_of(job, bounds))
+            if takes:
+                found[job.job_id] = f"job {other.job_id} ({other.reason}), which could start in its place,"
+    return found
+
+
+def taken_by(risks: Mapping[int, str], move: Move) -> str:
+    """Return which plain job could take the place of a requeued job that gives nothing back; empty: none."""
+    gives = move.path != "requeue" or move.target.gpus < move.source.gpus
+    return "" if gives or move.job_id not in risks else f"{risks[move.job_id]} comes first"
+
+
+def _limits_of(job: SlurmJob, bounds: Lookup) -> frozenset[str]:
+    """Which limits count the job together with others."""
+    return frozenset(scope.name for scope in bounds.of(job).scopes if scope.enforced)
 
 
 def _waiting_plain_jobs(state: ClusterState, admitted: Collection[int] = ()) -> list[SlurmJob]:

@@ -22,6 +22,7 @@ from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
+from polluxd.apply.plain_jobs import at_risk, taken_by
 from polluxd.apply.protected import Protection
 from polluxd.apply.refused.asked import AskedFirst
 from polluxd.apply.refused.refusals import Refusals
@@ -108,6 +109,7 @@ class Reconciler:
             self.protection.stepped,
             self.past.undrained,
             self.protection.beyond,
+            at_risk(seen.state),
             self.protection.rhythm.stays,
         )
 
@@ -203,6 +205,7 @@ class Reconciler:
         may_start = self.eligibility(seen.state, allowed)
         bars = self.refusals.bars(seen.state)
         bars = replace(bars, most=bars.lowered(allowed).most)
+        risks = at_risk(seen.state)
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
@@ -225,7 +228,7 @@ class Reconciler:
                 companion=seen.pending_companions.get(move.id),
                 forbidden=""
                 if goes_back
-                else forbids(may_start.get(move.job_id), move) or bars.forbids(move),
+                else forbids(may_start.get(move.job_id), move) or bars.forbids(move) or taken_by(risks, move),
                 kept_off=kept_off,
                 owed=move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus,
                 insist=move.job_id in insisted_on,

@@ -262,6 +262,10 @@ class _Views:
             spec = replace(spec, mem_per_gpu_mb=memory or None)
         allowed = rules.allowed.most.get(job.job_id, (None, ""))
         most, rule = _within(allowed, placement, _time_left(report), cost)
+        if path != "resize" and placement and (taker := rules.at_risk.get(job.job_id)) is not None:
+            most, rule = (placement.gpus if most is None else min(most, placement.gpus)), taker
+            nodes = frozenset(placement.nodes)
+            eligible = Eligibility(nodes if eligible is None else nodes & eligible.nodes, taker)
         pin_reason, owes = staying.reason if staying else "", job.job_id in rules.allowed.gives_back
         if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
             # It gives the rest back where it is: a place elsewhere would cost it more.

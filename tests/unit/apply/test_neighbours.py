@@ -7,9 +7,10 @@ from math import inf
 
 import pytest
 
-from polluxd.apply.plain_jobs import left_to_plain_jobs
+from polluxd.apply.plain_jobs import at_risk, left_to_plain_jobs
 from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
 from polluxd.slurm.demands import of_plain_job
+from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from tests.build import job as build_job
 from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
@@ -126,3 +127,24 @@ def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
     assert left(hopeless, ours(), placements=held) == {}
     second = plain(9, priority=90, planned_nodes=("n1", "n2"))
     assert left(hopeless, second, ours(), placements=held) == {"n1": 4, "n2": 4}
+
+
+@pytest.mark.parametrize(
+    ("other", "takes"),
+    [
+        ({"tres": {"gres/gpu": 4}}, True),
+        ({"tres": {"gres/gpu": 5}}, False),  # no restart of this job makes room for it
+        ({"tres": {"cpu": 8}, "requested_gpus_per_node": 0}, True),  # Slurm alone knows what else it needs
+        ({"tres": {"gres/gpu": 4}, "reason": "Dependency", "dependent": True}, False),
+        ({"tres": {"gres/gpu": 4}, "held_by_user": True}, False),
+        ({"reason": "QOSMaxJobsPerUserLimit", "qos": "normal"}, True),
+        ({"reason": "QOSMaxJobsPerUserLimit", "qos": "other"}, False),
+        ({"reason": "BeginTime"}, False),
+    ],
+)
+def test_a_requeue_makes_room_for_a_plain_job_that_waits(other: dict[str, object], *, takes: bool) -> None:
+    mine = job(1, qos="normal", gpus_per_node_held={"n1": 2})
+    foreign = tuple(replace(node, foreign_gpus=4 if node.name != "n1" else 0) for node in NODES)
+    limits = Limits(qos={"normal": Qos("normal", GroupLimits(jobs=9), JobLimits())})
+    state = ClusterState(NOW, foreign, (mine, plain(**other)), rules=RULES, limits=limits)
+    assert set(at_risk(state)) == ({1} if takes else set())

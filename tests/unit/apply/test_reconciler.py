@@ -431,6 +431,22 @@ def test_a_limit_that_slurm_shows_once_a_move_is_planned_forbids_it_before_the_o
     assert Step.DRAINING not in site.rows.moves[0].times
 
 
+def test_a_plain_job_that_came_since_the_plan_does_not_get_the_place_of_a_training() -> None:
+    site = Site((Node("n1", 4, cpus=8),))
+    job_id = site.running(SMALL)
+    site.slurm.submit(gpus_per_node=2)
+    site.turn(1.0)  # it starts
+    site.begin((job_id, "requeue", SMALL, LARGE))
+    site.turn(1.0)
+    assert site.steps == [Step.DRAINING]
+    waits = site.slurm.submit(gpus_per_node=2)
+    site.reach(1, Step.CHECKPOINTED)
+    site.turn(1.0)
+    assert site.slurm.truth(waits).reason == "Resources"
+    assert (site.steps, site.slurm.truth(job_id).restart_count) == ([Step.FAILED], 0)
+    assert f"job {waits} (Resources)" in site.rows.moves[0].detail
+
+
 def test_a_job_whose_requeue_slurm_refuses_is_not_asked_for_another_move() -> None:
     site = Site(TWO_NODES)
     job_id = refused_growth(site, requeue=SlurmRefused("Requested operation is presently disabled"))

@@ -57,6 +57,17 @@ def test_a_job_that_cannot_move_is_no_taker_and_no_giver() -> None:
     assert not job.pinned, "it has shown that it can save"
 
 
+def test_a_job_whose_place_a_plain_job_could_take_stays_within_it_unless_it_is_resized_in_place() -> None:
+    here, risk = {"gpus_per_node_held": {"n1": 4}}, {1: "job 9 (Resources), which could start in its place,"}
+    (job,) = snapshot(slurm_job(1, **here), reports={1: REPORT}, at_risk=risk).jobs
+    assert (job.spec.max_gpus, job.max_gpus_rule) == (4, risk[1])
+    assert job.partition != "main", "its own nodes alone"
+    able = replace(REPORT, resize="in-place")
+    words = {"reports": {1: able}, "paths": frozenset({"resize", "requeue"}), "can_shrink": True}
+    (job,) = snapshot(slurm_job(1, **here), at_risk=risk, **words).jobs
+    assert (job.spec.max_gpus, job.partition) == (None, "main")
+
+
 @pytest.mark.parametrize(("done", "most"), [(9_990.0, 2), (100.0, None)])
 def test_a_training_about_to_end_grows_no_more(done: float, most: int | None) -> None:
     here = {"gpus_per_node_held": {"n1": 2}}
