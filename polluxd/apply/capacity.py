@@ -51,6 +51,10 @@ class Capacity:
         """True when Slurm starts no job on a node of `target` (drained, down)."""
         return not self._open(target)
 
+    def lost(self, target: Placement) -> bool:
+        """True when Slurm will not start a job there, however long it waits."""
+        return self.out_of_reach(target) or self.shut(target)
+
     def kept(self, target: Placement) -> bool:
         """True when what was set aside for `target` is still there."""
         return self._open(target) and all(self.free[n] >= 0 for n in target.nodes)
@@ -86,10 +90,13 @@ class Capacity:
         )
 
     def promise(self, target: Placement, own: Placement, job_id: int) -> None:
-        """Set aside the GPUs that a move which begins to drain now will take, beyond the job's `own`."""
+        """Set aside the GPUs that a move which begins to drain now will take, beyond the job's `own`.
+
+        Those that it will free are not there yet: its agent may refuse.
+        """
         held = dict(self._of(own, job_id))
         for n, gpus in self._of(target, job_id):
-            self.leaving[n] -= gpus - held.get(n, 0)
+            self.leaving[n] -= max(gpus - held.get(n, 0), 0)
 
     def ring(self, moves: Iterable[Move]) -> list[Move]:
         """Return the planned moves that wait for each other's GPUs: they fit once all their jobs free theirs.
@@ -172,7 +179,6 @@ def _under_way(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob 
         for limit in result.limits.get(move.job_id, ()):
             result.leaving[limit] += sum(job.gpus_per_node_held.values()) - move.target.gpus
     elif move.step is Step.DRAINING:
-        # The job may still fail to drain: count the GPUs that the move will take, not those that it will free.
         result.promise(move.target, move.source, move.job_id)
 
 

@@ -34,9 +34,10 @@ from polluxd.apply.actions import (
     Situation,
     Withdraw,
 )
+from polluxd.apply.capacity import Capacity
 from polluxd.apply.own_rhythm import drain_limit
 from polluxd.apply.placed import held, same_place
-from polluxd.apply.startable import refused
+from polluxd.apply.startable import of_limit, refused
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
 
@@ -46,6 +47,8 @@ REPEAT_S = 3.0
 """A call to Slurm that shows no effect is made again after this time."""
 REFUSED_S = 4.0
 """Slurm's scheduler has looked at a configured job by then."""
+LIMIT_S = 1.0
+"""And this is what it takes to see that a limit keeps it out, once no older reason can be shown."""
 
 FAILED_AT_ONCE_S = 10.0
 """An attempt that fails so soon, and before its agent reported, is run once more: Slurm may have ended it."""
@@ -133,6 +136,8 @@ def _taken_back(at: Situation, job: SlurmJob) -> Action | None:
         return Withdraw("the job is on hold (scontrol hold): it would not start again")
     if runs and job.deadline is not None:
         return Withdraw("the job has a deadline: Slurm could end it before its start")
+    if runs and not at.owed and at.room.lost(move.target):
+        return Withdraw(_lost(at.room, move))
     return Withdraw(f"cancelled by {move.cancelled_by}", rest=True) if move.cancelled_by else None
 
 
@@ -149,8 +154,8 @@ def _planned(at: Situation, job: SlurmJob) -> Action:
         return Fail(f"the job restarted (attempt {job.restart_count}) after the move was planned")
     if at.paused:
         return Withdraw(PAUSED)
-    if room.out_of_reach(move.target):
-        return Withdraw(_taken(move))
+    if move.path == "start" and room.out_of_reach(move.target):
+        return Withdraw(_lost(room, move))
     if at.waited > limit:
         late = _not_free(move, limit)
         # A waiting job has lost nothing and must not wait longer because of it: no cooldown.
@@ -170,11 +175,9 @@ def _planned(at: Situation, job: SlurmJob) -> Action:
     return Do.DRAIN if room.fits_soon(move.target, move.source, move.job_id) else Do.WAIT
 
 
-def _taken(move: Move) -> str:
-    return f"GPUs of {move.target} went to a job outside Pollux, or the node has fewer now"
-
-
-def _shut(move: Move) -> str:
+def _lost(room: Capacity, move: Move) -> str:
+    if room.out_of_reach(move.target):
+        return f"GPUs of {move.target} went to a job outside Pollux, or the node has fewer now"
     return f"a node of {move.target} starts no job any more (drained or down)"
 
 
@@ -248,10 +251,8 @@ def _requeued(at: Situation, job: SlurmJob) -> Action:
         return _completing(at)
     if move.path == "park":
         return Reach(Step.PARKED)
-    if at.room.out_of_reach(move.target):
-        return Fail(_taken(move), keep_back=True, rest=False)
-    if at.waited > REFUSED_S and at.room.shut(move.target):
-        return Fail(_shut(move), keep_back=True, rest=False)
+    if at.room.lost(move.target):
+        return Fail(_lost(at.room, move), keep_back=True, rest=False)
     if at.kept_off:
         return Do.WAIT
     if at.waited > limit:
@@ -270,13 +271,13 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         if same_place(job, move.target):
             return Reach(Step.STARTED)
         return Fail(f"Slurm started the job on {held(job)} instead of {move.target}")
-    if at.waited > REFUSED_S and at.room.out_of_reach(move.target):
+    if at.waited > REFUSED_S and at.room.lost(move.target):
         # It is bound to these nodes, and others may be free. Earlier, it may just have started: squeue is read before
         # the nodes, and beside a plain job its GPUs then look like more of the plain job's.
-        return Fail(_taken(move), keep_back=True, rest=False)
-    if at.waited > REFUSED_S and at.room.shut(move.target):
-        return Fail(_shut(move), keep_back=True, rest=False)
-    if at.waited > REFUSED_S and refused(job.reason, free=at.room.kept(move.target)):
+        return Fail(_lost(at.room, move), keep_back=True, rest=False)
+    # A job that has just been requeued has met no limit before this one.
+    looked_at = LIMIT_S if move.path == "requeue" and of_limit(job.reason) else REFUSED_S
+    if at.waited > looked_at and refused(job.reason, free=at.room.kept(move.target)):
         why = f"{REFUSED_START}: {job.reason}"
         return Fail(why, keep_back=True, refused=job.reason)
     late = f"not started within {limit:.0f} s; Slurm says {job.reason!r}"

@@ -260,7 +260,7 @@ class Reconciler:
                     self._end(move, job, failed, room)
 
     def _carry_out(self, at: Situation, action: Action) -> bool:
-        """Do `action`; True while the move stays open."""
+        """Do `action`; True while the move stays open, or its job waits to be brought to a place at once."""
         move, job, room = at.move, at.job, at.room
         failed: Fail | Withdraw | None = None
         match action:
@@ -291,7 +291,7 @@ class Reconciler:
         self._end(move, job, failed, room)
         if at.companion is not None:
             self._resizer.dismiss([at.companion])
-        return False
+        return isinstance(failed, Fail) and failed.keep_back
 
     def _drain(self, move: Move, job: SlurmJob, room: Capacity) -> Fail | Withdraw | None:
         """Order the job to drain, once nobody has said no: the point of no return."""
@@ -355,7 +355,7 @@ class Reconciler:
             if now is None or not same_place(now, move.target):
                 why = f"{REFUSED_SIZE}: {error}"
                 self._end(move, now or job, Fail(why, keep_back=True, refused=str(error)), room)
-                return False
+                return True
         room.take(move.target, move.job_id)
         self._reach(move, Step.CONFIGURED)
         return True
@@ -405,8 +405,10 @@ class Reconciler:
         self._ended(move, result, self._since_planned(move))
 
     def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str) -> None:
-        """Start a requeued job again where it was, if nobody else took its GPUs."""
+        """Start a requeued job again where it was, if nobody else took its GPUs and no limit refuses that, too."""
         if move.path != "requeue" or job.state is not JobState.PENDING or job.kept_back(self._clock()):
+            return
+        if self.refusals.refuse(job, move.source):
             return
         room.forget(move, job)
         if not room.free_for(move.source, move.job_id):

@@ -174,6 +174,13 @@ def _clock(at: float) -> str:
 
 _NOT_LOOKED_AT = re.compile(r"|None|Priority|BeginTime|Cleaning|Prolog|Dependency\w*|JobHeld\w+|Unknown")
 _OF_NODES = re.compile(r"Resources|ReqNodeNotAvail(?!.*Reserved)|NodeDown")
+_LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit")
+_LEAST = re.compile(r"(QOS|Assoc)Min")
+
+
+def of_limit(reason: str) -> bool:
+    """Tell from squeue(1)'s reason whether a limit keeps a job out, one that smaller jobs may not meet."""
+    return _LIMIT.match(reason) is not None and not _LEAST.match(reason)
 
 
 def refused(reason: str, *, free: bool) -> bool:

@@ -5,11 +5,12 @@
   has now seen its progress there. Both bound its growth (`policy/feasible.py`), and now allow more.
 - A job waits, and another one that moved or rested at the last decision may be moved again. That decision had to leave
   it as it was.
+- A job waits to which the last decision gave GPUs: its move came to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from polluxd.apply.reconciler import Reconciler
 from polluxd.model import JobState, Move, Report
@@ -28,6 +29,8 @@ class Triggers:
         self._present: frozenset[object] = frozenset()
         self._left_alone: frozenset[int] = frozenset()
         """Jobs that moved or rested at the last decision."""
+        self._given: frozenset[int] = frozenset()
+        """Jobs to which the last decision gave GPUs."""
         self.measured: frozenset[tuple[int, int, str]] = frozenset()
         """Measurements that some decision knew. A job adds at most three for each number of GPUs that it ever held,
         whatever it reports."""
@@ -40,7 +43,10 @@ class Triggers:
         """Whether a decision now may differ from the last one for such a reason."""
         if _present(state) != self._present:
             return True
-        if self._waiting(state) and not all(map(self._moves.occupied, self._left_alone)):
+        waiting = {job.job_id for job in self._waiting(state)}
+        if waiting and not all(map(self._moves.occupied, self._left_alone)):
+            return True
+        if not waiting.isdisjoint(self._given):
             return True
         return self._idle(state) > 0 and not self._measurements(state, reports) <= self.measured
 
@@ -60,11 +66,12 @@ class Triggers:
             if _presence(job) not in self._present
         )
 
-    def decided(self, state: ClusterState, reports: Mapping[int, Report], begun: Iterable[Move]) -> None:
+    def decided(self, state: ClusterState, reports: Mapping[int, Report], begun: Collection[Move]) -> None:
         """Note what the decision of this moment knew, and the moves that it began."""
         self._present = _present(state)
         alive = {job.job_id for job in state.jobs if job.spec is not None and not job.state.finished}
         self._left_alone = frozenset(filter(self._moves.occupied, alive))
+        self._given = frozenset(move.job_id for move in begun if move.target)
         kept = {measured for measured in self.measured if measured[0] in alive}
         self.measured = frozenset(kept | self._measurements(state, reports))
         resized = {(move.job_id, move.target.gpus) for move in begun if move.path == "resize"}

@@ -10,7 +10,7 @@ The cause has changed when the limit's record has, or when the others that share
 
 **Nodes**: everything else, such as `Resources` although nobody took the GPUs, or an update that scontrol refused. The
 job, and others with the same demands, may not start there with as many GPUs. The cause has changed when a node has, or
-when others use less of it.
+when one of them has started there. When others use less of it, the cause may have changed: jobs that wait try it.
 
 The record is in memory. The moves in the database keep the reasons of refusals, so a polluxd that restarts, or takes
 the lead over, reads those of a job's own moves before its first order to the job. It cannot see whether a cause has
@@ -26,11 +26,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
-from polluxd.apply.headroom import Headroom
+from polluxd.apply.refused.bars import Bar, Bars
 from polluxd.apply.refused.causes import (
     Counted,
     counted,
@@ -40,8 +40,14 @@ from polluxd.apply.refused.causes import (
     use,
     weight,
 )
-from polluxd.apply.refused.refused_nodes import Bar, RefusedNodes, by_nodes, newest_of_users, record_of
-from polluxd.apply.startable import Eligibility, combined, forbids
+from polluxd.apply.refused.refused_nodes import (
+    RefusedNodes,
+    by_nodes,
+    newest_of_users,
+    record_of,
+    still_refused,
+)
+from polluxd.apply.startable import Eligibility, combined, forbids, of_limit
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
@@ -52,9 +58,7 @@ STUCK = "stuck since "
 
 BARRED = "sizes that Slurm refused stay barred: "
 
-_LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit")
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
-_LEAST = re.compile(r"(QOS|Assoc)Min")
 _REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
 _OF_USER = ("job", "array", "licenses")
 """What a limit counts by, where a user may have any number."""
@@ -78,47 +82,10 @@ class _Limit:
     """The most that is known to work."""
     record: tuple[object, ...]
     """The limits and rules under which it was met."""
-    stopped: Mapping[int, str] = field(default_factory=dict)
-    """Jobs whose training it has stopped, with their users."""
+    stopped: bool = False
+    """It has stopped a training."""
     met: Mapping[int, str] = field(default_factory=dict)
     """All jobs that were refused by it, with their users."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """What refusals bar."""
-
-    most: Mapping[int, tuple[int, str]] = field(default_factory=dict)
-    """Most GPUs of a job, and the rule."""
-    nodes: Mapping[int, int] = field(default_factory=dict)
-    """Most nodes of a job."""
-    eligibility: Mapping[int, Eligibility] = field(default_factory=dict)
-
-    def lowered(self, allowed: Headroom) -> Headroom:
-        """Return the headroom within these bars, too."""
-        most = dict(allowed.most)
-        for job_id, bound in self.most.items():
-            most[job_id] = min(bound, most.get(job_id, bound), key=lambda one: one[0])
-        return replace(allowed, most=most) if self.most else allowed
-
-    def forbids(self, move: Move) -> str:
-        """Return why the move's size is barred, which may be known only since it was planned; else an empty text."""
-        gpus, rule = self.most.get(move.job_id, (inf, ""))
-        if move.target.gpus > max(gpus, move.source.gpus):
-            return f"{rule} allows no more than {gpus} GPUs"
-        nodes = self.nodes.get(move.job_id, inf)
-        return "its script runs on no further node" if len(move.target.nodes) > nodes else ""
-
-
-def _still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool:
-    """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since."""
-    if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
-        return False
-    return all(
-        now_used[what] >= count
-        for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
-        for what, count in then.items()
-    )
 
 
 class Refusals:
@@ -148,13 +115,12 @@ class Refusals:
         }
         for limit in self._limits.values():
             limit.met = {job_id: user for job_id, user in limit.met.items() if job_id in jobs}
-            limit.stopped = {job_id: user for job_id, user in limit.stopped.items() if job_id in jobs}
         self._spans = {job_id: span for job_id, span in self._spans.items() if job_id in jobs}
         self._learnt = {job_id: moves for job_id, moves in self._learnt.items() if job_id in jobs}
         refused = {
             key: one
             for key, one in self._nodes.items()
-            if one.job_id in jobs and _still_refused(one, state, jobs[one.job_id])
+            if one.job_id in jobs and still_refused(one, state, jobs[one.job_id])
         }
         self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
         # Limits of a partition, a QOS or an account are as many as the site has.
@@ -166,7 +132,7 @@ class Refusals:
         """Take in that Slurm did not start the job at the target of the move."""
         assert self._state is not None
         self._learnt.setdefault(job.job_id, set()).add(move.id)
-        if _LIMIT.match(reason) and not _LEAST.match(reason):
+        if of_limit(reason):
             self._learn_limit(move, job, reason, self._state)
             return
         target = move.added if move.in_allocation else move.target
@@ -182,6 +148,7 @@ class Refusals:
             record_of(self._state, job, target, updated=updated),
             () if updated else tuple(use(self._state, target, job.job_id)),
             updated,
+            stopped=move.path == "requeue",
         )
 
     def cannot_span(self, move: Move, reason: str) -> None:
@@ -229,9 +196,7 @@ class Refusals:
         if known is not None:
             least = min(least, known.refused)
         since = self._clock() if known is None else known.since
-        stopped = {} if known is None else known.stopped
-        if move.source:
-            stopped = {**stopped, job.job_id: job.user}
+        stopped = bool(move.source) or (known is not None and known.stopped)
         met = {} if known is None else known.met
         self._limits[key] = _Limit(
             reason,
@@ -246,8 +211,9 @@ class Refusals:
         )
 
     def works(self, move: Move, job: SlurmJob) -> None:
-        """Take in that Slurm started the job at the target of the move: no smaller size is barred by a limit."""
+        """Take in that Slurm started the job at the target of the move: what is no larger is barred no more."""
         assert self._state is not None
+        self._nodes = {key: one for key, one in self._nodes.items() if not one.works(move.target, job)}
         for key, limit in list(self._limits.items()):
             if not shares(job, key) or key.unit == "orders":
                 continue
@@ -257,6 +223,17 @@ class Refusals:
                 del self._limits[key]  # it is not what polluxd took it for
             else:
                 limit.good = max(limit.good, now)
+
+    def refuse(self, job: SlurmJob, size: Placement) -> bool:
+        """Whether a limit that is known has refused no more than a waiting job would use at this size."""
+        assert self._state is not None
+        now = self._state.taken_at
+        return any(
+            self._used(key, job.job_id, self._state) + weight(job, size.gpus, len(size.nodes), key, now)
+            >= limit.refused
+            for key, limit in self._limits.items()
+            if key.unit != "orders" and shares(job, key)
+        )
 
     def _used(self, key: Counted, but: int, state: ClusterState) -> float:
         """What other jobs use of the limit."""
@@ -325,7 +302,7 @@ class Refusals:
         assert self._state is not None
         each, holds = weight(job, 0, 1, key, self._state.taken_at), len(job.gpus_per_node_held)
         most = max(ceil((limit.refused - others) / each) - 1, 0)
-        if holds and job.job_id in limit.stopped:
+        if holds and limit.stopped:
             most = min(most, max(floor((limit.good - others) / each), 0))
         return max(most, holds)
 
@@ -374,9 +351,14 @@ class Refusals:
         each = weight(job, 1, 1, key, state.taken_at)
         gpus = max(ceil((limit.refused - others) / each) - 1, 0)
         works = max(floor((limit.good - others) / each), 0)
+        if (
+            holds
+            and others + weight(job, holds, len(job.gpus_per_node_held), key, state.taken_at) >= limit.refused
+        ):
+            return None, Eligibility(frozenset(), rule)  # it would not start again at its own size, wherever
         if holds:
-            # A training that it has stopped goes no further than what is known to work: each try would stop it again.
-            gpus = max(min(gpus, works) if job.job_id in limit.stopped else gpus, holds)
+            # Once it has stopped a training, none goes further than what is known to work: each try may stop one more.
+            gpus = max(min(gpus, works) if limit.stopped else gpus, holds)
         elif job.demands.asked is not None and works < (asked := job.demands.asked[0] * job.demands.asked[1]):
             # No try between its user's size and the refused one: each takes seconds.
             gpus = min(gpus, asked)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from polluxd.apply.refused.causes import condition, equipment, rules_of
+from polluxd.apply.refused.bars import Bar
+from polluxd.apply.refused.causes import condition, demands_of, equipment, rules_of, use
 from polluxd.apply.startable import Eligibility
 from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
@@ -16,11 +17,6 @@ MOST_OF_USER = 50
 """Refusals of one user's jobs that are remembered. Each decision compares each job with each of them."""
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-Bar = tuple[tuple[int, str] | None, Eligibility | None]
-"""Most GPUs of a job and the rule, and where it may start; None: anything.
-
-With no node left, the GPUs are those at which it is tried again.
-"""
 
 
 @dataclass(slots=True)
@@ -38,6 +34,18 @@ class RefusedNodes:
     """What others used of them: GPUs, CPUs, memory."""
     updated: bool
     """The update was refused, whoever uses the nodes."""
+    stopped: bool = False
+    """The job's training was stopped for it."""
+    eased: bool = False
+    """Others use less of the nodes since: it bars the training that it has stopped, and nobody else."""
+
+    def works(self, at: Placement, job: SlurmJob) -> bool:
+        """Whether the start of a job there shows that Slurm refuses this no more."""
+        return (
+            set(self.target.nodes) <= set(at.nodes)
+            and self.target.gpus_per_node <= at.gpus_per_node
+            and self.demands == demands_of(job)
+        )
 
 
 def newest_of_users(known: Mapping[_K, _V], user: Callable[[_V], str]) -> dict[_K, _V]:
@@ -56,13 +64,30 @@ def record_of(state: ClusterState, job: SlurmJob, target: Placement, *, updated:
     return (equipment(state, target), rules_of(state, job)) if updated else condition(state, target)
 
 
+def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool:
+    """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since.
+
+    What has come free is reason enough for a job that waits to try it, and not to stop one training twice.
+    """
+    if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
+        return False
+    one.eased = one.eased or any(
+        now_used[what] < count
+        for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
+        for what, count in then.items()
+    )
+    return not one.eased or (one.stopped and bool(job.gpus_per_node_held))
+
+
 def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) -> Bar:
     """What nodes that refused a job mean for a job with the same demands."""
     assert job.spec is not None
     where, own = frozenset(one.target.nodes), job.job_id == one.job_id
+    if one.eased and not own:
+        return None, None
     rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
-    if holds and own and one.target.gpus > holds:
-        return (holds, bound), None
+    if holds and one.target.gpus > holds and (own or one.updated):
+        return (holds if own else one.target.gpus - 1, bound), None
     if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
         return None, None  # it holds GPUs there: what it may have is for its own tries to show
     asked = job.demands.asked[0] * job.demands.asked[1] if job.demands.asked is not None else 0

@@ -24,6 +24,8 @@ class Training:
     attempt: int = -1
     stopped_at: float | None = None
     """When it acknowledged a drain."""
+    stopped_for: int = 0
+    """The move of that drain: once polluxd has ended it without a requeue, it trains on."""
     silent: bool = False
     """Its agent hears nothing (a script that never attaches)."""
     able: str = "requeue"

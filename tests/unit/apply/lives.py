@@ -12,6 +12,8 @@ A life that breaks an invariant is printed with its seed, and the same seed play
 from __future__ import annotations
 
 import argparse
+import gc
+import logging
 import sys
 import time
 import traceback
@@ -28,10 +30,12 @@ from polluxd.slurm.fake.fake_job import FakeJob
 from polluxd.slurm.protocol import Geometry
 from tests import build
 
+from .costs import Costs
 from .troubled_cluster import ABLE, MOST_JOBS, Cluster
 from .world import LEADER_LEASE_S
 
-EVENTS = 40
+EVENTS = (5, 10, 20, 40)
+"""How many things happen in a life: short lives reach as much in a second as long ones, and shrink to less."""
 USERS = ("alice", "bea", "cem")
 BACK_S = 10.0
 """Longest time that a refused training stands, while nothing else is wrong."""
@@ -103,22 +107,22 @@ class Life(Cluster):
         events: how many things happen.
     """
 
-    def __init__(self, seed: int, events: int = EVENTS) -> None:
-        super().__init__()
+    def __init__(self, seed: int, events: int | None = None) -> None:
+        super().__init__(poll_s=2.0, interval_s=15.0)
         self.random = Random(seed)
-        self.events = events
+        self.events = self.random.choice(EVENTS)
+        if events is not None:
+            self.events = events
         self.calm = self.random.random() < 0.5
         self.sane = self.random.random() < 0.5
         self.causes: list[Cause] = []
         self.stops: list[Stop] = []
         self._refused: dict[tuple[int, int], tuple[Cause, int]] = {}
         """By job and attempt: what refused its start."""
+        self._known: set[tuple[int, int]] = set()
+        """Rules, with their versions, that have stopped a training."""
         self._judged = 0
-        self.gpu_s = 0.0
-        self.lost_gpu_s = 0.0
-        self._stood: dict[int, tuple[int, int]] = {}
-        """Jobs that stand for a move: its id and their GPUs before it."""
-        self._lost_by: Counter[int] = Counter()
+        self.costs = Costs(self.world, self._unknown, self._barred)
         self.world.slurm.refusal = self._refuses
         self.world.slurm.refuses_update = self._refuses_update
         if self.sane:
@@ -129,8 +133,8 @@ class Life(Cluster):
 
     def _cause_of(self, job: FakeJob, nodes: Sequence[str], gpus: int) -> Cause | None:
         others = sum(
-            sum(one.gpus_per_node_held.values())
-            for one in self.world.holders()
+            sum(one.held.values())
+            for one in map(self.world.slurm.raw, self.world.everybody)
             if one.user == job.user and one.job_id != job.job_id
         )
         minutes = (job.time_limit_s or 86400.0) / 60.0
@@ -157,6 +161,20 @@ class Life(Cluster):
                 return f"the site allows {cause.most} GPUs"
         return ""
 
+    def _unknown(self, move: Move) -> bool:
+        """Whether a rule refused the move's start that had stopped no training since it changed."""
+        found = self._refused.get((move.job_id, move.attempt + 1))
+        if found is None:
+            return False
+        first = (id(found[0]), found[1]) not in self._known
+        self._known.add((id(found[0]), found[1]))
+        return first
+
+    def _barred(self, move: Move) -> bool:
+        """Whether a rule refuses the job of a move where the move took it from."""
+        job, source = self.world.slurm.raw(move.job_id), move.source
+        return self._cause_of(job, source.nodes, source.gpus_per_node) is not None
+
     # --- life ---------------------------------------------------------------------------------------
 
     def live(self) -> None:
@@ -170,8 +188,7 @@ class Life(Cluster):
                 name, happens = self._draw()
                 self.history.append(name)
                 happens()
-                for _ in range(self.random.choice((0, 2, 10, 30))):
-                    self.turn()
+                self._pass(self.random.choice((0.0, 1.0, 5.0, 15.0)))
             if self.calm:
                 self._quiet()
             self.causes.clear()
@@ -197,7 +214,7 @@ class Life(Cluster):
             "drained": lambda: self.node_goes(
                 name=name, seconds=self.random.choice((15.0, 60.0)), breaks=False
             ),
-            "rest": lambda: self.run(turns=20),
+            "rest": lambda: self._pass(11.5),
         }
         storm: dict[str, Callable[[], object]] = {
             "hold": lambda: self.hold(pick=pick, seconds=seconds),
@@ -320,30 +337,27 @@ class Life(Cluster):
         super().turn(seconds)
         self._measure(seconds)
 
+    def step(self) -> None:
+        self._pass(1.5)
+
+    def _pass(self, seconds: float, step: float = 2.0) -> None:
+        """Let time pass: in larger steps while nothing moves."""
+        until = self.world.slurm.clock() + seconds
+        while (left := until - self.world.slurm.clock()) > 1e-6:
+            self.turn(min(left, 0.5 if self.world.rows.open or self.costs.standing else step))
+
     def _measure(self, seconds: float) -> None:
         """Count what trainings did, and see what became of refused ones."""
         world = self.world
         moves = world.rows.moves
-        for job_id in world.trainings:
-            job = world.truth(job_id)
-            held = sum(job.gpus_per_node_held.values())
-            self.gpu_s += held * seconds if job.state is JobState.RUNNING else 0.0
-        for move in moves[self._judged :]:
-            if move.path == "requeue" and Step.CHECKPOINTED in move.times:
-                self._stood.setdefault(move.job_id, (move.id, move.source.gpus))
+        self.costs.measure(seconds)
         while self._judged < len(moves) and moves[self._judged].step.terminal:
             self._judge(moves[self._judged])
             self._judged += 1
-        for job_id, (number, gpus) in list(self._stood.items()):
-            job = world.truth(job_id)
-            if (
-                job.state is JobState.RUNNING and job.restart_count > moves[number - 1].attempt
-            ) or job.state.finished:
-                del self._stood[job_id]
-            elif self.calm and self.sane and not job.held_by_user and self._stands(job_id, moves[number - 1]):
-                raise Violation(f"job {job_id} stands without a next place: {moves[number - 1]}")
-            elif moves[number - 1].step is Step.FAILED and not job.held_by_user:
-                self._lost_by[number] += gpus * seconds
+        if self.calm and self.sane:
+            for job_id, one in self.costs.standing.items():
+                if not world.truth(job_id).held_by_user and self._stands(job_id, moves[one.move - 1]):
+                    raise Violation(f"job {job_id} stands without a next place: {moves[one.move - 1]}")
         for stop in self.stops:
             self._back(stop)
 
@@ -362,10 +376,8 @@ class Life(Cluster):
     def _free(self, place: Placement) -> bool:
         """Whether Slurm could start a job there."""
         used: Counter[str] = Counter()
-        for one in self.world.holders():
-            used.update(one.gpus_per_node_held)
-        for number in self.world.foreign:
-            used.update(self.world.truth(number).gpus_per_node_held)
+        for number in self.world.everybody:
+            used.update(self.world.slurm.raw(number).held)
         return all(
             self.world.slurm.opens(n) and used[n] + place.gpus_per_node <= self.world.gpus[n]
             for n in place.nodes
@@ -431,16 +443,12 @@ class Life(Cluster):
         many = Counter((stop.job_id, id(stop.cause), stop.version) for stop in self.stops)
         if many and max(many.values()) > 1:
             raise Violation(f"stopped again for one cause: {self.stops}")
-        self.lost_gpu_s = sum(self._lost_by.values())
 
     def _quiet(self) -> None:
         """Wait; then every idle GPU beside a waiting job has a true reason, and nobody keeps more than a share."""
         for training in self.world.trainings.values():
             training.work_s = 1e9
-        waited_s, self._since = 0.0, {}
-        while waited_s < QUIET_S:
-            self.turn(1.0)
-            waited_s += 1.0
+        self._pass(QUIET_S, step=5.0)
         for job_id in self.world.trainings:
             self._explained(job_id)
 
@@ -487,13 +495,26 @@ class Played:
     stops: int = 0
     moves: int = 0
     gpu_s: float = 0.0
-    lost_gpu_s: float = 0.0
-    calm_gpu_s: float = 0.0
-    calm_lost_gpu_s: float = 0.0
+    """Of the calm lives under the real policy; so are the costs, by kind."""
+    costs: Counter[str] = field(default_factory=Counter)
     failed: list[tuple[int, str]] = field(default_factory=list)
 
+    def take_in(self, life: Life) -> None:
+        self.stops += len(life.stops)
+        self.moves += len(life.world.rows.moves)
+        if life.calm and life.sane:
+            costs = life.costs
+            self.gpu_s += costs.gpu_s
+            for kind in ("lost", "chance", "learnt", "shut_out", "own"):
+                self.costs[kind] += getattr(costs, kind).total()
 
-def play(seed: int, events: int = EVENTS) -> Life:
+    @property
+    def lost(self) -> float:
+        """The part of GPU seconds that is lost to moves that came to nothing, for reasons that polluxd could know."""
+        return self.costs["lost"] / max(self.gpu_s, 1.0)
+
+
+def play(seed: int, events: int | None = None) -> Life:
     """Play the life of a seed."""
     life = Life(seed, events)
     life.history = []
@@ -503,24 +524,22 @@ def play(seed: int, events: int = EVENTS) -> Life:
 
 def lives(first: int, count: int, tell: Callable[[str], None] = print) -> Played:
     """Play lives of successive seeds."""
-    done = Played()
-    for seed in range(first, first + count):
-        try:
-            life = play(seed)
-        except Exception as error:
-            told = "".join(traceback.format_exception(error)[-3:])
-            done.failed.append((seed, told))
-            tell(f"seed {seed}: {told[-1500:]}")
+    done, log = Played(), logging.getLogger("polluxd")
+    before = log.level
+    log.setLevel(logging.ERROR)  # nobody reads what is below
+    try:
+        for seed in range(first, first + count):
             done.lives += 1
-            continue
-        done.lives += 1
-        done.stops += len(life.stops)
-        done.moves += len(life.world.rows.moves)
-        done.gpu_s += life.gpu_s
-        done.lost_gpu_s += life.lost_gpu_s
-        if life.calm and life.sane:
-            done.calm_gpu_s += life.gpu_s
-            done.calm_lost_gpu_s += life.lost_gpu_s
+            try:
+                done.take_in(play(seed))
+            except Exception as error:
+                told = "".join(traceback.format_exception(error)[-3:])
+                done.failed.append((seed, told))
+                tell(f"seed {seed}: {told[-1500:]}")
+            if seed % 100 == 0:
+                gc.collect()
+    finally:
+        log.setLevel(before)
     return done
 
 
@@ -529,14 +548,17 @@ def main() -> int:
     parser.add_argument("--lives", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    began = time.perf_counter()
+    gc.disable()
+    began = time.process_time()
     done = lives(arguments.seed, arguments.lives)
-    took = time.perf_counter() - began
+    took = time.process_time() - began
+    part = {kind: f"{100 * gpu_s / max(done.gpu_s, 1.0):.3f} %" for kind, gpu_s in done.costs.items()}
     print(
-        f"{done.lives} lives of seeds from {arguments.seed}, {done.lives / took:.1f} a second: {len(done.failed)} "
-        f"violations; {done.moves} moves, {done.stops} refused after a stop; "
-        f"{100 * done.lost_gpu_s / max(done.gpu_s, 1.0):.2f} % of GPU seconds lost to moves that came to nothing, "
-        f"{100 * done.calm_lost_gpu_s / max(done.calm_gpu_s, 1.0):.2f} % in calm lives under the real policy"
+        f"{done.lives} lives of seeds from {arguments.seed}, {done.lives / took:.1f} a second of CPU: "
+        f"{len(done.failed)} violations; {done.moves} moves, {done.stops} refused after a stop. Of the GPU seconds of "
+        f"calm lives under the real policy moves that came to nothing cost {part.get('lost')}; besides, by chance "
+        f"{part.get('chance')}, to learn of rules that nothing showed {part.get('learnt')} and {part.get('shut_out')} "
+        f"where these refused the former size, too, by their own users {part.get('own')}"
     )
     for seed, _ in done.failed:
         print(f"failing seed: {seed}")

@@ -208,7 +208,17 @@ AFTER = {"restarts": 1, "at": LARGE}
         # A node of the target that is drained in mid-move starts no job: back to the former place, in seconds.
         ("fail keep-back no-rest: *starts no job*", move(REQUEUED, waited=5), WAITS, SHUT),
         ("fail keep-back no-rest: *starts no job*", move(CONFIGURED, waited=5), WAITS, SHUT),
-        ("WAIT", move(REQUEUED, waited=1), WAITS, SHUT),
+        ("fail keep-back no-rest: *starts no job*", move(REQUEUED, waited=1), WAITS, SHUT),
+        ("WAIT", move(CONFIGURED, waited=1), WAITS, SHUT),
+        # Before it is requeued, it trains on.
+        ("withdraw: *starts no job*", move(DRAINING), slurm_job(), SHUT),
+        ("withdraw: *starts no job*", move(CHECKPOINTED), slurm_job(), SHUT),
+        ("withdraw: *outside Pollux*", move(DRAINING), slurm_job(), {"room": LOST}),
+        ("withdraw: *outside Pollux*", move(CHECKPOINTED), slurm_job(), {"room": LOST}),
+        # A limit needs no second look, where the job cannot show an older one.
+        ("fail keep-back: *QOSMax*", move(CONFIGURED, waited=1.5), slurm_job(PENDING, reason="QOSMaxGRESPerJob"), {}),
+        ("WAIT", move(CONFIGURED, "start", waited=1.5), slurm_job(PENDING, reason="QOSMaxGRESPerJob"), {}),
+        ("WAIT", move(CONFIGURED, waited=1.5), slurm_job(PENDING, reason="Resources"), {}),
         # What was taken back ends while the job still runs, and not later.
         ("withdraw rest: cancelled by ann", move(PLANNED, "start", cancelled_by="ann"), WAITS, {}),
         ("CONFIGURE", move(REQUEUED, cancelled_by="ann"), WAITS, {"room": ROOM}),
@@ -257,13 +267,15 @@ def test_capacity_counts_what_is_held_configured_and_promised() -> None:
     assert not leaving.fits_now(Placement(("n1",), 4), 8)
     draining = capacity(TWO_NODES, {7: slurm_job()}, [move(DRAINING)])
     assert not draining.fits_soon(Placement(("n2",), 1), NO_PLACEMENT, 8), "a grow keeps others from its GPUs"
+    smaller = capacity(TWO_NODES, {7: slurm_job()}, [move(DRAINING, target=Placement(("n1",), 1))])
+    assert not smaller.fits_soon(Placement(("n1",), 3), NO_PLACEMENT, 8), "its agent may refuse to shrink"
 
 
 def test_a_node_drained_in_the_meantime_is_no_target() -> None:
     nodes = (Node("n1", 4, schedulable=False), Node("n2", 4))
     smaller = move(PLANNED, target=Placement(("n1",), 1))
     now = capacity(nodes, {7: slurm_job()}, [smaller])
-    assert act(smaller, slurm_job(), room=now) == "WAIT"
+    assert fnmatchcase(act(smaller, slurm_job(), room=now), "withdraw: *starts no job*")
     assert act(move(PLANNED, target=Placement(("n2",), 2)), slurm_job(), room=now) == "DRAIN"
 
 

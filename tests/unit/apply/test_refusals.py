@@ -64,8 +64,8 @@ def test_a_limit_of_one_job_bars_its_training_for_good_and_the_size_for_others()
     waits, large = waiting(4, user="cem"), waiting(5, user="cem", spec=JobSpec(min_gpus=8))
     known = Learned(stopped, colleague, elsewhere, waits, large)
     known.refuse(stopped, "QOSMaxGRESPerJob", 8, held=4)
-    bars = {1: 4, 2: 7, 4: 7, 5: 0}
-    assert known.most() == bars, "a job that the limit has stopped is stopped no second time"
+    bars = {1: 4, 2: 4, 4: 7, 5: 0}
+    assert known.most() == bars, "no training is stopped where one was; a start may try what is below"
     known.ticks += 30.0
     known.refusals.works(build_move("start", target=Placement(("n1",), 4), job_id=1), stopped)
     assert known.most() == bars, "a start at another size does not end the refusal"
@@ -124,6 +124,13 @@ def test_a_job_that_is_tried_again_is_tried_at_its_least_size() -> None:
     assert known.most() == {1: 1, 2: 0, 3: 0}, "and not before a minute has passed"
 
 
+def test_a_training_that_a_limit_would_not_start_again_is_moved_nowhere() -> None:
+    large, small, waits = running(1, 3), running(2, 1), waiting(3)
+    known = Learned(large, small, waits)
+    known.refuse(waits, "QOSMaxGRESPerJob", 2)
+    assert known.most() == {1: 0, 2: 1, 3: 1}, "the limit was lowered under its feet"
+
+
 def test_a_limit_that_a_large_job_meets_leaves_small_ones_in() -> None:
     greedy, small = waiting(1, 8, spec=JobSpec(min_gpus=8)), waiting(2, 1)
     known = Learned(greedy, small)
@@ -161,12 +168,22 @@ def test_limits_that_count_jobs_keep_others_of_the_group_waiting(reason: str, ba
 
 def test_nodes_that_refuse_a_size_bar_it_until_they_change() -> None:
     nodes = (replace(NODES[0], foreign_cpus=4, foreign_gpus=1), *NODES[1:])
-    stopped = running(1, 2)
-    known = Learned(stopped, nodes=nodes)
+    stopped, alike = running(1, 2), waiting(2, 2)
+    known = Learned(stopped, alike, nodes=nodes)
     known.refuse(stopped, "Resources", 3, held=2, on="n1")
-    assert known.most() == {1: 2}
-    assert known.most(nodes=(replace(nodes[0], foreign_cpus=5), *NODES[1:])) == {1: 2}
-    assert known.most(nodes=(replace(nodes[0], foreign_cpus=2), *NODES[1:])) == {}, "others use less"
+    assert known.most() == {1: 2, 2: 2}
+    assert known.most(nodes=(replace(nodes[0], foreign_cpus=5), *NODES[1:])) == {1: 2, 2: 2}
+    assert known.most(nodes=(replace(nodes[0], foreign_cpus=2), *NODES[1:])) == {1: 2}, (
+        "others use less: a job that waits may try it, and the training is stopped for no guess"
+    )
+    waits = replace(stopped, state=JobState.PENDING, gpus_per_node_held={})
+    assert known.most(jobs=(waits, alike)) == {}, "no training is left to stop"
+    known.most(jobs=(stopped, alike))
+    known.refuse(stopped, "Resources", 3, held=2, on="n1")
+    known.refusals.works(build_move("start", target=Placement(("n1",), 2), job_id=2), alike)
+    assert known.most() == {1: 2, 2: 2}
+    known.refusals.works(build_move("start", target=Placement(("n1",), 3), job_id=2), alike)
+    assert known.most() == {}, "another one has started there"
     known.refuse(stopped, "Resources", 3, held=2, on="n1")
     assert known.most(nodes=(replace(NODES[0], cpus=64), *NODES[1:])) == {}, "the node has changed"
 

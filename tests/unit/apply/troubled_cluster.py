@@ -29,10 +29,11 @@ counted = Counter[str]()
 class Cluster(RuleBasedStateMachine):
     """Three nodes of four GPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, **cycle: float) -> None:
         super().__init__()
         counted["runs"] += 1
         self.world = World(nodes=3)
+        self.world.cycle = cycle
         self.world.policy = self.scatter
         self.process = Process(self.world)
         self.frozen: Process | None = None
@@ -94,9 +95,8 @@ class Cluster(RuleBasedStateMachine):
         for trouble in [name for name, at in self.over.items() if self.world.slurm.clock() >= at]:
             del self.over[trouble]
             self.end(trouble)
-        self.process.turn()
-        for former in self.thawed:
-            former.turn()
+        for process in (self.process, *self.thawed):
+            process.turn_if_due()
         self.world.pass_time(seconds)
         self.check()
 

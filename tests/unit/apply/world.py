@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from pollux.goodput import BatchLimits
@@ -42,8 +43,8 @@ class Killed(BaseException):
     """kill -9 of polluxd."""
 
 
-def config(mode: str = "enforce") -> Config:
-    cycle = {"interval_s": 5.0, "floor_s": 1.0, "poll_s": 0.5, "busy_poll_s": 0.5}
+def config(mode: str = "enforce", *, interval_s: float = 5.0, poll_s: float = 0.5) -> Config:
+    cycle = {"interval_s": interval_s, "floor_s": 1.0, "poll_s": poll_s, "busy_poll_s": 0.5}
     return build.config(
         mode=mode,
         slurm={"timeout_s": TIMEOUT_S, "lease_s": LEASE_S},
@@ -59,8 +60,15 @@ class Process(Daemon):
 
     def __init__(self, world: World, door: Callable[[str, Any], Any] = lambda _name, inner: inner) -> None:
         self._world, self._door = world, door
+        self._due = -inf
         world.lives += 1
-        super().__init__(config)
+        super().__init__(lambda: config(**world.cycle))
+
+    def turn_if_due(self) -> None:
+        """Take a turn, unless the pause after the last one has not passed."""
+        now = self._world.slurm.clock()
+        if now >= self._due - 1e-6:
+            self._due = now + self.turn()
 
     def _assemble(self, config: Config) -> None:
         world = self._world
@@ -201,6 +209,8 @@ class World:
             [Node(name, gpus, cpus=64, partitions=frozenset({"main"})) for name in self.gpus]
         )
         self.rows = FakeRows(self.slurm.clock)
+        self.cycle: dict[str, float] = {}
+        """Its seconds between looks and decisions, where they differ from `config`'s."""
         self.skew = 0.0
         """By how much polluxd's clock is wrong."""
         self.policy: Policy = policy or (lambda snapshot: Plan((), 1.0, 1.0, "none"))
@@ -262,6 +272,11 @@ class World:
     def holders(self) -> list[Any]:
         return [self.truth(job_id) for job_id in (*self.trainings, *self.companions)]
 
+    @property
+    def everybody(self) -> tuple[int, ...]:
+        """All jobs that may hold GPUs."""
+        return (*self.trainings, *self.companions, *self.foreign)
+
     def place(self, job_id: int) -> Placement | None:
         """What the job holds, with what was lent to it."""
         held_now = dict(self.truth(job_id).gpus_per_node_held)
@@ -312,7 +327,8 @@ class World:
 
     def _train(self, job_id: int, training: Training, seconds: float, now: float) -> None:
         stopped = training.stopped_at
-        if stopped is None or now > stopped + DRAIN_WAIT_S:
+        ended = stopped is not None and self.rows.moves[training.stopped_for - 1].step.terminal
+        if stopped is None or now > stopped + DRAIN_WAIT_S or (ended and not self.rows.down):
             training.stopped_at = None
             training.done_s += seconds
         for move in self.rows.moves:
@@ -324,7 +340,7 @@ class World:
             elif asked and not move.in_allocation:
                 training.saved_s = training.done_s if training.saves else training.saved_s
                 if self.rows.acknowledge(move.id, self.wall()):
-                    training.stopped_at = now
+                    training.stopped_at, training.stopped_for = now, move.id
                     if training.saves:
                         self.acknowledged.add(move.id)
 

@@ -8,8 +8,9 @@ import pytest
 
 from polluxd.apply.reconciler import Reconciler
 from polluxd.cycle.triggers import Triggers
-from polluxd.model import JobSpec, Placement, Report
+from polluxd.model import JobSpec, JobState, Placement, Report
 from polluxd.slurm.protocol import Geometry
+from tests.build import move
 from tests.unit.cycle.two_gpu_types import REPORT, Cycle
 
 SOON = 11.0
@@ -142,6 +143,26 @@ def test_a_job_that_was_left_alone_is_free_again_while_another_one_waits(
     occupied.clear()
     assert cycle.after() == decisions
     assert cycle.after() == 0
+
+
+def test_a_job_whose_move_came_to_nothing_is_decided_on_at_once() -> None:
+    cycle, job = trained()
+    fill_other_nodes(cycle)
+    state = cycle.slurm.observe()
+    stopped = replace(
+        next(one for one in state.jobs if one.job_id == job),
+        state=JobState.PENDING,
+        nodes=(),
+        gpus_per_node_held={},
+        eligible_time=None,
+    )
+    after = replace(state, jobs=tuple(stopped if one.job_id == job else one for one in state.jobs))
+    triggers = cycle.controller.triggers
+    triggers.decided(state, {}, [move(job_id=job, target=Placement(("n1",), 2))])
+    assert not triggers.since_decision(state, {}), "it trains"
+    assert triggers.since_decision(after, {}), "it stands"
+    triggers.decided(after, {}, [])
+    assert not triggers.since_decision(after, {}), "the decision gave it nothing"
 
 
 def test_an_end_waits_for_a_resize_in_place_and_an_arrival_with_room_does_not(
