@@ -19,7 +19,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from polluxd.errors import PolluxError, StoreError
@@ -149,28 +148,28 @@ class GatewayService:
         self._faults = Budget(1 / 60, 1)
 
     def app(self) -> ASGIApp:
-        """Return the ASGI application.
-
-        A router alone suffices, since `answer` handles every error of a path.
-        """
-        routes = [Route(each.path, partial(self.answer, each), methods=[each.method]) for each in ENDPOINTS]
-        router = Router(routes, redirect_slashes=False, default=self._no_path)
+        """Return the ASGI application."""
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await router(scope, receive, send)
+                endpoint, job = _asked(scope)
+                if endpoint is None:
+                    response = await self._no_path(scope["state"]["connection"])
+                else:
+                    response = await self.answer(endpoint, Request(scope, receive), job)
+                await response(scope, receive, send)
             except Exception as error:
                 self._say(error)
                 scope["state"]["connection"].hang_up()
 
         return guarded
 
-    async def answer(self, endpoint: MessagePath, request: Request) -> Response:
-        """Return the answer, or a refusal."""
+    async def answer(self, endpoint: MessagePath, request: Request, job: str | None) -> Response:
+        """Return the answer, or a refusal; `job`: as the path has it."""
         connection: Visitor = request.scope["state"]["connection"]
         try:
             async with asyncio.timeout(ANSWER_S):
-                document = await self._serve(endpoint, request)
+                document = await self._serve(endpoint, request, job)
         except HttpRefusal as refusal:
             return _refusal(refusal)
         except StoreError as error:
@@ -203,7 +202,7 @@ class GatewayService:
                 "a fault in polluxd itself, a request got no answer: %s (%s); please report it", said, place
             )
 
-    async def _serve(self, endpoint: MessagePath, request: Request) -> Any:
+    async def _serve(self, endpoint: MessagePath, request: Request, path_job: str | None) -> Any:
         connection: Visitor = request.scope["state"]["connection"]
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
@@ -219,18 +218,17 @@ class GatewayService:
                 )
             connection.recognise(holder, token)
             await self._requests.wait(holder.uid)
-        job = _job(request.path_params.get("job"))
+        job = _job(path_job)
         message = await _message(endpoint, request)
         return await endpoint.serve(self, Call(holder, token, message, connection, job))
 
-    async def _no_path(self, scope: Scope, receive: Receive, send: Send) -> None:
-        words = "the gateway does not know this path: are the versions the same?"
-        refusal = HttpRefusal(404, "no-such-path", words)
+    async def _no_path(self, connection: Visitor) -> Response:
+        words = "the gateway does not know this method and path: are the versions the same?"
         try:
-            await self._strangers.wait(scope["state"]["connection"].name)
+            await self._strangers.wait(connection.name)
         except HttpRefusal as too_many:
-            refusal = too_many
-        await _refusal(refusal)(scope, receive, send)
+            return _refusal(too_many)
+        return _refusal(HttpRefusal(404, "no-such-path", words))
 
     async def ask(self, call: Call, statement: Callable[[], T]) -> T:
         """Ask the database in the name of an attempt, in turn."""
@@ -383,6 +381,16 @@ ENDPOINTS = (
     MessagePath("GET", "/v1/health", "anybody", Question, HealthAnswer, _health),
 )
 """Everything that the gateway answers."""
+_BY_PATH: dict[tuple[str, str], MessagePath] = {(each.method, each.path): each for each in ENDPOINTS}
+
+
+def _asked(scope: Scope) -> tuple[MessagePath | None, str | None]:
+    """Return what a request asks for, and the job in its path."""
+    job, words = None, scope["path"].split("/")
+    if len(words) == 5 and words[2] == "jobs":
+        job, words[3] = words[3], "{job}"
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return _BY_PATH.get((method, "/".join(words))), job
 
 
 def _json(content: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

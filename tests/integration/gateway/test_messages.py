@@ -12,6 +12,7 @@ import pytest
 
 from polluxd.errors import StoreRejected, StoreUnavailable
 from polluxd.gateway import order_watch
+from polluxd.gateway.budgets import Pace
 from polluxd.gateway.payloads import ReportMessage
 from polluxd.model import JobState, Placement, Step
 from tests.integration.gateway.serving import (
@@ -210,6 +211,18 @@ def test_what_is_no_report_is_refused_and_the_next_one_counts(caller, store, bod
     assert job.code("POST", "/v1/report", body=body) == (422, "refused")
     assert store.reports() == {}
     assert job.ask("POST", "/v1/report", payload())[0] == 204
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [(each, "/v1/jobs") for each in ("TRACE", "DELETE", "PUT", "OPTIONS", "PATCH", "POST")]
+    + [("GET", "/v1/report"), ("GET", "/"), ("GET", "/v1/jobs/7"), ("GET", "/v1/jobs/7/explain/")],
+)
+def test_each_request_without_a_token_has_a_pace(url, monkeypatch, method, path):
+    waited, wait = [], Pace.wait
+    monkeypatch.setattr(Pace, "wait", lambda pace, name: waited.append(name) or wait(pace, name))
+    assert Caller(url).code(method, path) == (404, "no-such-path")
+    assert len(waited) == 1
 
 
 def chunked(body):
