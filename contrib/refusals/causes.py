@@ -258,6 +258,7 @@ GROW = (
 
 _SHRUNK = {
     "a plain job needs GPUs": Row("", during=_COLLEAGUE),
+    "several plain jobs need GPUs": Row("", during=_each(_COLLEAGUE, _COLLEAGUE, _COLLEAGUE)),
     "a Pollux job needs GPUs": Row("", gpus=4, during=_POLLUX_COLLEAGUE),
     "and QOS MaxTRESPerJob of GPUs": Row("", qos=("MaxTRESPerJob=gres/gpu=4",), during=_COLLEAGUE),
     "and QOS GrpTRES of GPUs": Row("", qos=("GrpTRES=gres/gpu=4",), during=_COLLEAGUE),

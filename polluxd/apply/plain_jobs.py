@@ -32,7 +32,7 @@ from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _WAITS_FOR_NODES = ("Resources", "Priority")
 """squeue(1), JOB REASON CODES: the job waits only for free nodes."""
-_FOR_OTHERS = re.compile(r"Resources|Priority|(Assoc|QOS)?(Grp|Max)\w*")
+_FOR_OTHERS = re.compile(r"Resources|Priority|Assoc|QOS|Max")
 """It waits for what other jobs hold."""
 _NO_PLACEMENT = ("infeasible: min-gpus=", "infeasible: no placement has")
 """Reasons of `policy.feasible` that are about nodes, not about the job's batch or another limit."""
@@ -288,13 +288,17 @@ def _as_many_as_come_free(state: ClusterState, found: Sequence[Contender]) -> li
     return chosen
 
 
-def at_risk(state: ClusterState) -> dict[int, str]:
-    """Return the running jobs of Pollux whose place a plain job could take at a requeue, and why.
+def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, str]:
+    """Return the running jobs of Pollux whose place another job could take at a requeue, and why.
 
     A requeued job cannot start for a second. Slurm then gives what it has left to any job that fits: one that waits for
     nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs.
+
+    Args:
+        contending: jobs of Pollux that Slurm may start by itself, as it may start every plain job.
     """
-    plain = [job for job in state.jobs if job.spec is None and _waits(job) and _FOR_OTHERS.match(job.reason)]
+    waiting = (job for job in state.jobs if _waits(job) and _FOR_OTHERS.match(job.reason))
+    plain = [job for job in waiting if job.spec is None or job.job_id in contending]
     mine = [job for job in state.jobs if job.spec is not None and job.state is JobState.RUNNING]
     if not (plain and mine):
         return {}

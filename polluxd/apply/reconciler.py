@@ -109,7 +109,7 @@ class Reconciler:
             self.protection.stepped,
             self.past.undrained,
             self.protection.beyond,
-            at_risk(seen.state),
+            at_risk(seen.state, self.waiting.contending),
             self.protection.rhythm.stays,
         )
 
@@ -205,7 +205,7 @@ class Reconciler:
         may_start = self.eligibility(seen.state, allowed)
         bars = self.refusals.bars(seen.state)
         bars = replace(bars, most=bars.lowered(allowed).most)
-        risks = at_risk(seen.state)
+        risks = at_risk(seen.state, self.waiting.contending)
         insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))

@@ -148,3 +148,6 @@ def test_a_requeue_makes_room_for_a_plain_job_that_waits(other: dict[str, object
     limits = Limits(qos={"normal": Qos("normal", GroupLimits(jobs=9), JobLimits())})
     state = ClusterState(NOW, foreign, (mine, plain(**other)), rules=RULES, limits=limits)
     assert set(at_risk(state)) == ({1} if takes else set())
+    kept_back = replace(state, jobs=(mine, replace(plain(**other), spec=JobSpec())))
+    assert not at_risk(kept_back), "polluxd starts it"
+    assert set(at_risk(kept_back, contending={9})) == ({1} if takes else set())
