@@ -178,6 +178,11 @@ GROW = (
     Row("none", grows=True),
     *(Row(name, lines=(SECONDS_OF_LIMIT, *more), qos=(words,)) for name, (words, more) in _MINUTES.items()),
     *(Row(name, lines=(SECONDS_OF_LIMIT,), qos=(words,)) for name, words in _OF_QOS.items()),
+    Row(
+        "QOS UsageFactor of 2 and GrpTRESRunMins",
+        lines=(SECONDS_OF_LIMIT,),
+        qos=("UsageFactor=2", "flags=UsageFactorSafe", "GrpTRESRunMins=gres/gpu=300"),
+    ),
     Row("QOS DenyOnLimit with MaxTRESPerJob", qos=("MaxTRESPerJob=gres/gpu=2", "flags=DenyOnLimit")),
     *(Row(name, lines=(SECONDS_OF_LIMIT,), account=(words,)) for name, words in _OF_ACCOUNT.items()),
     Row("user MaxTRESPerJob of GPUs", user=("MaxTRESPerJob=gres/gpu=2",)),

@@ -47,15 +47,17 @@ def limited(scratch: Path, tmp_path: Path) -> Iterator[Loop]:
         yield from loop_on(cluster, polluxd(cluster, tmp_path, cooldown=1.0), tmp_path)
 
 
-def test_a_growth_that_a_limit_refuses_ends_where_it_began(limited: Loop) -> None:
+def test_a_growth_that_a_limit_forbids_stops_no_training(limited: Loop) -> None:
     lines = "#SBATCH --time=60 --account=lab --qos=jobmins\n#POLLUX min-gpus=4 max-gpus=8 resize=requeue"
     job_id = limited.train("minutes", 10000, directive=lines)
     limited.until(lambda: limited.completed_starts(job_id) == 1, why="the first step")
-    here = Placement(tuple(limited.job(job_id).gpus_per_node_held), 4)
-    limited.plan(job_id, "requeue", None, Placement(("n1", "n2"), 4))
-    went_back(limited, job_id, here, "QOSMaxGRESMinutesPerJob")
+    move = limited.plan(job_id, "requeue", None, Placement(("n1", "n2"), 4))
+    limited.until(lambda: limited.store.moves(job_id)[-1].step is Step.FAILED, why="the end of the move")
+    (refused,) = (m for m in limited.store.moves(job_id) if m.id == move.id)
+    assert "MaxTRESMinsPerJob=gres/gpu=240 of QOS jobmins" in refused.detail
+    assert Step.DRAINING not in refused.times
     limited.explained(job_id, "allows no more")
-    assert limited.requeues(job_id) == 1
+    assert limited.job(job_id).restart_count == 0
 
 
 def test_a_node_that_has_free_gpus_and_no_cpus_stops_a_training_once(loop: Loop) -> None:
