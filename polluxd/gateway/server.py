@@ -9,6 +9,7 @@ import math
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 """Connections that wait to be accepted: where they are more, the kernel lets them try again a second later."""
 _KEPT_BYTES = 131072
+_SWITCH_S = 0.0005
 _AT_ONCE = 8
 """Connections that are let in before those that are open get their turn."""
 
@@ -36,6 +38,8 @@ class GatewayServer:
     """
 
     def __init__(self, app: Any, tls: tuple[Path, Path] | None = None, bounds: Bounds | None = None) -> None:
+        # Threads that make long answers let the loop, and so all others, go on after this time and not ten times it.
+        sys.setswitchinterval(_SWITCH_S)
         # uvicorn logs each request that is no HTTP.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self.entrance = Visitors(bounds or Bounds())
