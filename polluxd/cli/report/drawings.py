@@ -22,6 +22,8 @@ WIDTH, HEIGHT = 480.0, 170.0
 """Of a chart's plot; a page scales it to the room that there is."""
 MOST_POINTS = 400
 """A line of more points is thinned out: no screen shows them."""
+MOST_VALUES = 60
+"""Points of a line that show their value under the pointer."""
 COLOURS = 7
 """Classes c0 to c6 of drawings.css."""
 
@@ -61,6 +63,8 @@ class Drawn:
     colour: str
     path: str
     area: str
+    values: Sequence[tuple[float, float, str]]
+    """Points with what they say under the pointer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Chart:
     marks: Sequence[tuple[float, float, str]]
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
+    moments: Sequence[tuple[float, str]]
+    """Where something happened, and what."""
     newest: str
     """The last values as text, for who does not see the lines."""
 
@@ -83,6 +89,7 @@ def chart(
     times: bool = False,
     marks: Sequence[tuple[float, float, str]] = (),
     ticks: Sequence[float] = (),
+    moments: Sequence[tuple[float, str]] = (),
 ) -> Chart:
     """Return a chart from 0 to the largest value.
 
@@ -90,6 +97,7 @@ def chart(
         times: x is POSIX time.
         marks: x, y and name of points.
         ticks: values of x to name; by default some in equal distances.
+        moments: x and name of what happened at a time. The chart leaves out what was before its first point.
     """
     known = [point for line in lines if not line.clipped for point in line.points]
     known += [(x, y) for x, y, _ in marks]
@@ -106,16 +114,25 @@ def chart(
     name: Callable[[float], str] = clock_of(right - left) if times else lambda x: f"{x:g}"
     return Chart(
         title,
-        [_line(line, place, right) for line in lines if line.points],
+        [_line(line, place, right, name) for line in lines if line.points],
         [(*place(x, y), label) for x, y, label in marks],
         [(place(x, 0.0)[0], name(x)) for x in named],
         [(place(left, step * row)[1], f"{step * row:g}") for row in range(rows + 1)],
+        [(place(x, 0.0)[0], f"{name(x)}: {label}") for x, label in moments if left <= x <= right],
         "; ".join(f"{line.label}: {show(line.points[-1][1])}" for line in lines if line.points),
     )
 
 
-def _line(line: Polyline, place: Callable[[float, float], tuple[float, float]], right: float) -> Drawn:
-    points = thinned(line.points)
+def _line(
+    line: Polyline,
+    place: Callable[[float, float], tuple[float, float]],
+    right: float,
+    name: Callable[[float], str],
+) -> Drawn:
+    points, show = thinned(line.points), number(3)
+    values = [
+        (*place(x, y), f"{line.label}: {show(y)} at {name(x)}") for x, y in thinned(line.points, MOST_VALUES)
+    ]
     if line.steps and points:
         stairs = [points[0]]
         for (_, before), (x, y) in pairwise(points):
@@ -124,12 +141,12 @@ def _line(line: Polyline, place: Callable[[float, float], tuple[float, float]], 
     placed = [place(x, y) for x, y in points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in placed)
     area = f"{path}L{placed[-1][0]:.1f} {HEIGHT}L{placed[0][0]:.1f} {HEIGHT}Z" if line.filled else ""
-    return Drawn(line.label, line.colour, path, area)
+    return Drawn(line.label, line.colour, path, area, values)
 
 
-def thinned(points: Points) -> list[tuple[float, float]]:
-    """Return at most MOST_POINTS of the points: every so many-th, and the last."""
-    stride = max(math.ceil(len(points) / MOST_POINTS), 1)
+def thinned(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most so many of the points: every so many-th, and the last."""
+    stride = max(math.ceil(len(points) / most), 1)
     return [*points[:-1][::stride], *points[-1:]]
 
 

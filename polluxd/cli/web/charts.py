@@ -24,13 +24,15 @@ _OF_JOB = (
 )
 
 
-def of_job(points: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Draw what a job reported over time. A value of 0, or none, was not measured."""
+def of_job(points: Sequence[Mapping[str, Any]], moves: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """Draw what a job reported over time, and its moves. A value of 0, or none, was not measured."""
+    moments = [(m["at"], f"move from {m['from']} to {m['to']}") for m in moves if m["at"] is not None]
     return [
         chart(
             title,
             [Polyline(title, colour, [(p["at"], float(p[key])) for p in points if p[key]], steps=True)],
             times=True,
+            moments=moments,
         )
         for key, title, colour in _OF_JOB
     ]

@@ -10,6 +10,7 @@ import contextlib
 import getpass
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -65,6 +66,8 @@ _SORTS = (
     SortKey.speedup,
     SortKey.done,
 )
+_HOURS = ("1", "6", "24")
+"""Periods that the charts of a job may be cut to."""
 ROWS = 200
 """Jobs that the cluster's page lists before it is asked for all."""
 HOSTS = ["127.0.0.1", "localhost"]
@@ -111,7 +114,12 @@ class _Pages:
         asked = request.query_params
         order = asked.get("sort", "")
         sort = SortKey(order) if order in tuple(SortKey) else None
-        rows = [dict(row) for row in jobs if "mine" not in asked or row["user"] == self._viewer.user]
+        find = asked.get("find", "").strip()
+        rows = [
+            dict(row)
+            for row in jobs
+            if ("mine" not in asked or row["user"] == self._viewer.user) and _has(row, find)
+        ]
         rows = (
             chosen(rows, None, sort)
             if sort
@@ -127,9 +135,10 @@ class _Pages:
             matching=len(rows),
             columns=_filled(_QUEUE, shown),
             mine="mine" in asked,
+            find=find,
             sort=sort,
             sorts=_SORTS,
-            ended=[{**row, "colour": ""} for row in found["ended"]],
+            ended=[{**row, "colour": ""} for row in found["ended"] if _has(row, find)],
             ended_columns=_ENDED,
             overview=overview,
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
@@ -145,6 +154,9 @@ class _Pages:
         """One job: why it has what it has, and how it got there."""
         number = request.path_params["job"]
         found, past = self._read("explain", number), self._read("history", number, since=0.0)
+        asked = request.query_params.get("hours", "")
+        hours = int(asked) if asked in _HOURS else None
+        since = 0.0 if hours is None else time.time() - 3600.0 * hours
         return self._page(
             request,
             "job.html.jinja",
@@ -155,7 +167,9 @@ class _Pages:
             sizes=found["sizes"],
             size_columns=_filled(SIZE_COLUMNS, found["sizes"]),
             goodput=charts.goodput(found),
-            charts=charts.of_job(past["points"]),
+            charts=charts.of_job([p for p in past["points"] if p["at"] >= since], found["moves"]),
+            hours=hours,
+            periods=_HOURS,
         )
 
     def search(self, request: Request) -> Response:
@@ -202,6 +216,12 @@ class _Pages:
             now=time.time(),
         )
         return HTMLResponse(text, code)
+
+
+def _has(row: Mapping[str, Any], text: str) -> bool:
+    """Say whether a text stands in the job's id, name, user, account or state."""
+    words = (str(row.get(key, "")).lower() for key in ("job_id", "name", "user", "account", "state"))
+    return any(text.lower() in word for word in words)
 
 
 def _filled(columns: Any, rows: Any) -> list[Any]:

@@ -18,7 +18,7 @@ async function part(address) {
 async function refresh(pause) {
   try {
     const text = document.hidden ? last : await part(location.pathname + (location.search ? location.search + "&part" : "?part"));
-    if (text !== last) {
+    if (text !== last && document.activeElement?.tagName !== "INPUT") {
       const focus = document.activeElement && document.activeElement.getAttribute("href");
       main.innerHTML = last = text;
       if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });

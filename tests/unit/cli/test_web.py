@@ -198,7 +198,7 @@ def test_hostile_texts_run_nothing(store, admin) -> None:
         assert found.names <= {
             "html", "head", "meta", "title", "link", "script", "body", "header", "nav", "b", "a", "p", "span", "main",
             "h1", "h2", "div", "section", "i", "ul", "li", "small", "table", "thead", "tbody", "tr", "th", "td", "em",
-            "figure", "figcaption", "svg", "path", "text", "circle",
+            "figure", "figcaption", "svg", "path", "text", "circle", "form", "label", "input",
         }  # fmt: skip
         assert text.count("<script") == 1
         assert not [word for word in ("\x00", "\x1b", "\u202e") if word in text]
@@ -259,6 +259,35 @@ def test_jobs_are_sorted_and_mine_alone_are_shown(store, as_user) -> None:
     assert order("?mine&sort=gpus") == ["31", "7", "30"]
     assert order("?mine&sort=nonsense") == ["7", "30", "31"]
     assert "?mine&amp;sort=gpus" in ada.get("?sort=gpus").text, "a filter keeps the order"
+
+
+def test_a_text_filters_the_jobs_and_is_kept(store, as_user) -> None:
+    mine = store.views[0]
+    store.views += [replace(mine, job_id=30, name="vit <large>"), replace(mine, job_id=31, name="llm")]
+    ada = as_user("ada", ADA)
+
+    def listed(query: str) -> list[str]:
+        return re.findall(r'data-title="JOB"><i class="\S* dot"></i><a [^>]*>(\d+)</a>', ada.get(query).text)
+
+    assert listed("?mine&find=VIT%20%3C") == ["30"]
+    assert listed("?mine&find=31") == ["31"]
+    assert listed("?find=nobody%27s") == []
+    page = ada.get("?mine&find=vit%20%3C&sort=gpus").text
+    assert 'value="vit &lt;"' in page
+    assert "sort=name&mine&find=vit%20%3C" in page.replace("&amp;", "&")
+    assert '<input type="hidden" name="sort" value="gpus">' in page
+
+
+def test_charts_tell_values_and_moves_and_can_be_cut(store, admin) -> None:
+    store.known_moves = [
+        replace(move, times={**move.times, model.Step.PLANNED: NOW - 29}) for move in store.known_moves
+    ]
+    page = admin.get("jobs/7").text
+    assert re.search(r"<title>GPUs: \S+ at [\d: -]+</title>", page)
+    assert re.search(r'class="moment"[^>]*><title>[\d: -]+: move from .* to .*</title>', page)
+    assert "nothing was measured yet" in admin.get("jobs/7?hours=1").text, "the reports are of another day"
+    assert 'href="?hours=6" aria-current="true"' in admin.get("jobs/7?hours=6").text
+    assert admin.get("jobs/7?hours=nonsense").status_code == 200
 
 
 def test_the_cluster_over_time_adds_up(store, admin) -> None:
