@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from contrib.commit import COMMIT
@@ -39,6 +39,8 @@ WATCHED_S = 35.0
 """Two cooldowns, some decisions, and a move that comes to nothing."""
 GROWN_S = 90.0
 FIRST_S = 90.0
+PAUSE_S = 5.0
+"""Between two steps, beyond which a job that holds its GPUs does not train."""
 _TRAINER = "python tests/integration/loop/own_loop.py"
 _RUNNING = ("RUNNING",)
 
@@ -98,6 +100,11 @@ class Watched:
         for at in self.restarted_at:
             self.stops += any(begun < step <= at for step in stepped_at)
             begun = at
+        end = [self.seen_at] if self.state in _RUNNING else []
+        steps = [self.since or 0.0, *(at for at in stepped_at if self.since and at > self.since), *end]
+        longest = max((after - before for before, after in pairwise(steps)), default=0.0)
+        if self.since and longest > PAUSE_S:
+            self.stopped_s = max(self.stopped_s, longest)
 
     def see(self, record: str, now: float) -> None:
         """Take in a line of `scontrol show job`."""

@@ -10,10 +10,11 @@ HEAD = """\
 
 `make refusals` plays each row twice at the same time on real Slurm: beside polluxd, and without it. A row is a training
 that runs, an act of polluxd, and a cause by which Slurm, the site or the job refuses that act. `scontrol show job` is
-asked twice a second. `stopped`: for how long the training did not run after the cause was there, for `start`: from the
-submission to the first start. `stops`: restarts in that time of attempts that had made a step. A cause that stops the
-training without polluxd too (its user requeues it) counts for neither. A training to be shrunk has grown from 2 to 4
-GPUs before, or its user asked for 4; another job of the same user then waits for 2.
+asked twice a second. `stopped`: for how long the training did not run after the cause was there, or made no step while
+it ran (pauses up to 5 s aside); for `start`: from the submission to the first start. `stops`: restarts in that time of
+attempts that had made a step. A cause that stops the training without polluxd too (its user requeues it) counts for
+neither. A training to be shrunk has grown from 2 to 4 GPUs before, or its user asked for 4; another job of the same user
+then waits for 2.
 
 | act | cause | Slurm | stopped [s] | without polluxd [s] | stops | GPUs at the end | without polluxd |
 |---|---|---|---:|---:|---:|---:|---:|

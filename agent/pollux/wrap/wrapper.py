@@ -41,6 +41,8 @@ _READ = 65536
 PASSED_ON = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 UNSEEN_S = 110.0
 """After this time without a step the user is told, within two minutes of the start."""
+ENDED_S = 5.0
+"""Slurm ends a requeued job's processes within this time."""
 UNKNOWN_SAVE_S = 3600.0
 """What is said of the next checkpoint of a trainer whose rhythm is not known yet; polluxd waits no longer [s]."""
 
@@ -264,7 +266,7 @@ class Wrapper:
         stamps: dict[str, Any] = {"step": self._checkpoints.last_step, "last_step_at": at, "stopped_at": at}
         if self.publisher.acknowledge(move, stamps):
             log.info("move %d: the trainer's checkpoint is complete; it goes on from there", move)
-            self._wait_for_end()
+            self._wait_for_end(move)
             log.warning("nobody ended this job after its checkpoint: it trains on")
         if self.order is not None and self.order[0] == move:
             self.order = None
@@ -275,9 +277,13 @@ class Wrapper:
         if self.child.poll() is not None:
             self._join()
 
-    def _wait_for_end(self) -> None:
-        """Wait for Slurm to end the job, for a bounded time. The order is gone once its answer was accepted."""
-        time.sleep(self._attempt.settings.drain_wait)
+    def _wait_for_end(self, move: int = 0) -> None:
+        """Wait for Slurm to end the job, for a bounded time. Without `move`, polluxd has requeued it, or lets it be."""
+        until = time.monotonic() + self._attempt.settings.drain_wait
+        while (now := time.monotonic()) < until:
+            time.sleep(min(TICK_S, until - now))
+            if move and self.order is None:
+                until, move = min(until, now + ENDED_S), 0
 
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the trainer's ranks.

@@ -38,6 +38,14 @@ def test_slurm_s_record_says_when_a_training_stood() -> None:
     assert (watched.stopped_s, watched.gpus) == (4.0, 0), "what comes after is no part of the row"
 
 
+def test_a_job_that_holds_its_gpus_and_makes_no_step_stands() -> None:
+    watched = Watched(submitted=100.0, since=104.0)
+    for at in range(104, 161):
+        watched.see(RUNS.replace("Restarts=1", "Restarts=0"), float(at))
+    watched.end([101.0, 105.0, 109.0, 150.0])
+    assert (watched.stopped_s, watched.stops) == (41.0, 0)
+
+
 def test_two_stops_and_long_ones_and_late_starts_are_wrong() -> None:
     assert not wrong([row(), row(stops=1, stopped_s=9.0), row(stops=3, stopped_s=60.0, control_stops=1)])
     assert wrong([row(stops=2, stopped_s=4.0)]) == ["grow a limit: 2 stops, 4 s"]

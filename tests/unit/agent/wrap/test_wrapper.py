@@ -208,3 +208,19 @@ def test_a_trainer_that_saved_and_ended_is_not_started_while_slurm_ends_the_job(
     assert it.run() == 7
     assert starts == [0, 1], "again once nobody has ended the job"
     assert time.monotonic() - begun >= 3.0
+
+
+def test_a_trainer_that_ended_for_an_order_that_is_taken_back_is_started_soon(made, tmp_path, monkeypatch):
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "if (folder / 'step-1').exists(): sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: ((folder / 'step-1').touch(), sys.exit(0)))\n"
+        "print('step 1', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(module, "ENDED_S", 0.1)
+    it = made(code, signal=signal.SIGTERM, drain_wait=3600.0)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    later(lambda: it.publisher.order(0), lambda: it.publisher.acknowledged)
+    assert it.run() == 7, "its second start"
