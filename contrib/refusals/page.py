@@ -13,7 +13,7 @@ that runs, an act of polluxd, and a cause by which Slurm, the site or the job re
 asked twice a second. `stopped`: for how long the training did not run after the cause was there, or made no step while
 it ran (pauses up to 5 s aside); for `start`: from the submission to the first start. `stops`: restarts in that time of
 attempts that had made a step. A cause that stops the training without polluxd too (its user requeues it) counts for
-neither. A training to be shrunk has grown from 2 to 4 GPUs before, or its user asked for 4; another job of the same user
+neither. A training to be shrunk has grown from 2 to 4 GPUs before, or its user asked for 4; another job of its user
 then waits for 2.
 
 | act | cause | Slurm | stopped [s] | without polluxd [s] | stops | GPUs at the end | without polluxd |
