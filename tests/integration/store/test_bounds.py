@@ -7,10 +7,13 @@ from contextlib import suppress
 
 import pytest
 
+from polluxd.gateway.payloads import Acknowledgement
 from polluxd.gateway.records import Holder
-from polluxd.model import NO_PLACEMENT, JobState, Placement
+from polluxd.model import NO_PLACEMENT, JobState, Placement, Step
 from polluxd.store import gateway_statements, people
 from tests.integration.store.conftest import RefusedByStore
+from tests.unit.slurm.squeue_stand_in import RUNNING
+from tests.unit.slurm.squeue_stand_in import queue as squeue
 
 pytestmark = pytest.mark.slurm
 
@@ -174,3 +177,134 @@ def test_a_day_of_the_worst_that_a_user_may_do_fills_so_much(agent, report, post
         "600 MiB a day for a user with 100 jobs, whatever they send; 2.7 GB for one job before"
     )
     print(f"{row} bytes a row, {each:.0f} with pages and indexes: {day / 2**20:.0f} MiB a day")
+
+
+SLURMS, OURS, ADMINISTRATORS = (
+    "a name of Slurm's, given by administrators",
+    "polluxd's own words",
+    "administrators alone",
+)
+HOOK, QUEUE, MODELS = "slurm_hooks", "polluxd/slurm/queue.py", "polluxd/gateway/payloads.py"
+COLUMNS: dict[str, tuple[str, int]] = {
+    "acknowledgement.facts": (MODELS, 1500),
+    "allocation.explanation": (OURS, 4096),
+    "allocation.nodes": (SLURMS, 0),
+    "allocation.reason": ("what a report says of itself, and " + OURS, 1024),
+    "boots.seen": (OURS, 0),
+    "cycle.durations": (OURS, 0),
+    "cycle.mode": (OURS, 0),
+    "cycle.note": ("names of at most 5 records, and " + OURS, 4096),
+    "cycle.plan_digest": (OURS, 0),
+    "cycle.snapshot": ("COLUMNS of each job that has not ended", 0),
+    "cycle.solver": (OURS, 0),
+    "fingerprint.fingerprint": (MODELS, 64),
+    "fingerprint.gpu_type": (MODELS, 64),
+    "job.account": (SLURMS, 0),
+    "job.left_alone": (OURS, 1024),
+    "job.name": (QUEUE, 4 * 64 + 24),
+    "job.nodes": (SLURMS, 0),
+    "job.partition": (HOOK, 1024),
+    "job.pinned_by": (ADMINISTRATORS, 0),
+    "job.slurm_reason": ("Slurm's own words", 0),
+    "job.slurm_state": ("Slurm's own words", 0),
+    "job.spec": (HOOK, 2048),
+    "job.state": (OURS, 0),
+    "job.user_name": (SLURMS, 0),
+    "leader.holder": (OURS, 0),
+    "move.acknowledged": ("acknowledgement.facts", 1500),
+    "move.cancelled_by": (ADMINISTRATORS, 0),
+    "move.detail": ("report_history.report, and " + OURS, 2048),
+    "move.nonce": (OURS, 0),
+    "move.path": (OURS, 0),
+    "move.reason": ("allocation.reason", 1024),
+    "move.resumed": ("report_history.report", 2048),
+    "move.source": (SLURMS, 0),
+    "move.step": (OURS, 0),
+    "move.target": (SLURMS, 0),
+    "move.times": (OURS, 0),
+    "prior.fingerprint": (MODELS, 64),
+    "prior.gpu_type": (MODELS, 64),
+    "prior.params": ("report_history.report", 4096),
+    "rental.account": (SLURMS, 0),
+    "rental.type": (SLURMS, 0),
+    "rental.user_name": (SLURMS, 0),
+    "report_history.report": ("sql/queries.sql, store_reports", 2 * 2048),
+    "schema_migration.checksum": (OURS, 0),
+    "schema_migration.name": (OURS, 0),
+    "setting.name": (ADMINISTRATORS, 0),
+    "setting.value": (ADMINISTRATORS, 0),
+    "setting_audit.from_value": (ADMINISTRATORS, 0),
+    "setting_audit.name": (ADMINISTRATORS, 0),
+    "setting_audit.to_value": (ADMINISTRATORS, 0),
+    "setting_audit.who": (ADMINISTRATORS, 0),
+    "token.hash": (OURS, 66),
+}
+"""Of each column with text, JSON or lists: who bounds what a user's act puts there, and the most bytes of its text.
+
+0: no act of a user does. A new column needs a line here.
+"""
+ROWS = {
+    "report_history": "120 a minute and job; 250,000 and 256 MiB a user and day, then one in 5 minutes and job",
+    "reported": "1 a user and day",
+    "token": "172,860 a user and day (2 a second); the newest 8 of an attempt and of a user stay",
+    "acknowledgement": "1 a move",
+    "fingerprint": "20 an attempt",
+    "prior": "1,000 a user",
+    "job": "those that Slurm takes (MaxSubmitJobs); a task of an array once it is started",
+    "move": "cycle.interval_s and moves.cooldown_s of polluxd",
+    "allocation": "1 a job and decision that differs",
+    "cycle": "decisions of polluxd",
+    "rental": "1 a job, day and type of node",
+}
+"""What one user can add, and who bounds it."""
+
+
+def test_each_column_and_table_says_who_bounds_it(postgres):
+    found = postgres.execute(
+        "SELECT c.table_name || '.' || c.column_name FROM information_schema.columns c JOIN information_schema.tables t"
+        " USING (table_schema, table_name) WHERE table_schema = 'pollux' AND t.table_type = 'BASE TABLE'"
+        " AND c.data_type IN ('text', 'jsonb', 'json', 'ARRAY', 'bytea') AND c.column_name <> 'cluster'"
+    )
+    assert {name for (name,) in found} == set(COLUMNS)
+    tables = {column.partition(".")[0] for column, (_, most) in COLUMNS.items() if most}
+    assert tables <= set(ROWS)
+
+
+def test_a_user_who_makes_all_as_long_as_may_be_fills_no_column_beyond_its_bound(
+    store, agent, report, records, postgres, cluster, epoch
+):
+    types = ",".join(f"{letter}{'x' * 63}" for letter in "abcdefg")
+    nodes = ",".join(f"n{number}" for number in range(60))
+    words = f"gpu-types={types} constraint={'f' * 512} nodelist={nodes} exclude={nodes}"
+    hostile = RUNNING | {
+        "JobID": "7",
+        "ArrayJobID": "4294967294",
+        "ArrayTaskID": "4000000",
+        "Name": "\U0001f600" * 1024,
+        "admin_comment": f"pollux:v1 min-gpus=1 gpu-counts={','.join(map(str, range(1, 65)))} cpus-per-gpu=2 {words}"
+        f" submitted=1795271000 asked=1x1",
+    }
+    (job,) = squeue(hostile).jobs
+    assert 1500 < len(job.admin_comment) <= 2048
+    assert job.spec is not None
+    store.sync_jobs([job])
+    at = TIMES | {"first_step_at": 1795816943.9}
+    training = agent(7, attempt=1)
+    said = {"immovable": "\U0001f600" * 200, "resize_refused": {"id": 9, "why": "é" * 300}}
+    training.publish(report(times=at, gpu_type="g" * 64, **said))
+    holder = Holder(1000, 7, 1)
+    assert records.introduce(holder, "ab" * 32, "g" * 64) is None
+    move = store.plan_move(7, 1, "requeue", NO_PLACEMENT, Placement(("n1",), 4), "r", epoch)
+    assert store.advance(move.id, Step.DRAINING, time.time(), epoch=epoch)
+    facts = {name: 5e-324 for name in ("last_step_at", "stopped_at", "checkpoint_s", "step")}
+    assert records.acknowledge(holder, move.id, Acknowledgement(move=move.id, **facts).facts()) is True
+    store.take_in()
+    store.remember_fits()
+    for column, (_, most) in COLUMNS.items():
+        table, _, name = column.partition(".")
+        if most and table not in ("allocation", "cycle"):
+            ((longest,),) = postgres.execute(
+                f"SELECT coalesce(max(octet_length({name}::text)), 0) FROM pollux.{table} WHERE cluster = '{cluster}'"
+            )
+            assert longest <= most, (column, longest)
+            print(column, longest)
