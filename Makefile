@@ -222,9 +222,6 @@ bench_gpu = $(PYTHON) -m pollux.selftest --json bench-out/gpu.json && $(BENCH).a
 # Accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json,
 # tests/benchmarks/accuracy.md.
 bench_accuracy = $(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md
-# Every optimizer at M0, adapted, and at 4 and 8 times M0, ten seeds (14 minutes); bench-out/optimizers.json,
-# tests/benchmarks/optimizers.md.
-bench_optimizers = $(BENCH).optimizers --json bench-out/optimizers.json --markdown tests/benchmarks/optimizers.md
 # Ordinary slips in training scripts: none is silent, none hangs (minutes); bench-out/mistakes.json.
 bench_mistakes = $(BENCH).mistakes --json bench-out/mistakes.json
 # Ten trainings in the shape of public scripts, plain against port, on 1 to 3 ranks and after kills (10 minutes);
@@ -241,9 +238,6 @@ bench_realloc-large = $(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $
 # Six trainers of their own loops under polluxd and under plain Slurm, of LENGTH (180) seconds each (root; minutes);
 # bench-out/wrap.json, tests/benchmarks/wrap.md.
 bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/wrap.json --markdown tests/benchmarks/wrap.md
-# One search under Pollux and with fixed GPUs, RUNS (5) of TRIALS (64) each, SCALE (3) times longer steps (root;
-# hours); bench-out/search.json, tests/benchmarks/search.md.
-bench_search = $(BENCH).search $(if $(TRIALS),--trials $(TRIALS)) $(if $(RUNS),--runs $(RUNS)) $(if $(SCALE),--scale $(SCALE)) $(if $(GPU_HOURS),--gpu-hours $(GPU_HOURS)) --page tests/benchmarks/search.md
 # `polluxctl report` on Philly's log and on a million records (minutes); tests/benchmarks/philly.md.
 bench_report = $(BENCH).site_report
 # The paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md.

@@ -96,7 +96,6 @@ def test_an_honest_life_and_a_day_of_rented_nodes() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "optimizers --seeds 1 --only SGD --json {out}/o.json",
         "realloc_large --mb 4 --ranks 2 --moves 2 --kinds DDP --json {out}/r.json",
         "scale --jobs 40 --nodes 8 --cycles 4 --json {out}/s.json",
         "agent_overhead --rounds 2 --minutes 0.02 --ranks 1 --models images --step-ms 3",

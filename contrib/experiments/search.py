@@ -1,6 +1,6 @@
 """One search three ways, on a private Slurm with 16 emulated GPUs, slurmdbd and Postgres.
 
-    python -m tests.benchmarks.search [--trials N] [--runs N] [--gpu-hours H] [--target A] [--page FILE] [--json FILE]
+    python -m contrib.experiments.search [--trials N] [--runs N] [--gpu-hours H] [--target A] [--page F] [--json F]
 
 Every way searches a learning rate and a width for digits (`contrib/examples/digits_search.py`), has the same number of
 trials and the same GPU hours, and samples by TPE. Computing time is emulated by sleeping; all else is real. The three
@@ -210,9 +210,10 @@ def page(rows: list[dict[str, float]]) -> str:
     lines = [
         "# One search, three ways",
         "",
-        "`make bench-search`: a search of a learning rate and a width for digits by TPE, on a private Slurm with 16 "
-        "emulated GPUs. Training steps last as long as the emulated GPU computes; starts, checkpoints and moves take "
-        f"the time of this machine, which runs the three ways at the same time and has {rows[-1]['cores']} cores. "
+        "`contrib.experiments.search`: a search of a learning rate and a width for digits by TPE, on a private Slurm "
+        "with 16 emulated GPUs. Training steps last as long as the emulated GPU computes; starts, checkpoints and "
+        "moves take the time of this machine, which runs the three ways at the same time and has "
+        f"{rows[-1]['cores']} cores. "
         "Medians of the runs of each way; seconds from the submission. Runs differ by the values that TPE tries: "
         "of 120 random trials, trained without a cluster, 30 reached 0.95 and 5 reached 0.97. "
         "A trial that the limit of GPU hours ended counts as stopped and as given up.",

@@ -1,6 +1,6 @@
 """Compare accuracy at M0 with larger batches for every optimizer.
 
-    python -m tests.benchmarks.optimizers [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
+    python -m contrib.experiments.optimizers [--seeds 10] [--only Adam,Lion] [--json F] [--markdown F]
 
 A perceptron without biases on scikit-learn's digits trains for 10 statistical epochs on one rank. It trains at M0 = 16
 examples per step, and at 4 and 8 times M0 in two passes per step. The learning rate is scaled by the rule of the
@@ -296,8 +296,9 @@ def page(rows: list[dict[str, Any]], seeds: int) -> str:
     table, body, version = "\n".join(table), "\n".join(map(line, rows)), torch.__version__
     return f"""# Optimizers
 
-`make bench-optimizers` writes this page and `bench-out/optimizers.json` (14 minutes of one core). A perceptron without
-biases trains on scikit-learn's digits for {EPOCHS} statistical epochs on one rank, from M0 = {M0}: {steps} steps.
+`contrib.experiments.optimizers` writes this page and `bench-out/optimizers.json` (14 minutes of one core). A perceptron
+without biases trains on scikit-learn's digits for {EPOCHS} statistical epochs on one rank, from M0 = {M0}: {steps}
+steps.
 {seeds} seeds, torch {version}, commit {COMMIT}. There are 359 held-out digits: one digit is 0.0028 of accuracy. The
 networks of all seeds train side by side in one job: each has its own weights and its own order of the data. They share
 the learning-rate factor.
