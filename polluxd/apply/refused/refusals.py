@@ -88,6 +88,13 @@ class _Limit:
     """All jobs that were refused by it, with their users."""
 
 
+def _bounded(limits: dict[Counted, _Limit]) -> dict[Counted, _Limit]:
+    """The newest limits of each user, and all of a partition, a QOS or an account: as many as the site has."""
+    of_site = {key: one for key, one in limits.items() if key.shared[0][0] not in _OF_USER}
+    of_jobs = {key: one for key, one in limits.items() if key not in of_site}
+    return of_site | newest_of_users(of_jobs, lambda one: one.job.user)
+
+
 class Refusals:
     """What Slurm has refused, and has not been seen to allow since."""
 
@@ -123,10 +130,7 @@ class Refusals:
             if one.job_id in jobs and still_refused(one, state, jobs[one.job_id])
         }
         self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
-        # Limits of a partition, a QOS or an account are as many as the site has.
-        of_site = {key: one for key, one in self._limits.items() if key.shared[0][0] not in _OF_USER}
-        of_jobs = {key: one for key, one in self._limits.items() if key not in of_site}
-        self._limits = of_site | newest_of_users(of_jobs, lambda one: one.job.user)
+        self._limits = _bounded(self._limits)
 
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""
