@@ -37,6 +37,7 @@ _MOST_LINKS = 40  # of one path; path_resolution(7)
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SECRET = 65536
 """Bytes of the largest file that holds a secret."""
+_NAMED = 1 << 30
 
 
 class UnsafePath(PermissionError):
@@ -232,9 +233,11 @@ def open_named(path: Path) -> IO[bytes]:
 
 
 def read_named(path: Path) -> bytes:
-    """Return the content of a file that the user named. Raises OSError."""
+    """Return the content of a file that the user named, of at most 1 GiB. Raises OSError."""
     with open_named(path) as file:
-        return file.read()
+        if os.fstat(file.fileno()).st_size <= _NAMED and len(content := file.read(_NAMED + 1)) <= _NAMED:
+            return content
+    raise OSError(errno.EFBIG, f"expected a file of at most {_NAMED} bytes")
 
 
 def write_named(path: Path, content: str | bytes) -> None:

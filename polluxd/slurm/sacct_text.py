@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from pollux.private_folder import open_named
@@ -18,6 +18,8 @@ from pollux.private_folder import open_named
 Rows = Iterator[tuple[int, list[str] | None]]
 """The line's number and its fields; None: more or fewer than columns."""
 
+_LONGEST = 1 << 16
+"""Letters of a row."""
 _GPUS = re.compile(r"(?:^|,)gres/gpu(?::([\w.+-]{1,64}))?=(\d{1,9})(?=,|$)")
 _ELAPSED = re.compile(r"(?:(\d{1,9})-)?(\d{1,9}):(\d{1,9}):(\d{1,9})")
 
@@ -40,7 +42,8 @@ def rows(path: Path, needed: Sequence[str]) -> tuple[list[str], Rows]:
 def _rows(file: io.TextIOWrapper, names: list[str]) -> Rows:
     free, count = names.index("JobName") if "JobName" in names else None, len(names)
     with file:
-        for number, text in enumerate(file, 2):
+        # What is longer is no row, and its parts are none: a file may have a hole of a terabyte.
+        for number, text in enumerate(iter(partial(file.readline, _LONGEST), ""), 2):
             fields = text.rstrip("\r\n").split("|")
             more = len(fields) - count
             if more > 0 and free is not None:

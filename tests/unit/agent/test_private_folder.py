@@ -315,3 +315,10 @@ def test_nothing_is_asked_of_what_another_user_s_link_leads_to(
     assert found == tmp_path / "home" / "pollux-checkpoints"
     assert asked
     assert not [path for path in asked if f"{tmp_path}/pollux-checkpoints" in path or "/far" in path]
+
+
+def test_a_file_with_a_hole_of_a_terabyte_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "log.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="expected a file of at most 1073741824 bytes"):
+        read_named(tmp_path / "log.json")
