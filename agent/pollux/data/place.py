@@ -60,8 +60,8 @@ class ElasticData(ABC):
         self._committed = 0
         self._cursor = 0
         self._ended = False
-        self._current: MicroBatch | None = None
         self._iteration = 0
+        self._hold(None)
 
     # -- supplied by each kind of loader ------------------------------
 
@@ -119,15 +119,15 @@ class ElasticData(ABC):
         """Committed samples of this pass, over all ranks."""
         return self._committed
 
-    @property
-    def weight(self) -> float:
-        """Factor of this rank's mean loss: usually 1, for a stand-in 0."""
-        return 1.0 if self._current is None else self._current.weight
-
-    @property
-    def samples(self) -> int:
+    def _hold(self, micro: MicroBatch | None) -> None:
+        """A micro-batch is the current one, or none is."""
+        self._current = micro
+        self.samples = 0 if micro is None else micro.stop - micro.start
         """Samples of the current micro-batch over all ranks."""
-        return 0 if self._current is None else self._current.samples
+        self.weight = 1.0 if micro is None else micro.weight
+        """Factor of this rank's mean loss: usually 1, for a stand-in 0."""
+        self.last_of_pass = micro is not None and micro.last
+        """Whether the current micro-batch is the last one of the pass."""
 
     @property
     def local_samples(self) -> int:
@@ -140,11 +140,6 @@ class ElasticData(ABC):
         now = self._current
         return now is not None and not now.equal and now.local_samples * now.world_size != now.samples
 
-    @property
-    def last_of_pass(self) -> bool:
-        """Whether the current micro-batch is the last one of the pass."""
-        return self._current is not None and self._current.last
-
     def __len__(self) -> int:
         """Micro-batches in a whole pass at the present sizes."""
         full = self._share.full
@@ -155,7 +150,7 @@ class ElasticData(ABC):
 
         At most `passes` micro-batches, by the length that is known so far.
         """
-        full = self._share.full
+        full = self._share.world_size * self._share.local_batch
         position = self._cursor
         if self.length - position >= (passes + 1) * full:
             return passes, passes * full
@@ -185,9 +180,9 @@ class ElasticData(ABC):
                     )
                 self._advance()
                 continue
-            batch, self._current = fetched
-            self._cursor = self._current.stop
-            self._ended = self._current.last
+            batch, micro = fetched
+            self._hold(micro)
+            self._cursor, self._ended = micro.stop, micro.last
             yield batch
             if iteration != self._iteration:
                 raise DataError(
@@ -198,7 +193,7 @@ class ElasticData(ABC):
                 self._advance()
                 return
             # A commit at the last micro-batch has already moved on to the next pass.
-            if self._cursor == 0 and self._current is not None and self._current.last:
+            if self._cursor == 0 and self.last_of_pass:
                 return
 
     def commit(self) -> None:
@@ -212,7 +207,7 @@ class ElasticData(ABC):
         """Go back to the last commit, after a step that failed half-way."""
         self._cursor = self._committed
         self._ended = False
-        self._current = None
+        self._hold(None)
         self._moved()
 
     def set_batch(self, local_batch: int) -> None:
@@ -256,7 +251,7 @@ class ElasticData(ABC):
         self._seed, self._pass = seed, pass_index
         self._committed = self._cursor = position
         self._ended = False
-        self._current = None
+        self._hold(None)
         self._moved()
 
     # -- within -------------------------------------------------------

@@ -52,7 +52,8 @@ class MicroBatch(NamedTuple):
     @property
     def weight(self) -> float:
         """Factor of this rank's mean loss; the ranks' mean is then per sample."""
-        return 1.0 if self.equal else self.local_samples * self.world_size / self.samples
+        own, all_ranks = self.local_stop - self.local_start, self.stop - self.start
+        return 1.0 if self.equal else own * self.world_size / all_ranks
 
 
 FEWEST = 2

@@ -136,9 +136,12 @@ class LearningRateScaler:
         ]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.apply()
-        rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-        self.used = [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
+        if self.factors or self._saved:
+            self.apply()
+        self.used = used = list[float | torch.Tensor]()
+        for group in optimizer.param_groups:
+            rate = group.get("lr", 0.0)
+            used.append(rate.clone() if isinstance(rate, torch.Tensor) else rate)
 
     def apply(self) -> None:
         """Let the parameter groups have the values of the step, until `restore`."""
@@ -167,7 +170,8 @@ class LearningRateScaler:
         )
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self.restore()
+        if self._saved:
+            self.restore()
         self._on_step()
 
     def restore(self) -> None:

@@ -67,10 +67,12 @@ class ScaledSchedule:
 
     def __init__(self, scheduler: Any | None) -> None:
         # A plateau scheduler needs the user's metric.
-        self._scheduler = None if isinstance(scheduler, kinds.ReduceLROnPlateau) else scheduler
+        self._scheduler: Any = None if isinstance(scheduler, kinds.ReduceLROnPlateau) else scheduler
         self._before = self._after = self._made = self._called = 0
         self._carry = 0.0
-        self._by_job = self._between = self._told = False
+        self.steps = self.asks = self._scheduler is not None
+        """`steps`: there is a schedule to follow. `asks`: it may be one of epochs, and `doubt` has not said so."""
+        self._by_job = self._between = False
         self._highest = 0.0
 
     def _count(self) -> int:
@@ -78,9 +80,8 @@ class ScaledSchedule:
 
     def begin(self) -> None:
         """Note the scheduler's calls before a step's first micro-batch."""
-        if self._scheduler is not None:
-            self._before, self._called = self._count(), 0
-            self._between = self._between or (self._by_job and self._before != self._after)
+        self._before, self._called = self._count(), 0
+        self._between = self._between or (self._by_job and self._before != self._after)
 
     def step(self) -> None:
         """Step the scheduler once, unless it is at its end, or a plateau scheduler, which needs a metric."""
@@ -94,8 +95,6 @@ class ScaledSchedule:
 
         Return the calls that the script made: 1 at most, or its schedule is too fast.
         """
-        if self._scheduler is None:
-            return 0
         # CosineAnnealingWarmRestarts does not count its calls.
         made = self._made = self._count() - self._before or self._called
         self._after = self._count()
@@ -114,10 +113,8 @@ class ScaledSchedule:
 
         After each step. `done` and `total`: steps of M0 examples of the training; None: not known. `each`: of an epoch.
         """
-        if self._scheduler is None or self._told:
-            return ""
         text = BETWEEN if self._between else self._too_fast(done, total, each) if self._made else ""
-        self._told = bool(text)
+        self.asks = not text
         return text
 
     def _too_fast(self, done: float, total: float | None, each: float) -> str:

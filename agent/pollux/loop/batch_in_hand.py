@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from threading import get_ident
 
 from pollux.errors import LoopMistake
 from pollux.loop.slips import LEFT_OUT, READ_AHEAD
@@ -17,32 +17,28 @@ class BatchInHand:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._first = self._warned = self._told = False
-        self._thread: int | None = 0
+        self.first = False
+        """No pass of the loop is over."""
+        self._warned = self._told = False
+        self.thread: int | None = 0
         """The thread in which the loader gave its newest batch. None: it has given its last; 0: none yet."""
 
     def enter(self) -> None:
         """A loop over the loader begins."""
-        self._first, self._thread = True, 0
-
-    def give(self) -> None:
-        """The loader gives a batch."""
-        self._thread = threading.get_ident()
+        self.first, self.thread = True, 0
 
     def end(self) -> None:
         """The loader has given its last batch."""
-        self._thread = None
+        self.thread = None
 
     def check(self) -> None:
         """Raise LoopMistake where the batch of a pass that begins cannot be the loader's newest."""
-        if self._thread not in (0, threading.get_ident()):
+        if self.thread not in (0, get_ident()):
             raise LoopMistake(READ_AHEAD)
 
     def after_pass(self, *, skipped: bool) -> None:
         """After the first pass of a loop: warn where the script has not used its batch."""
-        if not self._first:
-            return
-        self._first = False
+        self.first = False
         step, models = self._training.step, self._training.models
         used = step.entered or step.stepped or skipped
         if used or self._warned or any(p.grad is not None for m in models for p in m.module.parameters()):

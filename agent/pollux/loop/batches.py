@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,7 @@ from pollux.loop.stepper import Stepper
 from pollux.ranks.control import lost_peer
 from pollux.ranks.sharding import synchronise
 from pollux.ranks.torch_internals import expect_backward, nodes
+from pollux.training.kept_gradients import Change
 from pollux.training.trained_model import TrainedModel
 
 logger = logging.getLogger("pollux")
@@ -58,7 +60,7 @@ class TrainingLoader:
                         break
                     stepper.begin_pass()
                     ended = data.last_of_pass
-                    stepper.in_hand.give()
+                    stepper.in_hand.thread = get_ident()
                     yield batch
                     stepper.end_pass()
                     if step.stepped:
@@ -85,7 +87,8 @@ class TrainingLoader:
 
 def weigh(stepper: Stepper) -> float:
     """Weight of this pass in the step's mean; multiply the mean loss by it."""
-    stepper.training.check_begun()
+    if not stepper.training.begun:
+        stepper.training.check_begun()
     group = stepper.training.step.group
     if group is not None:
         group.weighed = True
@@ -159,36 +162,51 @@ class MicroBatchContext:
     """One forward and backward pass. The ranks synchronise in a step's last pass only."""
 
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
-        stepper.training.check_begun()
+        if not stepper.training.begun:
+            stepper.training.check_begun()
         self._trained = trained
         self._stepper = stepper
         self._unsynchronised: Any = None
         self._sharded = trained.meter.sharded
 
     def __enter__(self) -> None:
-        stepper = self._stepper
+        stepper, trained, step = self._stepper, self._trained, self._stepper.training.step
         stepper.in_hand.check()
-        stepper.training.step.accumulates = True
-        stepper.training.step.entered += 1
-        stepper.begin_model(self._trained)
-        self._trained.in_pass = True
-        self._model, self._meter = self._trained.model, self._trained.meter
-        stepper.check_kept(self._trained)
+        step.accumulates = True
+        step.entered += 1
+        first = step.group is None or step.group.begun < 2
+        if first:
+            stepper.begin_model(trained)
+        else:
+            self._check_kept()
+        trained.in_pass = True
+        self._model, self._meter = trained.model, trained.meter
+        synchronises = stepper.synchronises
         if self._sharded:
             # One rank has nothing to communicate: it accumulates in its shards, where no second copy is needed.
-            self._reduce(stepper.synchronises or not self._meter.distributed)
+            self._reduce(synchronises or not self._meter.distributed)
         elif (
-            isinstance(self._model, DistributedDataParallel)
-            and not stepper.synchronises
+            not synchronises
+            and isinstance(self._model, DistributedDataParallel)
             # A static graph knows no `no_sync`: synchronised each time, the passes give the same sum.
             and not self._model.static_graph
         ):
             self._unsynchronised = self._model.no_sync()
             self._unsynchronised.__enter__()
-        self._meter.before_pass(stepper.synchronises)
-        self._mark = self._trained.kept.mark()
+        if self._meter.looks:
+            self._meter.before_pass(synchronises)
+        self._mark = trained.kept.mark(first=first)
         # In the first pass alone: it looks at each parameter.
-        self._writes = None if stepper.training.step.looped else self._trained.writes()
+        self._writes = None if step.looped else trained.writes()
+
+    def _check_kept(self) -> None:
+        """Before a further pass of a step: see that the earlier ones' gradients are there. Raises LoopMistake."""
+        change, training = self._trained.kept.change(), self._stepper.training
+        group = training.step.group
+        if change is Change.ZEROED and group is not None:
+            raise LoopMistake(slips.ZEROED.format(group.begun - 1, group.passes, group.begun))
+        if change is Change.OTHER and len(training.models) > 1:
+            warnings.warn(slips.MIXED, stacklevel=3)
 
     def _reduce(self, reduce: bool) -> None:
         if self._meter.reduces is not reduce:  # it walks through all modules
@@ -198,48 +216,56 @@ class MicroBatchContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        stepper = self._stepper
+        stepper, synchronises = self._stepper, self._stepper.synchronises
         self._trained.in_pass = False
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
-        if self._sharded and not stepper.synchronises:
+        if self._sharded and not synchronises:
             self._reduce(True)  # for passes outside of this context
         if error is not None:
-            self._meter.abandon_pass()
-            training = stepper.training
-            if training.data.uneven and isinstance(error, RuntimeError):
-                own = training.data.local_samples
-                logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
-            if "Expected to have finished reduction" in str(error):
-                raise LoopMistake(slips.UNUSED) from error
-            if lost_peer(error):
-                raise RankLost(
-                    "another rank ended in a pass that needs all of them; its own output says why. Every rank "
-                    f"has to make the same number of passes: {error}"
-                ) from error
-            return stepper.caught(error)
-        share, group = stepper.share, stepper.training.step.group
-        if group is not None and not group.weighed and self._trained.kept.same(self._mark):
-            self._meter.leave_out_pass(stepper.synchronises)
-            return False
-        if share != 1.0 and group is not None and not group.weighed:
-            warnings.warn(
-                "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
-                f"{share:g} in the step; after loss.backward() it counts as if that were 1",
-                stacklevel=2,
-            )
+            return self._failed(error)
+        step, group = stepper.training.step, stepper.training.step.group
+        if group is not None and not group.weighed:
+            if self._trained.kept.same(self._mark):
+                self._meter.leave_out_pass(synchronises)
+                return False
+            if stepper.share != 1.0:
+                warnings.warn(
+                    "expected job.backward(loss) in job.micro_batch(), which gives this pass its weight of "
+                    f"{stepper.share:g} in the step; after loss.backward() it counts as if that were 1",
+                    stacklevel=2,
+                )
         if self._writes is not None and self._writes != self._trained.writes():
             logger.warning(slips.STEPS_IN_BACKWARD)
         self._trained.passed = True
-        stepper.training.timer.passed()
-        step = stepper.training.step
-        if step.tokens is not None and group is not None:
-            share = 1.0 / group.passes  # each pass counts by its tokens
-        self._meter.after_pass(stepper.synchronises, share, weights=step.weights)
-        summed_losses.apply_weights(stepper, self._trained)
-        if not stepper.synchronises:
+        if stepper.training.timer.timing:
+            stepper.training.timer.passed()
+        if self._meter.looks:
+            share = stepper.share
+            if step.tokens is not None and group is not None:
+                share = 1.0 / group.passes  # each pass counts by its tokens
+            self._meter.after_pass(synchronises, share, weights=step.weights)
+        if step.weights is not None:
+            summed_losses.apply_weights(step.weights, self._trained)
+        if not synchronises:
             self._trained.kept.note()
         return False
+
+    def _failed(self, error: BaseException) -> bool:
+        """Forget a pass that raised. Return whether its step is taken again."""
+        self._meter.abandon_pass()
+        training = self._stepper.training
+        if training.data.uneven and isinstance(error, RuntimeError):
+            own = training.data.local_samples
+            logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
+        if "Expected to have finished reduction" in str(error):
+            raise LoopMistake(slips.UNUSED) from error
+        if lost_peer(error):
+            raise RankLost(
+                "another rank ended in a pass that needs all of them; its own output says why. Every rank "
+                f"has to make the same number of passes: {error}"
+            ) from error
+        return self._stepper.caught(error)
 
 
 def whole_step(

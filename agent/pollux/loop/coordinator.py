@@ -16,7 +16,7 @@ from typing import Any
 
 from pollux.checkpoint.checkpointer import Checkpointer
 from pollux.errors import RankLost
-from pollux.loop.divergence import as_left, check_data, check_equal, check_first
+from pollux.loop.divergence import FIRST_STEPS, as_left, check_data, check_equal, check_first
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.finite import FiniteCheck
 from pollux.loop.left_alone import Places
@@ -68,8 +68,8 @@ class Coordinator:
         """On rank 0: what an optional room adds to the report."""
         self.closed = False
         """The script has closed its job, and no error was under way."""
-        self._left = False
-        """The loop over the epochs was left, and no optimizer step was made since."""
+        self.is_left = False
+        """The loop over the epochs was left, and no step was made since."""
 
     @property
     def _main(self) -> bool:
@@ -166,11 +166,10 @@ class Coordinator:
 
     # -- between two steps ------------------------------------------------------------------------------------
 
-    def on_optimizer_step(self) -> None:
-        """The optimizer makes a step."""
-        if self._left:
-            self._left = False
-            self.drains.train_on()
+    def train_on(self) -> None:
+        """The optimizer steps after the loop over the epochs was left."""
+        self.is_left = False
+        self.drains.train_on()
 
     def after_step(self) -> None:
         """Note an optimizer step; after the first ones compare the ranks."""
@@ -183,19 +182,21 @@ class Coordinator:
             self.checkpointer.after_first_step()
             self.line.wake()
         self.places.after_step()
-        check_first(training, self.exchange, self.places.steps)
-        self.resizer.after_step()
+        if self.places.steps <= FIRST_STEPS[-1]:
+            check_first(training, self.exchange, self.places.steps)
+        if self.resizer.first_step_of:
+            self.resizer.after_step()
 
     def exchange_decisions(self, *, last: bool) -> None:
         """Send rank 0's decision if one is due, and act on the one before.
 
-        Do neither after the `last` step of an epoch. A restart from there would begin with the script's code after the
-        loop, and this code may read variables of the loop's body. The next loop then begins with the decision
-        (`enter`).
+        Do neither after the `last` step of an epoch: a restart from there would begin with the script's code after the
+        loop, which may read variables of its body. The next loop begins with the decision (`enter`).
         """
         if last and not self.training.ends_epochs:
             return
-        self._finite.tell()
+        if self._finite.looks:
+            self._finite.tell()
         decision = self.exchange.step(self._decide)
         if decision is not None:
             self._act(decision)
@@ -344,11 +345,8 @@ class Coordinator:
     # -- the training ends ------------------------------------------------------------------------------------
 
     def left(self) -> None:
-        """Note that the loop over the epochs was left.
-
-        Rank 0 answers an order to drain by a checkpoint that it writes alone.
-        """
-        self._left = True
+        """The loop over the epochs was left: rank 0 answers an order to drain by a checkpoint that it writes alone."""
+        self.is_left = True
         if self._main and not self.checkpointer.sharded:
             self.drains.rest(self._save_alone)
             self._keep_drain(self.exchange.under_way)

@@ -18,7 +18,7 @@ class FiniteCheck:
     """Looks at this rank's parameters now and then, and warns once that the training has failed."""
 
     def __init__(self) -> None:
-        self._look: tuple[Arrival, int] | None = None
+        self.looks: tuple[Arrival, int] | None = None
         """The result of the last look, until it is read, and the optimizer steps before it."""
         self._failed = False
 
@@ -26,14 +26,14 @@ class FiniteCheck:
         """Begin to look at the parameters after optimizer step `step`. `tell` reads what was found."""
         if not self._failed:
             self.tell(waits=True)  # an earlier look, whose result is long there
-            self._look = Arrival(all_finite(model)), step
+            self.looks = Arrival(all_finite(model)), step
             self.tell()
 
     def tell(self, *, waits: bool = False) -> None:
         """Warn where the last look has found numbers that are not finite. `waits`: for its result."""
-        if self._look is None or not (waits or self._look[0].here):
+        if self.looks is None or not (waits or self.looks[0].here):
             return
-        (found, step), self._look = self._look, None
+        (found, step), self.looks = self.looks, None
         if not bool(found.read()) and not self._failed:
             self._failed = True
             logger.error(

@@ -301,7 +301,8 @@ class Job(JobReadings):
     def _on_optimizer_step(self) -> None:
         if self.training.begun:
             self._stepper.on_optimizer_step()
-            self.coordinator.on_optimizer_step()
+            if self.coordinator.is_left:
+                self.coordinator.train_on()
 
     def _start_advisor(self, limits: BatchLimits) -> Advisor:
         training, last = self.training, self.coordinator.checkpointer.last_attempt

@@ -107,7 +107,7 @@ class JobReadings(JobModel):
     @property
     def sync_gradients(self) -> bool:
         """True from a step's last micro-batch on. Then clip, step and zero the gradients."""
-        return self.stepper.synchronises
+        return (self._stepper if self.training.begun else self.stepper).synchronises
 
     def scalars(self) -> dict[str, float]:
         """The present numbers for a chart by name, as W&B's `log` takes them; unknown ones are left out.

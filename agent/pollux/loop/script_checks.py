@@ -99,33 +99,27 @@ def _check_optimizer(optimizer: Any) -> None:
         )
 
 
-class UnusedParameters:
-    """Looks in the first steps for parameters that no pass has used: on several ranks they would fail.
+def look_for_unused(model: TrainedModel, rank: int) -> None:
+    """Before one of the first steps: warn once of parameters that no pass has used.
 
-    Of a model that drops layers at random, some step among the first does.
+    On several ranks they would fail. Of a model that drops layers at random, some step among the first does. Raises
+    LoopMistake where there are other ranks.
     """
-
-    LOOKS = 8
-
-    def __init__(self) -> None:
-        self._looked: dict[int, int] = {}
-
-    def look(self, model: TrainedModel, rank: int) -> None:
-        """Before a step: warn once of the model's. Raises LoopMistake where there are other ranks."""
-        looked = self._looked.get(id(model), 0)
-        if looked >= self.LOOKS or not model.passed or not model.needs_all_gradients:
-            return
-        self._looked[id(model)] = looked + 1
-        own = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-        unused = [name for name, p in own.items() if p.grad is None]
-        ignored = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
-        if not set(unused).difference(ignored) or len(unused) == len(own):
-            return
-        self._looked[id(model)] = self.LOOKS
-        if model.reduces:
-            raise LoopMistake(UNUSED)
-        if rank == 0:
-            logger.warning(UNUSED_PARAMETERS, len(unused), len(own), unused[0])
+    if not model.passed:
+        return
+    model.unused_looks = model.unused_looks - 1 if model.needs_all_gradients else 0
+    if not model.needs_all_gradients:
+        return
+    own = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    unused = [name for name, p in own.items() if p.grad is None]
+    ignored = getattr(model.module, "_ddp_params_and_buffers_to_ignore", ())
+    if not set(unused).difference(ignored) or len(unused) == len(own):
+        return
+    model.unused_looks = 0
+    if model.reduces:
+        raise LoopMistake(UNUSED)
+    if rank == 0:
+        logger.warning(UNUSED_PARAMETERS, len(unused), len(own), unused[0])
 
 
 def check_beside(first: torch.nn.Module, model: torch.nn.Module, name: str) -> None:

@@ -9,6 +9,11 @@ MIXED = (
 )
 """Of several models; warned of once."""
 
+ZEROED = (
+    "the gradients of pass {} of {} of a step are gone before pass {}: the loop calls model.zero_grad(), or sets them "
+    "to None, in every pass. Call optimizer.zero_grad() instead"
+)
+
 LEFT_OUT = (
     "rank %d left out a pass: the loop's body ended without a backward pass in job.micro_batch(). Every rank has to "
     "make every pass, or ranks wait for one another without end. Leave a batch out by job.skip() instead of "

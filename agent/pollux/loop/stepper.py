@@ -10,24 +10,23 @@ import logging
 import time
 import warnings
 from dataclasses import replace
+from typing import Any
 
 from pollux.errors import LoopMistake, OutOfMemory
 from pollux.goodput import BatchChoice, BatchLimits
 from pollux.loop.batch_in_hand import BatchInHand
 from pollux.loop.divergence import writes
-from pollux.loop.script_checks import UnusedParameters, warn_of_unknown_parameters
+from pollux.loop.script_checks import look_for_unused, warn_of_unknown_parameters
 from pollux.loop.slips import (
     CALLED_PER_PASS,
     IDLE,
     IDLE_PASSES,
-    MIXED,
     OWN_EPOCHS,
     OWN_PASSES,
     STEP_WITHOUT_PASS,
 )
 from pollux.loop.units import Units
 from pollux.ranks.torch_internals import scaler_steps
-from pollux.training.kept_gradients import Change
 from pollux.training.memory import is_out_of_memory
 from pollux.training.step import StepGroup
 from pollux.training.trained_model import TrainedModel
@@ -48,7 +47,6 @@ class Stepper:
         """AMP's loss scaling, where it is in use."""
         self._warned_of_own_passes = False
         self.in_hand, self.units = BatchInHand(training), Units(training)
-        self._unused = UnusedParameters()
 
     @property
     def share(self) -> float:
@@ -104,11 +102,12 @@ class Stepper:
     def plan(self) -> None:
         """Before fetching a pass: begin a step where the last one is over."""
         step = self.training.step
-        if step.group is None or step.group.synchronises:
+        begins = step.group is None or step.group.synchronises
+        if begins:
             if step.group is not None and step.group.left_out and step.uncommitted:
                 self._give_up()
             self._begin_group()
-        self.training.timer.fetch(measured=any(model.meter.measures for model in self.training.models))
+        self.training.timer.fetch(begins=begins, measured=step.measured)
 
     def _give_up(self) -> None:
         """Forget a step that the loop did not make: a pass of it was left out.
@@ -140,13 +139,14 @@ class Stepper:
                 )
                 warnings.warn(message % (local, whole_step), stacklevel=3)
             training.choice = BatchChoice(local, 0)
-        halved = self._splits(local, wanted)
+        halved = training.adaptive and self._splits(local, wanted)
         if halved:
             local, wanted = local // 2, 2
         data.set_batch(local)
         passes, samples = data.ahead(wanted)
         step.group = StepGroup(passes, samples, local)
         step.tokens = step.weights = None
+        step.measured = False
         whole = samples == wanted * world.size * local
         # At the end of a pass a step may be small, and its gradient noisy: its learning rate is the one for its size.
         scale = samples / limits.initial if training.adaptive else None
@@ -156,6 +156,7 @@ class Stepper:
                 # Only now: another model may have made a pass over the batch after the one that did not fit.
                 model.optimizer.zero_grad(set_to_none=True)
             model.begin_step(number, passes, local, samples, whole=whole, halved=halved, scale=scale)
+            step.measured = step.measured or model.meter.measures
 
     def _splits(self, local: int, passes: int) -> bool:
         """Whether to measure one GPU's gradient in two halves.
@@ -168,12 +169,11 @@ class Stepper:
         training = self.training
         return (
             passes == 1
-            and training.adaptive
             and not training.models[0].meter.distributed
             and training.step.accumulates
             and local // 2 >= max(training.limits.local_min, 2)
             and training.data.num_workers == 0
-            and any(model.meter.due(training.progress.optimizer_steps) for model in training.models)
+            and any([model.meter.due(training.progress.optimizer_steps) for model in training.models])
         )
 
     def begin_pass(self) -> None:
@@ -184,25 +184,27 @@ class Stepper:
         step.stepped = step.failed = False
         step.uncommitted += data.samples
         step.taken += 1
-        step.unscaled = scaler_steps(self._scaler)
+        if self._scaler is not None:
+            step.unscaled = scaler_steps(self._scaler)
         for model in training.models:
             model.passed = False
             if not step.accumulates:
                 self.begin_model(model)
-        if self._bare:
+        if not step.accumulates and self._bare:
             for model in training.models:
                 if model.meter.hooked:
                     model.meter.before_pass(True, first=step.taken == 1)
         world = training.world
-        training.timer.begin(Configuration(world.nodes, world.size, step.group.local_batch, world.racks))
+        if training.timer.timing:
+            training.timer.begin(Configuration(world.nodes, world.size, step.group.local_batch, world.racks))
 
     def begin_model(self, model: TrainedModel) -> None:
         """Before a model's first pass of a step: see which parameters it trains.
 
-        Not earlier: a script may freeze a GAN's critic until its own pass.
+        Not earlier: a script may freeze a GAN's critic until its own pass. On one rank only measured steps need it.
         """
         training, group = self.training, self.training.step.group
-        if group is None or group.begun != 1:
+        if group is None or not (model.meter.looks or model.new_loop):
             return
         if model.follow_parameters(training.world) and training.world.rank == 0:
             warn_of_unknown_parameters(training.models)
@@ -212,12 +214,17 @@ class Stepper:
         training, step = self.training, self.training.step
         if step.group is None:
             return  # it ran out of memory
-        self.in_hand.after_pass(skipped=self.skipped)
-        whole = training.data.samples == training.world.size * step.group.local_batch
-        training.timer.end(synchronised=self.synchronises, counts=whole)
+        if self.in_hand.first:
+            self.in_hand.after_pass(skipped=self.skipped)
+        if training.timer.timing:
+            whole = training.data.samples == training.world.size * step.group.local_batch
+            training.timer.end(synchronised=self.synchronises, counts=whole)
         step.looped = True
-        self.units.after_pass()
-        if step.accumulates and not any(m.passed for m in training.models):
+        if step.group.passes > 1:
+            self.units.after_pass()
+        if step.accumulates and not (
+            training.models[0].passed or any([m.passed for m in training.models[1:]])
+        ):
             step.group.left_out = True
             if training.world.distributed:
                 self.in_hand.tell_left_out()
@@ -307,11 +314,15 @@ class Stepper:
 
     # -- the end of a step ------------------------------------------------------------------------------------
 
-    def before_optimizer_step(self, model: TrainedModel, closure: bool) -> None:
-        """End a measured pass where the loop has no contexts that would. Called by the optimizers' hooks."""
+    def before_optimizer_step(self, model: TrainedModel, _: Any, args: Any, options: Any) -> None:
+        """End a measured pass where the loop has no contexts that would. The optimizers' hook: `args` has the first."""
         training, step = self.training, self.training.step
         group = step.group
-        self._unused.look(model, training.world.rank)
+        closure = (
+            len(args) > 1 or options.get("closure") is not None
+        )  # it runs the step's last pass, after this hook
+        if model.unused_looks:
+            look_for_unused(model, training.world.rank)
         if step.in_epoch and not step.accumulates:
             self.in_hand.check()
         if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
@@ -321,10 +332,10 @@ class Stepper:
                 "optimizer.zero_grad()"
             )
         if not closure and group is not None and group.synchronises and step.accumulates:
-            left_out = training.world.distributed and not any(m.passed or m.in_pass for m in training.models)
-            if left_out and not step.stepped and not step.failed:
+            made = model.passed or model.in_pass or any([m.passed or m.in_pass for m in training.models])
+            if not made and training.world.distributed and not step.stepped and not step.failed:
                 raise LoopMistake(STEP_WITHOUT_PASS)
-        if not self._bare or step.group is None or not model.meter.hooked:
+        if step.accumulates or not self._bare or step.group is None or not model.meter.hooked:
             return
         whole = step.uncommitted == step.taken * training.world.size * step.group.local_batch
         # The user may accumulate without telling the agent. Assume so if the last step had as many passes.
@@ -344,25 +355,6 @@ class Stepper:
             return not group.synchronises
         return group.begun > 1
 
-    def check_kept(self, model: TrainedModel) -> None:
-        """Before a pass: see that the gradients of earlier passes are there.
-
-        Raises LoopMistake where the script has zeroed them.
-        """
-        group = self.training.step.group
-        if group is None or group.begun < 2:
-            model.kept.forget()
-            return
-        change = model.kept.change()
-        if change is Change.ZEROED:
-            raise LoopMistake(
-                f"the gradients of pass {group.begun - 1} of {group.passes} of a step are gone before pass "
-                f"{group.begun}: the loop calls model.zero_grad(), or sets them to None, in every pass. Call "
-                "optimizer.zero_grad() instead"
-            )
-        if change is Change.OTHER and len(self.training.models) > 1:
-            warnings.warn(MIXED, stacklevel=3)
-
     def on_optimizer_step(self) -> None:
         """Count the progress of a step.
 
@@ -373,7 +365,8 @@ class Stepper:
             return
         step.stepped = step.in_hand = step.tried = True
         samples = step.uncommitted
-        step.gain = training.progress.advance(samples, training.efficiency(samples))
+        efficiency = training.efficiency(samples) if training.adaptive else 1.0
+        step.gain = training.progress.advance(samples, efficiency)
 
     def commit_in_hand(self) -> None:
         """Use up the examples of a step that the optimizer has made.
@@ -389,7 +382,10 @@ class Stepper:
         step.uncommitted = 0
         step.usual, step.taken = step.taken, 0
         training.data.commit()
-        step.scheduler_calls = max(model.schedule.end(worth) for model in training.models)
+        step.scheduler_calls = 0
+        for model in training.models:
+            if model.schedule.steps:
+                step.scheduler_calls = max(step.scheduler_calls, model.schedule.end(worth))
 
     def end_step(self) -> None:
         """End the step that the optimizer has made. At the same step on every rank."""
@@ -400,14 +396,15 @@ class Stepper:
             raise LoopMistake(CALLED_PER_PASS.format(step.scheduler_calls))
         for model in training.models:
             model.meter.end_step(training.progress.optimizer_steps)
-        self.units.after_step()
+            if model.schedule.asks:
+                self.units.after_step(model.schedule)
         self._time_step()
 
     @property
     def skipped(self) -> bool:
         """AMP's loss scaling dropped a due step: gradients were not finite."""
         step = self.training.step
-        tried = scaler_steps(self._scaler) is not step.unscaled
+        tried = self._scaler is not None and scaler_steps(self._scaler) is not step.unscaled
         return tried and self.synchronises and not step.stepped and not step.failed
 
     def skip_step(self) -> None:

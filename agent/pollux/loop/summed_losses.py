@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pollux.errors import LoopMistake
 from pollux.loop.stepper import Stepper
-from pollux.noise.uneven import step_weights
+from pollux.noise.uneven import StepWeights, step_weights
 from pollux.ranks.sharding import local_part
 from pollux.ranks.torch_internals import foreach_mul_
 from pollux.training.trained_model import TrainedModel
@@ -95,11 +95,8 @@ def end(stepper: Stepper, trained: TrainedModel, loss: SummedLoss) -> None:
     step.per_example = torch.where(total > 0, total / step.group.samples, step.per_example)
 
 
-def apply_weights(stepper: Stepper, trained: TrainedModel) -> None:
+def apply_weights(weights: StepWeights, trained: TrainedModel) -> None:
     """Multiply the step's gradients by their factor, in its last pass."""
-    weights = stepper.training.step.weights
-    if weights is None:
-        return
     grads = [local_part(p.grad) for p in trained.module.parameters() if p.grad is not None]
     dense = [g for g in grads if not g.is_sparse and g.device == weights.factor.device]
     if dense:

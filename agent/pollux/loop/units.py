@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.loop.notices import notice, of_gpus
 from pollux.training.training import Training
 from pollux.tuning.knowledge import LastAttempt
@@ -55,9 +56,9 @@ class Units:
         self._told = self._told_of_rest = self._told_of_end = False
 
     def after_pass(self) -> None:
-        """A pass is over: a step may have several of them."""
+        """One of several passes of a step is over."""
         step = self._training.step
-        if self._told or step.group is None or step.group.passes < 2 or not step.accumulates:
+        if self._told or step.group is None or not step.accumulates:
             return
         self._told = True
         if self._training.world.rank == 0:
@@ -77,15 +78,14 @@ class Units:
             self._told_of_rest = True
             logger.warning(LEFT_EARLY, data.position, data.length)
 
-    def after_step(self) -> None:
+    def after_step(self, schedule: ScaledSchedule) -> None:
         """A step is over: its schedule may be one of epochs."""
         training, progress = self._training, self._training.progress
         length = training.data.length
         total = progress.target_steps(length, training.data.pass_index, training.data.position, 1.0)
-        for model in training.models:
-            doubt = model.schedule.doubt(progress.steps, total, length / progress.initial)
-            if doubt and training.world.rank == 0:
-                logger.warning(doubt)
+        doubt = schedule.doubt(progress.steps, total, length / progress.initial)
+        if doubt and training.world.rank == 0:
+            logger.warning(doubt)
 
 
 def initial_batch(training: Training, batch_size: int, last: LastAttempt | None) -> int:

@@ -94,7 +94,8 @@ class DifferencedEstimator:
     def __init__(self, norms: GradientNorms, params: Sequence[torch.nn.Parameter]) -> None:
         self._norms = norms
         self._params = list(params)
-        self._previous: list[tuple[Tensor, Tensor]] | None = None
+        self.kept: list[tuple[Tensor, Tensor]] | None = None
+        """The parameters and gradients of the step before; None: the next one begins a pair."""
 
     @torch.no_grad()
     def end(self, unscale: Tensor | None) -> tuple[Squares, Squares] | None:
@@ -103,12 +104,12 @@ class DifferencedEstimator:
         Where none is kept, keep this one; None then, and where the two do not match. `unscale` is AMP's inverse loss
         scale.
         """
-        previous, self._previous = self._previous, None
+        previous, self.kept = self.kept, None
         if previous is None:
             seen = [(p, local_part(p.grad)) for p in self._params if p.grad is not None]
             if seen:
                 copies = foreach_mul([grad for _, grad in seen], 1.0 if unscale is None else unscale)
-                self._previous = [(p, copy) for (p, _), copy in zip(seen, copies, strict=True)]
+                self.kept = [(p, copy) for (p, _), copy in zip(seen, copies, strict=True)]
             return None
         params = [p for p, _ in previous]
         new = [local_part(p.grad) for p in params if p.grad is not None]
@@ -124,9 +125,5 @@ class DifferencedEstimator:
         both = self._norms.of(params, old)
         return added((before + now) / 2), added((both if unscale is None else both * unscale**2) / 4)
 
-    @property
-    def holding(self) -> bool:
-        return self._previous is not None
-
     def forget(self) -> None:
-        self._previous = None
+        self.kept = None

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pollux.goodput import NoiseScale
 from pollux.noise.estimators import AccumulationEstimator, DifferencedEstimator
-from pollux.noise.noise_scale import NoiseAverages, SampleKind
+from pollux.noise.noise_scale import MIN_SAMPLES, NoiseAverages, SampleKind
 from pollux.noise.precondition import GradientNorms
 from pollux.noise.reduction import ReductionEstimator
 from pollux.noise.samples import SampleBuffer, Squares, added, summed
@@ -109,6 +109,8 @@ class NoiseMeter:
         self._hook: RanksEstimator | None = None
         self._reduction: ReductionEstimator | None = None
         group = self._see_ranks(model, params, on_ready)
+        self.looks = self._hook is not None
+        """The passes of the present step are looked at: it is measured, or ranks reduce its gradients."""
         # Gradients of another optimizer are not set aside: that optimizer's estimator may do so.
         own = [p for p in params if p in norms.group_of]
         self._accumulation = AccumulationEstimator(norms, own)
@@ -172,7 +174,7 @@ class NoiseMeter:
 
     def due(self, step: int) -> bool:
         """Tell whether optimizer step `step` is measured."""
-        if step < self._due_from and not self._differenced.holding:
+        if step < self._due_from and self._differenced.kept is None:
             return False
         return self.norms.warm and not (self.blind or self._young)
 
@@ -191,12 +193,14 @@ class NoiseMeter:
         `whole`: no end of a pass through the data cuts it short. `halved`: it would have had one pass.
         """
         self._source, self._step, self.measures = None, step, False
+        self.looks = self._hook is not None
         if not whole:
             self._differenced.forget()
             return
         if not self.due(step) or (self._static and passes > 1):
             return  # a static graph synchronises all passes: the last one does not see the ranks' own gradients
-        self.measures, self.steps, self._times = True, 1, 1 + halved
+        self.measures = self.looks = True
+        self.steps, self._times = 1, 1 + halved
         self._tries += 1
         scale = batch_size / self.initial
         if self._hook is not None:
@@ -275,7 +279,7 @@ class NoiseMeter:
             if self._hook is not None and self._hook.reductions > 1:
                 # The user's own accumulation without `no_sync`: `.grad` held means already.
                 pair = None
-        if pair is not None or self._differenced.holding or self._tries > MOST_TRIES:
+        if pair is not None or self._differenced.kept is not None or self._tries > MOST_TRIES:
             self._measured()
         if pair is None:
             return
@@ -309,10 +313,15 @@ class NoiseMeter:
     def end_step(self, step: int) -> None:
         """End an optimizer step: take read samples in, start reading new ones."""
         buffer = self._buffer
-        buffer.collect(self.averages, self.initial)
-        if buffer.empty:
+        if buffer.arriving:
+            buffer.collect(self.averages, self.initial)
+        if not buffer.kinds:
             return
-        if step - self._flushed_at >= self.read_every or buffer.full or not self.averages.ready:
+        if (
+            step - self._flushed_at >= self.read_every
+            or len(buffer.kinds) >= ROWS
+            or self.averages.samples < MIN_SAMPLES
+        ):
             buffer.flush()
             self._flushed_at = step
 

@@ -76,7 +76,10 @@ class SampleBuffer:
         """Whether each rank holds a part of the local, and of the total squared norm. Parts add up. Otherwise the
         ranks' mean counts: each rank has the norm of its own gradient, and all have the same total."""
         self._device = device
-        self._kinds: list[SampleKind] = []
+        self.kinds: list[SampleKind] = []
+        """Of the samples that wait to be read."""
+        self.arriving = False
+        """Others are being read."""
         self._local: list[Squares] = []
         self._total: list[Squares] = []
         self._pending: tuple[Tensor, list[SampleKind], Any] | None = None
@@ -84,12 +87,12 @@ class SampleBuffer:
 
     @property
     def full(self) -> bool:
-        return len(self._kinds) >= self.rows
+        return len(self.kinds) >= self.rows
 
     @property
     def empty(self) -> bool:
         """No samples wait to be read."""
-        return not self._kinds
+        return not self.kinds
 
     def add(self, kind: SampleKind, local: Squares, total: Squares) -> None:
         """Queue one sample; a full buffer drops it."""
@@ -97,11 +100,11 @@ class SampleBuffer:
             return
         self._local.append(local)
         self._total.append(total)
-        self._kinds.append(kind)
+        self.kinds.append(kind)
 
     def flush(self) -> None:
         """Start reading the samples."""
-        assert self._kinds, "there are samples"
+        assert self.kinds, "there are samples"
         assert self._pending is None, "no earlier ones are being read"
         found = [summed(squares, self.groups, self._device) for squares in (self._local, self._total)]
         work = None
@@ -112,8 +115,8 @@ class SampleBuffer:
         data = torch.cat(found, 1)
         if self.group is not None:
             work = dist.all_reduce(data, group=self.group, async_op=True)
-        self._pending = (data, self._kinds, work)
-        self._kinds, self._local, self._total = [], [], []
+        self._pending, self.arriving = (data, self.kinds, work), True
+        self.kinds, self._local, self._total = [], [], []
 
     def collect(self, averages: NoiseAverages, initial: float) -> None:
         """Take the samples that have arrived into `averages`."""
@@ -122,7 +125,8 @@ class SampleBuffer:
             return
         data, kinds, work = self._pending
         self._pending = None
-        if _arrived(work):
+        self.arriving = _arrived(work)
+        if self.arriving:
             self._copied = Arrival(data), kinds
             if not data.is_cuda:
                 self._take_in(averages, initial)
@@ -130,7 +134,7 @@ class SampleBuffer:
     def _take_in(self, averages: NoiseAverages, initial: float) -> None:
         if self._copied is None:
             return
-        (copy, kinds), self._copied = self._copied, None
+        (copy, kinds), self._copied, self.arriving = self._copied, None, False
         host = copy.read().to(torch.float64).numpy()
         first = 0
         for kind, alike in groupby(kinds):
@@ -146,8 +150,8 @@ class SampleBuffer:
 
     def clear(self) -> None:
         """Forget samples that were not read, without waiting: after a loss some reductions may never end."""
-        self._pending = self._copied = None
-        self._kinds, self._local, self._total = [], [], []
+        self._pending, self._copied, self.arriving = None, None, False
+        self.kinds, self._local, self._total = [], [], []
 
 
 def _arrived(work: dist.Work | None) -> bool:

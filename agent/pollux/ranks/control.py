@@ -128,7 +128,7 @@ class ControlExchange:
 
         Where an exchange is due, rank 0 sends what `decide` gives, and the others expect it.
         """
-        taken = self.take()
+        taken = None if self._pending is None else self.take()
         if taken is not None:
             self._note(taken)
             if self._prompt:

@@ -42,8 +42,10 @@ class KeptGradients:
         self._grad = None if self._param is None else self._param.grad
         self._version = 0 if self._grad is None else self._grad._version
 
-    def mark(self) -> tuple[Tensor | None, int]:
-        """Return what tells later whether a backward pass has come."""
+    def mark(self, *, first: bool) -> tuple[Tensor | None, int]:
+        """Return what tells later whether a backward pass has come. `first`: no pass of the step is over."""
+        if first:
+            self._grad = None
         grad = None if self._param is None else self._param.grad
         return grad, 0 if grad is None else grad._version
 
@@ -53,10 +55,6 @@ class KeptGradients:
         if grad is None or self._param is None:
             return all(p.grad is None for group in self._optimizer.param_groups for p in group["params"])
         return self._param.grad is grad and grad._version == version
-
-    def forget(self) -> None:
-        """No pass of the step is over."""
-        self._grad = None
 
     def change(self) -> Change:
         """Tell what has happened to the noted gradient."""

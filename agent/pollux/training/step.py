@@ -29,10 +29,8 @@ class StepGroup:
     """The loss of the present pass was multiplied by its weight."""
     left_out: bool = False
     """The loop made no backward pass in one of the passes."""
-
-    @property
-    def synchronises(self) -> bool:
-        return self.begun >= self.passes
+    synchronises: bool = False
+    """The present pass is the last one: it synchronises the ranks."""
 
     def begin(self, samples: int, *, last: bool) -> float:
         """Begin a pass of `samples` examples.
@@ -47,6 +45,7 @@ class StepGroup:
         self.taken += samples
         if last:
             self.passes = min(self.passes, self.begun)
+        self.synchronises = self.begun >= self.passes
         as_planned = not self.synchronises or self.taken == self.samples
         weight = samples / self.samples if as_planned else 1.0 - min(self.shared, 1.0)
         self.shared += weight
@@ -61,6 +60,8 @@ class StepState:
     """The step under way; None before the first step, and if the step has to be planned again."""
     weight: float = 1.0
     """The weight of the present micro-batch in the step's mean."""
+    measured: bool = False
+    """The gradients of the present step are measured."""
     gain: float = 1.0
     """Steps of M0 examples that the last step was worth."""
     stepped: bool = False

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,6 +45,8 @@ from pollux.training.script_record import ScriptRecord
 from pollux.tuning.measuring_cost import LEAST_INTERVAL
 
 logger = logging.getLogger("pollux")
+
+_REQUIRE = attrgetter("requires_grad")
 
 CommunicationHook = tuple[object, Callable[[Any, Any], torch.futures.Future[Tensor]]]
 """State and function, as for `DistributedDataParallel.register_comm_hook`."""
@@ -87,10 +91,13 @@ class TrainedModel:
         self.schedule = ScaledSchedule(scheduler)
         self.lag = MomentLag()
         self.kept = KeptGradients(optimizer)
+        self.unused_looks = 8
+        """Steps that are still looked at for parameters that no pass uses."""
         self.record = ScriptRecord(module, optimizer, scheduler)
         self._scale_in_hand: float | None = None
         """M / M0 of the current step; None if the learning rate does not follow it."""
-        self._warned = False
+        self._judged = self._lags = False
+        """`_judged`: the optimizer's families are known. `_lags`: one of them has a moment that lags."""
         self.passed = False
         """The context of the present pass is over: its gradients are in `.grad`."""
         self.in_pass = False
@@ -117,7 +124,7 @@ class TrainedModel:
         *,
         scaler: Any | None,
         on_ready: Callable[[], None],
-        before_step: Callable[[TrainedModel, bool], None],
+        before_step: Callable[[TrainedModel, Any, Any, Any], None],
         on_step: Callable[[], None],
         keeps_gradients: Callable[[TrainedModel], bool],
         grows: bool = False,
@@ -169,17 +176,15 @@ class TrainedModel:
             )
         self.watch_parameters()
         self._on_step = on_step
-        self._hook = self.optimizer.register_step_pre_hook(
-            # `args` begins with the optimizer. A closure runs the step's last pass, after this hook.
-            lambda _, args, options: before_step(self, len(args) > 1 or options.get("closure") is not None)
-        )
+        self._hook = self.optimizer.register_step_pre_hook(partial(before_step, self))
         self.rates = LearningRateScaler(self.optimizer, on_step=self._stepped)
         zero_grad = self.optimizer.zero_grad
 
         def guarded(set_to_none: bool = True) -> None:
             if not keeps_gradients(self):
                 zero_grad(set_to_none)
-                self.meter.zeroed()
+                if self.meter.measures:
+                    self.meter.zeroed()
 
         # On this optimizer alone, as torch's schedulers replace `step`; no hook of torch's can skip a call.
         self.optimizer.zero_grad = guarded  # type: ignore[method-assign]
@@ -227,7 +232,7 @@ class TrainedModel:
     def watch_parameters(self) -> None:
         """Note the model's parameters, and which of them require gradients."""
         self._parameters = list(self.module.parameters())
-        self._trainable = [p.requires_grad for p in self._parameters]
+        self._trainable = list(map(_REQUIRE, self._parameters))
 
     def follow_parameters(self, world: World) -> bool:
         """Wrap the model again where other parameters require gradients.
@@ -235,14 +240,17 @@ class TrainedModel:
         Every rank calls it, before a step's first pass. DistributedDataParallel averages the gradients of the
         parameters that required them when it was made. Return True if it was made again.
         """
+        if self.meter.sharded:
+            self.new_loop = False
+            return False  # fully_shard looks at each step
         now = list(self.module.parameters()) if self.new_loop else self._parameters
-        trainable = [p.requires_grad for p in now]
+        trainable = list(map(_REQUIRE, now))
         same = not self.new_loop or list(map(id, now)) == list(map(id, self._parameters))
         self.new_loop = False
         if same and trainable == self._trainable:
             return False
-        if self.meter.sharded or not any(trainable):
-            return False  # fully_shard looks at each step; a model that is frozen as a whole has no pass of its own
+        if not any(trainable):
+            return False  # a model that is frozen as a whole has no pass of its own
         self.leave_group()
         self.rewrap(world)
         return True
@@ -260,10 +268,12 @@ class TrainedModel:
     ) -> None:
         """Begin a step over `samples` examples. `scale`: M / M0 where the learning rate follows it."""
         self.meter.begin_group(step, passes, local_batch, samples, whole=whole, halved=halved)
-        self.schedule.begin()
+        if self.schedule.steps:
+            self.schedule.begin()
         self._scale_in_hand = scale
-        if scale is not None:
-            self._warn_not_understood()
+        if scale is None:
+            self.rates.factors = ()
+            return
         self.scale_to(scale)
 
     def measured(self) -> Sequence[NoiseScale | None]:
@@ -275,18 +285,14 @@ class TrainedModel:
         self.meter.agreed = tuple(n for n in noise if n is not None) or self.meter.agreed
         self.meter.sampling, self.meter.read_every = sampling, read_every
 
-    def scale_to(self, scale: float | None) -> None:
-        """Set each parameter group's factor for a step of `scale` M0.
-
-        None: the learning rate does not follow the batch size.
-        """
+    def scale_to(self, scale: float) -> None:
+        """Set each parameter group's factor for a step of `scale` M0."""
         self.rates.factors = []
-        if scale is None:
-            return
         noise: Sequence[NoiseScale | None] = self.meter.agreed or [None] * self.norms.groups
-        # Groups that the user has added since are not measured one by one.
-        added = len(self.optimizer.param_groups) - len(noise)
-        noise, families = (*noise, *[self.meter.total] * added), self.norms.families
+        families = self.norms.families
+        if len(self.optimizer.param_groups) > len(noise):
+            # Groups that the user has added since are not measured one by one.
+            noise = (*noise, *[self.meter.total] * (len(self.optimizer.param_groups) - len(noise)))
         if scale > 1.0:
             self.rates.factors = factors(self.rule, families, scale, noise)
         self._correct_root(scale, noise)
@@ -310,15 +316,15 @@ class TrainedModel:
                 share = family.noise_share(group)
                 if share < 1.0:
                     wanted[i] *= averaged_direction.correction(scale, at, share)
-        if any(correction != 1.0 for correction in wanted):
+        if wanted.count(1.0) < len(wanted):
             present = self.rates.factors or [1.0] * len(wanted)
             self.rates.factors = [factor * own for factor, own in zip(present, wanted, strict=True)]
 
-    def _warn_not_understood(self) -> None:
-        if self._warned or self.norms.understood:
-            return
-        self._warned = True
-        if self._main:
+    def _judge(self) -> None:
+        """Once the optimizer's families are known: see what they need, and warn where one is not understood."""
+        self._judged = bool(self.norms.families)
+        self._lags = any(family.lags for family in self.norms.families)
+        if self._main and not self.norms.understood:
             logger.warning(not_understood(self.optimizer))
 
     def _stepped(self) -> None:
@@ -326,10 +332,13 @@ class TrainedModel:
         if skips_step(self.optimizer):
             return
         self.norms.steps += 1
-        if self._scale_in_hand is not None and self.norms.families:
-            families = enumerate(self.norms.families)
-            newest = [self.norms.step_rule(i).newest if family.lags else 1.0 for i, family in families]
-            self.lag.stepped(self._scale_in_hand, newest)
+        if self._scale_in_hand is not None:
+            if not self._judged:
+                self._judge()
+            if self._lags:
+                families = enumerate(self.norms.families)
+                newest = [self.norms.step_rule(i).newest if family.lags else 1.0 for i, family in families]
+                self.lag.stepped(self._scale_in_hand, newest)
         self._on_step()
 
     def close(self) -> None:

@@ -26,29 +26,33 @@ _ENOUGH = 4
 
 
 class MeasuringCost:
-    """Compares measured steps with plain ones. One thread adds, others may read."""
+    """Compares measured steps with plain ones."""
 
     def __init__(self) -> None:
         self.share = SHARE
         """Share of the time that measuring may take."""
-        self.extra = 0.0
-        """What a measured step takes longer, as a share of a plain step; 0 while unknown."""
+        self._before = 0.0
+        """What was learned from steps of an earlier size."""
         self._measured: deque[float] = deque(maxlen=_MEASURED)
         self._plain: deque[float] = deque(maxlen=_PLAIN)
 
     def add(self, seconds: float, *, measured: bool) -> None:
         """Take the seconds of one whole optimizer step in."""
         (self._measured if measured else self._plain).append(seconds)
+
+    @property
+    def extra(self) -> float:
+        """What a measured step takes longer, as a share of a plain step; 0 while unknown."""
         if len(self._measured) < _ENOUGH or len(self._plain) < 2 * _ENOUGH:
-            return
-        usual = median(self._plain)
+            return self._before
         # Without the quarter at either end: a pause of the machine is no cost of measuring.
         times = sorted(self._measured)
         cut = len(times) // 4
-        self.extra = max(fmean(times[cut : len(times) - cut]) / usual - 1.0, 0.0)
+        return max(fmean(times[cut : len(times) - cut]) / median(self._plain) - 1.0, 0.0)
 
     def cool(self) -> None:
         """Steps have another size from here on. What was learned holds until enough of them are timed."""
+        self._before = self.extra
         self._measured.clear()
         self._plain.clear()
 

@@ -114,10 +114,8 @@ class PassTimer:
         self._clock = clock or HostClock()
         self._mark = self._clock.mark
         self.cost = MeasuringCost()
-        self._timing = True
-        """The present step is timed."""
-        self._within = False
-        """A step is under way: it has had a pass."""
+        self.timing = True
+        """The present step is timed. Where it is not, `fetch` alone is called."""
         self._steps = 0
         self._dense = _DENSE
         self._step: float | None = 0.0
@@ -143,7 +141,6 @@ class PassTimer:
     def pause(self) -> None:
         """Discard the present pass: the script did something else than training."""
         self._fetched = None
-        self._within = False
         self._file_all()
 
     def cool(self) -> None:
@@ -154,12 +151,16 @@ class PassTimer:
         self._usual_wait, self._usual_body = 0.0, 0.0
         self.cost.cool()
 
-    def fetch(self, *, measured: bool = False) -> None:
-        """Begin the next pass, with the wait for its data. `measured`: the gradients of its step are."""
-        if not self._within:
-            self._timing = measured or self._dense > 0 or self._steps % self._sparse == 0
-        self._fetched = self._mark() if self._timing else None
-        self._measured = measured
+    def fetch(self, *, begins: bool = True, measured: bool = False) -> None:
+        """Begin the next pass, with the wait for its data.
+
+        `begins`: a step begins with it. `measured`: the step's gradients are.
+        """
+        if begins:
+            self.timing = measured or self._dense > 0 or self._steps % self._sparse == 0
+            self._steps += 1
+            self._measured = measured
+        self._key, self._fetched = None, self._mark() if self.timing else None
 
     def ready(self) -> None:
         """Mark the last local gradient; called in the backward pass."""
@@ -168,9 +169,7 @@ class PassTimer:
 
     def begin(self, key: Configuration) -> None:
         """Mark the data's arrival."""
-        self._within = True
-        if self._timing:
-            self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
+        self._key, self._data, self._ready, self._waits = key, self._mark(), None, ()
 
     def passed(self) -> None:
         """Mark the end of the backward pass, synchronisation included."""
@@ -181,11 +180,6 @@ class PassTimer:
     def end(self, *, synchronised: bool, counts: bool) -> None:
         """Mark the end of the loop's body; `counts`: a whole micro-batch."""
         key, self._key, self._ready = self._key, None, None
-        self._within = not synchronised
-        if synchronised:
-            self._steps += 1
-        if not self._timing:
-            return
         if synchronised:
             self._dense -= 1
         fetched, self._fetched = self._fetched, None

@@ -1,7 +1,7 @@
-"""What the agent costs, in operations that torch dispatches: exact on any CPU, and on a GPU the host's time.
+"""What the agent costs, in operations that torch dispatches and in calls of its own functions: exact on any CPU.
 
-The oracle is the same training in plain torch. The mean counts over whole cycles of measuring, after the noise scale is
-known.
+On a GPU both are the host's time. The oracle of the operations is the same training in plain torch. The mean counts
+over whole cycles of measuring, after the noise scale is known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from pollux import attach
-from tests.unit.agent.loop.operations import Counted
+from tests.unit.agent.loop.operations import Counted, OwnCalls
 
 BATCH = 8
 BEGIN = 60
@@ -178,3 +178,38 @@ def test_a_measured_step_takes_as_many_operations_however_many_parameters_there_
     # The clock decides how many samples are read together: a few operations.
     assert many == pytest.approx(few, abs=6)
     assert many < 200, "of four units, the most"
+
+
+MOST_CALLS = {
+    # (ranks, under fully_shard, passes of a step, adaptive): calls in a step that is neither measured nor timed
+    (1, False, 1, False): 61,
+    (1, False, 1, True): 70,
+    (1, False, 2, False): 97,
+    (2, False, 1, False): 71,
+    (2, True, 1, False): 83,
+}
+
+
+def own_calls(passes: int, fsdp: bool, size: int, adaptive: bool) -> tuple[int, dict[str, int]]:
+    """Return how many functions of the agent a plain step calls, and which."""
+    steps = agent_steps("sgd", "many", passes, fsdp, size, adaptive)
+    for _ in range(BEGIN):
+        next(steps)
+    found = []
+    for _ in range(CYCLES // 2):
+        with OwnCalls() as calls:
+            next(steps)
+        found.append((calls.names.total(), dict(calls.names)))
+    return sorted(found, key=lambda one: one[0])[len(found) // 2]
+
+
+@pytest.mark.parametrize("case", MOST_CALLS)
+def test_a_plain_step_calls_few_functions_of_the_agent(
+    ranks: Callable[..., list[Any]], case: tuple[int, bool, int, bool]
+) -> None:
+    """Each costs 0.1 to 0.5 us, at every step of every training. Whoever adds one takes another one away."""
+    size, fsdp, passes, adaptive = case
+    if fsdp and torch.__version__ < "2.13":
+        pytest.skip("fully_shard is supported from torch 2.13 on")
+    for count, names in ranks(size, own_calls, passes, fsdp, size, adaptive):
+        assert count <= MOST_CALLS[case], names
