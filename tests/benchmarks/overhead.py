@@ -9,11 +9,11 @@ shows how much of an overhead is noise. The ranks' CPU time is given too: it con
 other work on the machine. On CPUs each rank is bound to one core, because the kernel now and then puts three of four
 ranks on one of two cores.
 
-Plain: torch's DataLoader, with DDP and a DistributedSampler on several ranks. Fixed and adaptive: `attach` with its
-defaults, its loader, measuring, timing, control exchange and refitting thread; the batch size stays (`adaptive`: since
-max_batch_size is M0). The first rounds of each variant are left out: in them kernels, connections and Adam's second
-moments warm up, and the noise scale becomes known. The examples of a batch are as many as make a plain step take about
-3, 15 or 50 ms (of CPU time, on a CPU), and at least four.
+Plain: torch's DataLoader, on several ranks with a DistributedSampler and DDP or fully_shard (FSDP2). Fixed and
+adaptive: `attach` with its defaults, its loader, measuring, timing, control exchange and refitting thread; the batch
+size stays (`adaptive`: since max_batch_size is M0). The first rounds of each variant are left out: in them kernels,
+connections and Adam's second moments warm up, and the noise scale becomes known. The examples of a batch are as many as
+make a plain step take about 3, 15 or 50 ms on one rank (of CPU time, on a CPU), and at least four.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Case(NamedTuple):
     width: int
     local: int = 0
     """Examples of a rank in a step; 0: not calibrated yet."""
+    sharded: bool = False
+    """The model is under fully_shard, and not under DDP."""
 
 
 Variant = Callable[[Case, torch.device], Iterator[None]]
@@ -130,7 +132,7 @@ WIDTHS = {"cpu": {0.003: 8, 0.015: 16, 0.05: 32}, "cuda": {0.003: 64, 0.015: 256
 
 def calibrated(case: Case, device: torch.device) -> Case:
     """Return the case with as many examples as make a plain step about as long as wanted."""
-    alone, local = case._replace(ranks=1), 4
+    alone, local = case._replace(ranks=1, sharded=False), 4
     while True:
         steps = _plain(alone._replace(local=local), 0, device)
         times = []
@@ -153,12 +155,23 @@ def optimizer_by_name(name: str, model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
+def _made(case: Case, device: torch.device) -> tuple[nn.Module, TensorDataset]:
+    model, data = MODELS[case.model](case.width)
+    model.to(device)
+    if case.sharded:
+        from torch.distributed.fsdp import fully_shard
+
+        for unit in (m for m in model.modules() if isinstance(m, nn.Sequential | nn.TransformerEncoderLayer)):
+            fully_shard(unit)
+        fully_shard(model)
+    return model, data
+
+
 def _plain(case: Case, rank: int, device: torch.device) -> Iterator[None]:
     """Make one optimizer step of plain PyTorch per `next`."""
     torch.manual_seed(SEED)
-    inner, data = MODELS[case.model](case.width)
-    inner.to(device)
-    model: nn.Module = DistributedDataParallel(inner) if case.ranks > 1 else inner
+    inner, data = _made(case, device)
+    model: nn.Module = DistributedDataParallel(inner) if case.ranks > 1 and not case.sharded else inner
     optimizer = optimizer_by_name(case.optimizer, inner)
     sampler: DistributedSampler[Any] = DistributedSampler(data, case.ranks, rank, drop_last=True)
     loader = DataLoader(data, case.local, sampler=sampler, drop_last=True)
@@ -177,8 +190,7 @@ def _plain(case: Case, rank: int, device: torch.device) -> Iterator[None]:
 def _pollux(case: Case, device: torch.device, adaptive: bool) -> Iterator[None]:
     """Make one optimizer step under Pollux per `next`."""
     torch.manual_seed(SEED)
-    model, data = MODELS[case.model](case.width)
-    model.to(device)
+    model, data = _made(case, device)
     optimizer = optimizer_by_name(case.optimizer, model)
     job = pollux.attach(model, optimizer, adaptive=adaptive)
     whole = case.local * case.ranks
