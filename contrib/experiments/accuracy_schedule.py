@@ -10,7 +10,8 @@ batch norm on 30 % of scikit-learn's digits, from M0 = 8; the other 70 % are hel
 ResNet-18 on CIFAR-10 from M0 = 32, 100 epochs with shifted and mirrored images, on a GPU where there is one.
 
 Shockwave's sizes are forced on the agent. The agent's own sizes are those that it chooses for 4 emulated GPUs, on which
-the fixed time of a pass is that of 16 M0 examples, so that time is a reason for large batches only.
+the fixed time of a pass is that of 16 M0 examples, so that time is a reason for large batches only. "Against M0" is
+the mean over the seeds of the difference to the first row's accuracy at the same seed.
 """
 
 from __future__ import annotations
@@ -217,14 +218,18 @@ def main() -> None:
     torch.set_num_threads(1)
     size = small() if options.cifar10 is None else full(options.cifar10)
     device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else f"{os.cpu_count()} cores"
-    lines = ["| batch sizes | accuracy | loss | optimizer steps | largest batch |", "|" + "---|" * 5]
+    lines = [
+        "| batch sizes | accuracy | against M0 | loss | optimizer steps | largest batch |",
+        "|" + "---|" * 6,
+    ]
+    at_m0: list[float] = []
     for arm in options.arms:
         found = [train(size, seed, arm) for seed in range(options.seeds)]
         right, loss, steps, largest = (list(column) for column in zip(*found, strict=True))
-        lines.append(
-            f"| {arm} | {mean_with_error(right)} | {mean_with_error(loss)} | {statistics.mean(steps):.0f} | "
-            f"{statistics.mean(largest):.0f} |"
-        )
+        at_m0 = at_m0 or right
+        difference = [mine - plain for mine, plain in zip(right, at_m0, strict=True)]
+        means = " | ".join(map(mean_with_error, (right, difference, loss)))
+        lines.append(f"| {arm} | {means} | {statistics.mean(steps):.0f} | {statistics.mean(largest):.0f} |")
         print(lines[-1], flush=True)
     if options.page is not None:
         told = (__doc__ or "").split("\n\n", 2)[2].strip()
