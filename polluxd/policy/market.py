@@ -45,6 +45,9 @@ UNKNOWN = 1200.0
 WIDEST = 4.0
 """A job's least size has no discount up to this part of the GPUs: two jobs of half the cluster would leave none to the
 others for as long as they run."""
+TOGETHER = 2.0
+"""The least sizes of all jobs have no discount up to this part of the GPUs together. Where they want all GPUs at any
+price, the jobs that could do with one GPU would have none for hours."""
 _ROUNDS = 60
 """Adjustments of the prices of several GPU types."""
 _INDIFFERENCE = 0.1
@@ -182,7 +185,9 @@ def _least(offers: MarketOptions) -> Floats:
     least = np.minimum.reduceat(
         np.where(offers.gpus > 0, offers.gpus, np.iinfo(np.int64).max), offers.start[:-1]
     )
-    return np.where(least > 1, np.minimum(least, offers.capacity.sum() / WIDEST), 0.0)
+    gpus = float(offers.capacity.sum())
+    at_once = np.where(least > 1, np.minimum(least, gpus / WIDEST), 0.0)
+    return at_once / max(1.0, float(at_once.sum()) * TOGETHER / max(gpus, 1.0))
 
 
 class _OneType:

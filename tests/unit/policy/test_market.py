@@ -113,6 +113,22 @@ def test_a_job_that_cannot_begin_with_one_gpu_is_not_priced_out(types):
     assert most[0] > 0 >= most[1]
 
 
+@pytest.mark.parametrize("types", [1, 2])
+def test_jobs_of_replicas_that_fill_the_cluster_do_not_price_out_all_others(types):
+    counts = [(0, 1, 2, 4)] * 20 + [(0, 8, 16)] * 9
+    gpus, goodput, kind, start = [], [], [], [0]
+    for each in counts:
+        for count in each:
+            for k in range(types if count else 1):
+                gpus.append(count), goodput.append(count**0.7), kind.append(k if count else -1)
+        start.append(len(gpus))
+    arrays = (np.array(gpus), np.array(goodput), np.array(kind), np.array(start))
+    offered = market.MarketOptions(*arrays, np.array([64 // types] * types))
+    work = np.array([*np.linspace(1000.0, 20_000.0, 20), *[20_000.0] * 9])
+    found = market.clear(offered, np.ones(29), work, np.zeros(29), 2.0)
+    assert demand(offered, found.worth, found.price.max())[:20].sum() > 8, "of 64 GPUs"
+
+
 def test_no_price_where_there_are_gpus_for_everybody():
     found = market.clear(offers(1, capacity=1000), *weights_and_work(1), 1.5)
     assert found.price.tolist() == [0.0]
