@@ -133,7 +133,6 @@ class _Search:
             best = further
         if best.net - present.net <= self._settings.hysteresis * abs(best.cost - present.cost):
             best = present
-        best = self._before_boots(best)
         gains = {j: self._hour * (present.ends[j] - end) / 3600.0 for j, end in best.ends.items()}
         plan = replace(
             best.plan,
@@ -142,33 +141,6 @@ class _Search:
         )
         used = {name for a in plan.allocations for name in a.placement.nodes}
         return Rental(plan, best.nodes & (used | self._always), best.net, len(self._known))
-
-    def _before_boots(self, best: _Valued) -> _Valued:
-        """Return what is done first where a job would stop for a boot.
-
-        It moves on the nodes that are on, and can grow in place from there.
-        """
-        stops = {
-            a.job_id: boots
-            for a in best.plan.allocations
-            if (job := self._jobs[a.job_id]).placement
-            and job.report is not None
-            and job.report.resize == "in-place"
-            and not _alike(job, a)
-            and (boots := set(filter(self._off, a.placement.nodes)))
-        }
-        off = frozenset[str]().union(*stops.values())
-        first = self._value(best.nodes - off)
-        waiting = {a.job_id for a in first.plan.allocations if not a.placement}
-        starts_now = any(
-            a.job_id in waiting and a.placement and off.isdisjoint(a.placement.nodes)
-            for a in best.plan.allocations
-        )
-        return (
-            first
-            if not starts_now and any(a.changed for a in first.plan.allocations if a.job_id in stops)
-            else best
-        )
 
     def _off(self, name: str) -> bool:
         return name in self._rented and self._rented[name].power == "off"

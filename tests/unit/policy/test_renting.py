@@ -190,26 +190,6 @@ def test_a_node_with_a_plain_job_or_a_job_that_stays_is_not_given_back() -> None
     assert found.plan.of(1).placement.nodes == ("c2",)
 
 
-@pytest.mark.parametrize("resize", ["in-place", "requeue"])
-def test_a_job_that_can_grow_in_place_does_not_stop_for_a_boot(resize: str) -> None:
-    able = report(target=5e5, progress=0.0, resize=resize)
-    plan = decide(seen([OWN, *OFF], [trains(1, gpus=1, report=able)]))
-    assert ("c1" in plan.of(1).placement.nodes) is (resize == "requeue")
-    assert plan.of(1).placement.gpus_per_node == 4
-    grown = decide(seen([OWN, *OFF], [trains(1, report=able, resize_cost=2.0)]))
-    assert {"n1", "c1"} <= set(grown.of(1).placement.nodes)
-
-
-def test_nobody_waits_for_the_boot_of_another_job() -> None:
-    able = report(target=1e5, progress=0.0, resize="in-place", explored=4)
-    own = replace(OWN, partitions=frozenset({"own", "any"}))
-    off = replace(OFF[0], partitions=frozenset({"any"}))
-    goes = trains(1, report=able, account="poor", partition="any")
-    starts = replace(waits(2, JobSpec(min_gpus=4), work=1e6), account="rich", partition="own")
-    plan = decide(seen([own, off], [goes, starts], cloud_hour_value=20.0))
-    assert (plan.of(1).placement.nodes, plan.of(2).placement.nodes) == (("c1",), ("n1",))
-
-
 def test_the_reason_names_the_job_that_gains_and_the_plan_how_fast() -> None:
     assert decide(seen(OFF, [waits(1)], cloud_hour_value=50.0)).sooner == {1: 1.0}, "it would wait"
     alone = decide(seen([OWN], [trains(1)])).of(1).goodput
