@@ -140,6 +140,13 @@ metrics-test: ## a real Prometheus scrapes a real polluxd; alert rules by promto
 	@contrib/devcluster/install.sh prometheus
 	@$(PYTHON) -m pytest -q tests/metrics
 
+gpu-loop: setup ## Slurm, polluxd and three trainings that share this machine's GPU, or its CPU (root; 8 minutes); bench-out/gpu_loop.json, tests/benchmarks/gpu_loop.md
+	@$(PYTHON) -m contrib.gpu --page tests/benchmarks/gpu_loop.md
+
+gpu-bundle: setup ## a folder with which `bash bundle/run.sh` does the same without network; TRY=1 tries it in a bare Debian root (root); dist/bundle
+	@contrib/gpu/bundle.sh
+	@$(if $(TRY),contrib/gpu/try_bundle.sh)
+
 soak: setup ## hours: kills at every point of a save, real faults by path, 100,000 random steps, MINUTES (60) of chaos with JOBS (20), a search under chaos; chaos-out/
 	@POLLUX_SOAK=1 $(PYTHON) -m pytest -s --timeout 7200 tests/unit/agent/checkpoint/test_checkpoint_killed.py tests/unit/apply/test_model.py tests/integration/loop/test_real_faults.py
 	@$(PYTHON) -m contrib.chaos --minutes $(or $(MINUTES),60) --jobs $(or $(JOBS),20)
@@ -216,9 +223,6 @@ bench_cloud = $(BENCH).cloud --days $(or $(DAYS),50)
 # What the agent costs per step against plain DDP (half an hour); bench-out/agent.json,
 # tests/benchmarks/agent_overhead.md.
 bench_agent = $(BENCH).agent_overhead --json bench-out/agent.json --markdown tests/benchmarks/agent_overhead.md
-# `pollux selftest`, then the agent's cost, for whoever has a GPU (minutes); bench-out/gpu.json, bench-
-# out/agent_gpu.json; tests/benchmarks/gpu.md says what was found.
-bench_gpu = $(PYTHON) -m pollux.selftest --json bench-out/gpu.json && $(BENCH).agent_overhead --device cuda --json bench-out/agent_gpu.json
 # Accuracy under resizes against plain training, ten seeds (10 minutes); bench-out/accuracy.json,
 # tests/benchmarks/accuracy.md.
 bench_accuracy = $(BENCH).accuracy --json bench-out/accuracy.json --markdown tests/benchmarks/accuracy.md

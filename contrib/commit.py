@@ -19,7 +19,8 @@ def commit(root: Path = ROOT) -> str:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!*.md")
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        bundled = root / "commit"  # of contrib/gpu/bundle.sh
+        return bundled.read_text().strip() if bundled.exists() else "unknown"
 
 
 COMMIT = commit()

@@ -45,6 +45,8 @@ class Training:
     lr_rule: str = "adascale"
     """How the learning rate grows with the batch size: by `adascale` (SGD), or its `square-root` (Adam)."""
     args: tuple[str, ...] = ()
+    resize: str | None = None
+    """`requeue`: its size changes by restarts through the queue alone."""
     minutes: int = 10
     """Its time limit (--time)."""
 
@@ -54,6 +56,8 @@ class Training:
             words.append(f"max-gpus={self.max_gpus}")
         if not self.adaptive:
             words.append("adaptive=no")
+        if self.resize is not None:
+            words.append(f"resize={self.resize}")
         return "#POLLUX " + " ".join(words)
 
 

@@ -151,8 +151,8 @@ def accuracy(model: torch.nn.Module, test: TensorDataset) -> float:
     return float(right)
 
 
-def finish(name: str, args: argparse.Namespace, job: pollux.Job, test: TensorDataset) -> None:
-    """Print the result, and write it where `--result` says, on rank 0."""
+def finish(name: str, args: argparse.Namespace, job: pollux.Job, test: TensorDataset, **more: object) -> None:
+    """Print the result, with `more`, and write it where `--result` says, on rank 0."""
     if not job.is_main:
         return
     result = {
@@ -166,6 +166,7 @@ def finish(name: str, args: argparse.Namespace, job: pollux.Job, test: TensorDat
         "samples": job.progress.samples,
         "batch_size": job.batch_size,
         "gpus": job.world.size,
+        **more,
     }
     print(json.dumps(result), flush=True)
     if args.result is not None:

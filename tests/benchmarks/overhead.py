@@ -38,6 +38,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import pollux
 from pollux.errors import PolluxAgentError
+from pollux.ranks.world import backend_for
 
 SEED = 1
 STEPS = 82
@@ -82,10 +83,12 @@ class OverheadPlan:
 
 def images(width: int) -> tuple[nn.Module, TensorDataset]:
     """A residual network of 12 convolutions with batch norm; images of 3x32x32"""
-    return _Residual(width), TensorDataset(torch.randn(EXAMPLES, 3, 32, 32), torch.randint(10, (EXAMPLES,)))
+    return Residual(width), TensorDataset(torch.randn(EXAMPLES, 3, 32, 32), torch.randint(10, (EXAMPLES,)))
 
 
-class _Residual(nn.Module):
+class Residual(nn.Module):
+    """Sort images of 3 channels into ten classes."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, stride=2, padding=1)
@@ -213,7 +216,7 @@ def _join(rank: int, case: Case, device: str, port: int) -> Any:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(case.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
     )
-    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
+    torch.distributed.init_process_group(backend_for(torch.device(device)))
     return torch.distributed.new_group(backend="gloo")
 
 

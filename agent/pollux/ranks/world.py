@@ -174,8 +174,14 @@ _met: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def backend_for(device: torch.device) -> str:
-    """The backend of the process group that gradients are reduced in."""
-    return "nccl" if device.type == "cuda" else "gloo"
+    """The backend of the process group that gradients are reduced in. Raises LaunchError.
+
+    POLLUX_BACKEND=gloo is for tests alone, where ranks share a GPU, which NCCL before 2.30 refuses.
+    """
+    chosen = os.environ.get("POLLUX_BACKEND") or "nccl"
+    if chosen not in ("nccl", "gloo"):
+        raise LaunchError(f"expected POLLUX_BACKEND to be nccl or gloo, got {chosen!r}")
+    return chosen if device.type == "cuda" else "gloo"
 
 
 def backend_of_default_group() -> str:
@@ -226,13 +232,7 @@ def _check(environ: Mapping[str, str], size: int) -> None:
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
+    text = environ.get(name) or str(default)
+    if not text.strip().isdecimal() or int(text) < 1:
         raise LaunchError(f"expected {name} to be a whole number from 1, got {text!r}")
-    return value
+    return int(text)

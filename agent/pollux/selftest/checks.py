@@ -131,17 +131,8 @@ def run(
 ) -> Figures:
     """Run a check of `ranks` on so many ranks. A single rank uses the GPU also where several cannot share it."""
     gpus = machine.gpus if ranks == 1 else machine.shared_gpus
-    words = [
-        "--nproc",
-        str(ranks),
-        *options,
-        "-m",
-        "pollux.selftest.on_ranks",
-        check,
-        str(folder),
-        *arguments,
-    ]
-    return finish([launch(machine, folder, gpus, words)], folder)
+    words = ["--nproc", str(ranks), *options, "-m", "pollux.selftest.on_ranks", check, str(folder)]
+    return finish([launch(machine, folder, gpus, [*words, *arguments])], folder)
 
 
 def run_resized(machine: Machine, folder: Path) -> Figures:

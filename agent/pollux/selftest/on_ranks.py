@@ -27,6 +27,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import TensorDataset
 
 import pollux
+from pollux.ranks.world import backend_for
 from pollux.resize.capability import obstacle_in_place
 from pollux.resize.resizer import ResizePhase
 
@@ -94,7 +95,7 @@ def train(
     """
     model = network().to(DEVICE)
     if sharded:
-        dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
+        dist.init_process_group(backend_for(DEVICE))
         fully_shard(model)
     job = pollux.attach(
         model, optimizer_of(model.parameters()), scaler=scaler, adaptive=False, checkpoint_dir=folder

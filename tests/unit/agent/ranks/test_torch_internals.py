@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pollux.errors import PolluxAgentError, UnsupportedTorch
 from pollux.ranks import torch_internals
+from pollux.ranks.rendezvous import leave_groups
 from pollux.ranks.torch_internals import (
     abort_nccl,
     call_after_backward,
@@ -59,6 +60,18 @@ def test_only_nccls_groups_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend_config", lambda group: group.backends)
     abort_nccl()
     assert [group.aborted for group in groups if isinstance(group, Group)] == [True, False, True]
+
+
+def test_a_rank_leaves_nccls_groups_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: NCCL's groups end at once only if they are aborted; else each rank waits for the others."""
+    group = type("Group", (), {"aborted": False, "abort": lambda self: setattr(self, "aborted", True)})()
+    at_the_end: list[bool] = []
+    monkeypatch.setattr(torch_internals, "process_groups", lambda: {group: None})
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: "cuda:nccl")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: at_the_end.append(group.aborted))
+    leave_groups()
+    assert at_the_end == [True]
 
 
 def test_a_sharded_module_of_an_older_torch_is_refused() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pollux.errors import RankLost
+from pollux.errors import LaunchError, RankLost
 from pollux.ranks import world
-from pollux.ranks.world import join
+from pollux.ranks.world import backend_for, join
 from tests.unit.agent.killing import exit_codes, forked
 
 
@@ -33,6 +33,27 @@ def racks(addresses: list[str]) -> int:
 )
 def test_racks_are_the_leaf_switches_of_slurms_topology(ranks: Any, addresses: list[str], count: int) -> None:
     assert ranks(3, racks, addresses) == [count] * 3
+
+
+@pytest.mark.parametrize(
+    ("chosen", "device", "backend"), [("", "cuda", "nccl"), ("gloo", "cuda", "gloo"), ("nccl", "cpu", "gloo")]
+)
+def test_tests_choose_gloo_where_ranks_share_a_gpu(
+    chosen: str, device: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLLUX_BACKEND", chosen)
+    assert backend_for(torch.device(device)) == backend
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("POLLUX_BACKEND", "mpi"), ("WORLD_SIZE", "two"), ("WORLD_SIZE", "0")]
+)
+def test_what_no_rank_can_use_is_an_error(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", name: value}
+    for variable, word in ranks.items():
+        monkeypatch.setenv(variable, word)
+    with pytest.raises(LaunchError, match=f"expected {name} to be .*got '{value}'"):
+        join(torch.device("cpu"))
 
 
 def join_or_die(rank: int, port: int, dies: bool, module: Any, name: str) -> int:

@@ -94,6 +94,7 @@ def test_batch_script_and_task_are_told_apart() -> None:
     ("env", "gpus"),
     [
         ({"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "6,7"}, ("2", "3")),
+        ({"CUDA_VISIBLE_DEVICES": "0,0"}, ("0", "0")),  # two ranks share a GPU, as in `make gpu-loop`
         ({"CUDA_VISIBLE_DEVICES": ""}, ()),
         ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
         ({"SLURM_STEP_GPUS": "4-6"}, ("0", "1", "2")),
