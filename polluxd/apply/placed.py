@@ -90,3 +90,9 @@ def time_left(move: Move, job: SlurmJob) -> float | None:
         return None
     left = _granted(move.ends_at - requeued_at)
     return left if left < job.time_limit_s else None
+
+
+def no_larger(one: Placement, other: Placement) -> bool:
+    """Whether a limit that refuses `one` refuses `other`, too, whatever it counts."""
+    fewer = one.gpus <= other.gpus and len(one.nodes) <= len(other.nodes)
+    return fewer and one.gpus_per_node <= other.gpus_per_node

@@ -21,12 +21,12 @@ from polluxd.apply.open_moves import OpenMoves
 from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
-from polluxd.apply.placed import ends_at, geometry, limit_reached_at, same_place, time_left
+from polluxd.apply.placed import ends_at, geometry, limit_reached_at, no_larger, same_place, time_left
 from polluxd.apply.plain_jobs import at_risk, taken_by
 from polluxd.apply.protected import Protection
 from polluxd.apply.refused.asked import AskedFirst
 from polluxd.apply.refused.refusals import Refusals
-from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids
+from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids, of_limit
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import MoveSettings
 from polluxd.errors import SlurmRefused
@@ -399,16 +399,16 @@ class Reconciler:
             if end.alone:
                 self.refusals.cannot_span(move, end.alone)
             if job is not None and end.keep_back:
-                self._go_back(move, job, room, reason)
+                self._go_back(move, job, room, reason, end.refused)
         elif end.rest:
             self.past.cancelled(move)
         self._ended(move, result, self._since_planned(move))
 
-    def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str) -> None:
-        """Start a requeued job again where it was, if nobody else took its GPUs and no limit refuses that, too."""
+    def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str, refused: str) -> None:
+        """Start a requeued job again where it was, if nobody else took its GPUs and no limit refuses them, too."""
         if move.path != "requeue" or job.state is not JobState.PENDING or job.kept_back(self._clock()):
             return
-        if self.refusals.refuse(job, move.source):
+        if of_limit(refused) and no_larger(move.target, move.source):
             return
         room.forget(move, job)
         if not room.free_for(move.source, move.job_id):

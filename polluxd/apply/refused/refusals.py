@@ -60,6 +60,8 @@ BARRED = "sizes that Slurm refused stay barred: "
 
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
 _REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
+_AMOUNTS = 8
+"""Most refused amounts of one limit that are kept."""
 _OF_USER = ("job", "array", "licenses")
 """What a limit counts by, where a user may have any number."""
 _HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
@@ -76,8 +78,8 @@ class _Limit:
     tried_at: float
     """The newest refusal, by a clock that does not step."""
     job: SlurmJob
-    refused: float
-    """The least that was refused, with what others used."""
+    amounts: tuple[float, ...]
+    """What was refused, with what others used, the least first: what works shows some of them to be out of date."""
     good: float
     """The most that is known to work."""
     record: tuple[object, ...]
@@ -86,6 +88,10 @@ class _Limit:
     """It has stopped a training."""
     met: Mapping[int, str] = field(default_factory=dict)
     """All jobs that were refused by it, with their users."""
+
+    @property
+    def refused(self) -> float:
+        return self.amounts[0]
 
 
 def _bounded(limits: dict[Counted, _Limit]) -> dict[Counted, _Limit]:
@@ -152,7 +158,7 @@ class Refusals:
             record_of(self._state, job, target, updated=updated),
             () if updated else tuple(use(self._state, target, job.job_id)),
             updated,
-            stopped=move.path == "requeue",
+            had=move.source.gpus if move.path == "requeue" else 0,
         )
 
     def cannot_span(self, move: Move, reason: str) -> None:
@@ -183,7 +189,14 @@ class Refusals:
         key = Counted((("job", str(job.job_id)),), "orders", minutes=False, alone=True)
         now = self._monotonic()
         self._limits[key] = _Limit(
-            reason, self._clock(), now, job, 0.0, 0.0, rules_of(self._state, job), met={job.job_id: job.user}
+            reason,
+            self._clock(),
+            now,
+            job,
+            (0.0,),
+            0.0,
+            rules_of(self._state, job),
+            met={job.job_id: job.user},
         )
 
     def _learn_limit(self, move: Move, job: SlurmJob, reason: str, state: ClusterState) -> None:
@@ -195,10 +208,11 @@ class Refusals:
         good = 0.0
         if move.source and key.unit != "jobs":
             # What worked before this refusal says nothing: the limit may have been lowered where polluxd cannot see it.
-            good = others + weight(job, move.source.gpus, len(move.source.nodes), key, state.taken_at)
+            beside = self._used(key, job.job_id, state, before=move.times.get(Step.CHECKPOINTED, inf))
+            good = beside + weight(job, move.source.gpus, len(move.source.nodes), key, state.taken_at)
         known = self._limits.get(key)
-        if known is not None:
-            least = min(least, known.refused)
+        amounts = {least, *(known.amounts if known is not None else ())}
+        least = min(amounts)
         since = self._clock() if known is None else known.since
         stopped = bool(move.source) or (known is not None and known.stopped)
         met = {} if known is None else known.met
@@ -207,7 +221,7 @@ class Refusals:
             since,
             self._monotonic(),
             job,
-            least,
+            tuple(sorted(amounts))[:_AMOUNTS],
             good if good < least else 0.0,
             rules_of(state, job),
             stopped,
@@ -223,27 +237,20 @@ class Refusals:
                 continue
             now = weight(job, move.target.gpus, len(move.target.nodes), key, self._state.taken_at)
             now += self._used(key, job.job_id, self._state)
-            if now >= limit.refused:
+            limit.good = max(limit.good, now)
+            limit.amounts = tuple(amount for amount in limit.amounts if amount > now)
+            if not limit.amounts:
                 del self._limits[key]  # it is not what polluxd took it for
-            else:
-                limit.good = max(limit.good, now)
 
-    def refuse(self, job: SlurmJob, size: Placement) -> bool:
-        """Whether a limit that is known has refused no more than a waiting job would use at this size."""
-        assert self._state is not None
-        now = self._state.taken_at
-        return any(
-            self._used(key, job.job_id, self._state) + weight(job, size.gpus, len(size.nodes), key, now)
-            >= limit.refused
-            for key, limit in self._limits.items()
-            if key.unit != "orders" and shares(job, key)
-        )
-
-    def _used(self, key: Counted, but: int, state: ClusterState) -> float:
-        """What other jobs use of the limit."""
+    def _used(self, key: Counted, but: int, state: ClusterState, *, before: float = inf) -> float:
+        """What other jobs use of the limit that have started before a time."""
         if key.alone:
             return 0.0
-        sharing = (job for job in state.jobs if job.job_id != but and job.state in _HOLDS)
+        sharing = (
+            job
+            for job in state.jobs
+            if job.job_id != but and job.state in _HOLDS and (job.start_time or 0.0) <= before
+        )
         return sum(
             weight(
                 job, sum(job.gpus_per_node_held.values()), len(job.gpus_per_node_held), key, state.taken_at

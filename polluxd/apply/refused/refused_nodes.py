@@ -34,8 +34,8 @@ class RefusedNodes:
     """What others used of them: GPUs, CPUs, memory."""
     updated: bool
     """The update was refused, whoever uses the nodes."""
-    stopped: bool = False
-    """The job's training was stopped for it."""
+    had: int = 0
+    """GPUs of the training that was stopped for it; 0: none was."""
     eased: bool = False
     """Others use less of the nodes since: it bars the training that it has stopped, and nobody else."""
 
@@ -76,7 +76,7 @@ def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool
         for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
         for what, count in then.items()
     )
-    return not one.eased or (one.stopped and bool(job.gpus_per_node_held))
+    return not one.eased or (one.had > 0 and bool(job.gpus_per_node_held))
 
 
 def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) -> Bar:
@@ -87,7 +87,7 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
         return None, None
     rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
     if holds and one.target.gpus > holds and (own or one.updated):
-        return (holds if own else one.target.gpus - 1, bound), None
+        return (holds if own else max(holds, one.had), bound), None
     if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
         return None, None  # it holds GPUs there: what it may have is for its own tries to show
     asked = job.demands.asked[0] * job.demands.asked[1] if job.demands.asked is not None else 0

@@ -47,6 +47,11 @@ class Training:
     recruited: set[int] = field(default_factory=set)
     """Moves for which it submitted a companion."""
 
+    @property
+    def honest(self) -> bool:
+        """Whether its agent does what it is asked to."""
+        return self.saves and not (self.refuses or self.keeps_gpus or self.silent or self.dies)
+
 
 def resize(world: World, job_id: int, training: Training, now: float) -> None:
     """Do an agent's part of a move within its allocation, in no time."""

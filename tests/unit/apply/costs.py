@@ -2,8 +2,8 @@
 
 A training stands for a move from its last step until its next one. Where that move came to nothing, these GPU seconds
 are lost. They are counted by the cause that the move's record tells, and apart where the job's own user is the cause:
-who holds, cancels or requeues a job in mid-move, makes it wait for another one, or whose agent promises a checkpoint
-that is not there, has stopped it.
+who holds, cancels or requeues a job in mid-move, makes it wait for another one, or whose agent refuses, is
+silent, or promises a checkpoint that is not there, has stopped it.
 
 Apart, too, is what a rule costs when it refuses a start for the first time, a rule that no record shows: nobody can
 know of it before. Each such rule costs one training some seconds, once, however long a life is; and more where it
@@ -76,7 +76,7 @@ class Costs:
             if self._stands(job_id, move):
                 one.gpu_s += one.gpus * seconds
                 one.shut_out_gpu_s += one.gpus * seconds if self._barred(move) else 0.0
-                one.own |= world.slurm.raw(job_id).on_hold or not world.trainings[job_id].saves
+                one.own |= world.slurm.raw(job_id).on_hold or not world.trainings[job_id].honest
             elif move.step.terminal:
                 self._ends(move, self.standing.pop(job_id))
 

@@ -24,6 +24,8 @@ from random import Random
 from typing import Any
 
 from polluxd.apply.actions import REFUSED_SIZE, REFUSED_START
+from polluxd.apply.refused.refusals import TRIED_AGAIN_S
+from polluxd.errors import StoreUnavailable
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.policy import decide
 from polluxd.slurm.fake.fake_job import FakeJob
@@ -32,7 +34,7 @@ from tests import build
 
 from .costs import Costs
 from .troubled_cluster import ABLE, MOST_JOBS, Cluster
-from .world import LEADER_LEASE_S
+from .world import LEADER_LEASE_S, Killed, Process
 
 EVENTS = (5, 10, 20, 40)
 """How many things happen in a life: short lives reach as much in a second as long ones, and shrink to less."""
@@ -99,6 +101,39 @@ class Stop:
     """Others have its former GPUs."""
 
 
+class Door:
+    """What a polluxd calls; one of the calls of a life may not come back."""
+
+    def __init__(self, life: Life, name: str, inner: Any) -> None:
+        self._life, self._name, self._inner = life, name, inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **words: Any) -> Any:
+            self._life.calls(self._name, after=False)
+            answer = found(*args, **words)
+            self._life.calls(self._name, after=True)
+            return answer
+
+        return call
+
+
+@dataclass
+class Broken:
+    """The call that will not come back."""
+
+    door: str
+    """`slurm` or `store`; empty: either."""
+    left: int
+    """Calls until then."""
+    after: bool
+    """It is carried out, and only its answer is lost."""
+    error: BaseException
+
+
 class Life(Cluster):
     """One life.
 
@@ -108,8 +143,13 @@ class Life(Cluster):
     """
 
     def __init__(self, seed: int, events: int | None = None) -> None:
-        super().__init__(poll_s=2.0, interval_s=15.0)
-        self.random = Random(seed)
+        random = Random(seed)
+        nodes, exit_s = random.choice((1, 2, 3, 3)), random.choice((0.1, 0.1, 0.1, 3.0, 12.0))
+        super().__init__(nodes, exit_s, poll_s=2.0, interval_s=15.0)
+        self.random = random
+        self.broken: Broken | None = None
+        self.world.door = lambda name, inner: inner if name == "authorize" else Door(self, name, inner)
+        self.process = Process(self.world)
         self.events = self.random.choice(EVENTS)
         if events is not None:
             self.events = events
@@ -121,12 +161,17 @@ class Life(Cluster):
         """By job and attempt: what refused its start."""
         self._known: set[tuple[int, int]] = set()
         """Rules, with their versions, that have stopped a training."""
+        self._free_since: dict[int, float] = {}
+        """Since when trainings have stood that could go back."""
         self._judged = 0
         self.costs = Costs(self.world, self._unknown, self._barred)
         self.world.slurm.refusal = self._refuses
         self.world.slurm.refuses_update = self._refuses_update
         if self.sane:
             self.world.policy = decide
+        self.guaranteed = self.random.choice(("", "", *USERS))
+        if self.guaranteed:
+            self.world.rows.settings["user_guarantees"] = {self.guaranteed: self.random.choice((1, 2, 4))}
         self.world.words = _measured
 
     # --- Slurm's answers ----------------------------------------------------------------------------
@@ -189,8 +234,8 @@ class Life(Cluster):
                 self.history.append(name)
                 happens()
                 self._pass(self.random.choice((0.0, 1.0, 5.0, 15.0)))
-            if self.calm:
-                self._quiet()
+            self.settle()
+            self._quiet()
             self.causes.clear()
             self.converge()
         finally:
@@ -201,7 +246,7 @@ class Life(Cluster):
     def _draw(self) -> tuple[str, Callable[[], object]]:
         pick, seconds = self.random.randrange(10), self.random.choice((1.0, 4.0, 15.0))
         yes = self.random.random() < 0.5
-        name = f"n{self.random.randint(1, 3)}"
+        name = self.random.choice(sorted(self.world.gpus))
         calm: dict[str, Callable[[], object]] = {
             "submit": self._submit,
             "foreign": lambda: self.foreign(
@@ -215,6 +260,7 @@ class Life(Cluster):
                 name=name, seconds=self.random.choice((15.0, 60.0)), breaks=False
             ),
             "rest": lambda: self._pass(11.5),
+            "hold while it runs": lambda: self._hold_running(pick),
         }
         storm: dict[str, Callable[[], object]] = {
             "hold": lambda: self.hold(pick=pick, seconds=seconds),
@@ -245,6 +291,9 @@ class Life(Cluster):
             "slurmctld": lambda: self.slurmctld_restarts(seconds=self.random.choice((1.0, 5.0)), forgets=yes),
             "database": lambda: self.database(seconds=seconds),
             "kill": self.kill,
+            "killed at a call": lambda: self._break("", Killed()),
+            "statement fails": lambda: self._break("store", StoreUnavailable()),
+            "in mid-move": lambda: self._in_mid_move(pick, seconds),
             "kill at": lambda: self.kill_at(
                 step=self.random.choice((Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED)),
                 seconds=self.random.choice((4.0, 40.0)),
@@ -258,6 +307,60 @@ class Life(Cluster):
         known = calm if self.calm else calm | storm
         chosen = self.random.choice(sorted(known))
         return chosen, known[chosen]
+
+    def _break(self, door: str, error: BaseException) -> None:
+        self.broken = Broken(door, self.random.randint(1, 60), self.random.random() < 0.5, error)
+
+    def calls(self, door: str, *, after: bool) -> None:
+        """One of polluxd's calls begins, or has been carried out."""
+        broken = self.broken
+        if broken is None or broken.after is not after or broken.door not in ("", door):
+            return
+        broken.left -= 1
+        if not broken.left:
+            self.broken = None
+            raise broken.error
+
+    def _hold_running(self, pick: int) -> None:
+        """A user puts a job on hold while it runs, which protects it from moves, and leaves it so."""
+        job_id = self.job(pick, JobState.RUNNING)
+        if job_id is not None:
+            self.world.slurm.hold(job_id, True)
+            self.begin(f"hold {job_id}", 1e6)
+
+    def _in_mid_move(self, pick: int, seconds: float) -> None:
+        """Somebody does something to a job while a move is at some step."""
+        step = self.random.choice(
+            (Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED, Step.RECRUITING, Step.STARTED)
+        )
+        what = self.random.choice(("requeue", "hold", "cancel", "node", "foreign", "dies", "killed"))
+        for _ in range(20):
+            found = [m for m in map(self._move, self.world.rows.open) if m.step is step]
+            if found:
+                break
+            self.turn()
+        else:
+            return
+        move, slurm = found[pick % len(found)], self.world.slurm
+        self.history[-1] += f": {what} at {step}"
+        match what:
+            case "requeue":
+                slurm.requeue_by_hand(move.job_id)
+            case "hold":
+                slurm.hold(move.job_id, True)
+                self.begin(f"hold {move.job_id}", seconds)
+            case "cancel" | "dies":
+                slurm.finish(move.job_id, JobState.CANCELLED if what == "cancel" else JobState.FAILED)
+            case "node":
+                nodes = (move.target or move.source).nodes
+                self._node(nodes[pick % len(nodes)], seconds, breaks=self.random.random() < 0.5)
+            case "foreign":
+                self.world.submit_foreign(self.random.randint(1, 4), runtime=seconds)
+            case "killed":
+                self.process = Process(self.world)
+
+    def _move(self, number: int) -> Move:
+        return self.world.rows.moves[number - 1]
 
     def _freeze(self) -> None:
         if self.frozen is not None:
@@ -310,7 +413,7 @@ class Life(Cluster):
                 Cause(
                     self.random.choice(REASONS),
                     self.random.randint(1, 3),
-                    f"n{self.random.randint(1, 3)}",
+                    self.random.choice(sorted(self.world.gpus)),
                     self.random.choice(USERS),
                 )
             )
@@ -334,7 +437,11 @@ class Life(Cluster):
     # --- invariants ---------------------------------------------------------------------------------
 
     def turn(self, seconds: float = 0.5) -> None:
-        super().turn(seconds)
+        try:
+            super().turn(seconds)
+        except Killed:
+            self.process = Process(self.world)
+            super().turn(seconds)
         self._measure(seconds)
 
     def step(self) -> None:
@@ -363,15 +470,19 @@ class Life(Cluster):
 
     def _stands(self, job_id: int, move: Move) -> bool:
         """Whether a training has stood for long while its former place is free."""
-        now, source = self.world.slurm.clock(), move.source
-        if Step.REQUEUED not in move.times or now - move.times[Step.REQUEUED] < 2 * BACK_S:
-            return False
-        job = self.world.slurm.raw(job_id)
-        return (
-            self._free(source)
-            and self._cause_of(job, source.nodes, source.gpus_per_node) is None
-            and not any(move.job_id == job_id for move in self.world.rows.moves[move.id :])
+        now = self.world.slurm.clock()
+        waits = (
+            Step.REQUEUED in move.times
+            and self._free(move.source)
+            and not self._barred(move)
+            and not any(
+                one.job_id == job_id and not one.step.terminal for one in self.world.rows.moves[move.id - 1 :]
+            )
         )
+        since = self._free_since.setdefault(job_id, now) if waits else self._free_since.pop(job_id, now)
+        # What was refused there before is tried again after a minute.
+        again = TRIED_AGAIN_S if any(stop.job_id == job_id for stop in self.stops) else 0.0
+        return waits and now - since > 2 * BACK_S + again
 
     def _free(self, place: Placement) -> bool:
         """Whether Slurm could start a job there."""
@@ -451,6 +562,7 @@ class Life(Cluster):
         self._pass(QUIET_S, step=5.0)
         for job_id in self.world.trainings:
             self._explained(job_id)
+        self._guarantee_holds()
 
     def _explained(self, job_id: int) -> None:
         """A waiting job has a cause: no GPUs, or a rule that refuses it everywhere."""
@@ -470,21 +582,47 @@ class Life(Cluster):
             open_ = f"node {name}" not in self.over
             if open_ and used[name] < gpus and refused is None and not updates:
                 raise Violation(f"job {job_id} waits beside {gpus - used[name]} idle GPUs of {name}: {shown}")
-        owners = Counter[str]()
+        owners, kept = Counter[str](), Counter[str]()
         for one in world.holders():
-            owners[one.user] += sum(one.gpus_per_node_held.values())
+            gpus, training = sum(one.gpus_per_node_held.values()), world.trainings.get(one.job_id)
+            owners[one.user] += gpus
+            kept[one.user] += gpus * (one.held_by_user or (training is not None and not training.honest))
         users = {one.user for one in world.ours() if not one.state.finished}
         share = sum(world.gpus.values()) / len(users)
         barred = any(self._cause_of(job, (name,), 1) for name in world.gpus)
-        most = max(owners.values(), default=0)
+        most = max(kept.values(), default=0)
         if len(users) > 1 and not barred and owners[shown.user] + 1 <= share and most > share + 1:
-            raise Violation(f"job {job_id} waits, while {owners} hold more than {share:.1f}")
+            raise Violation(f"job {job_id} waits, while {owners} hold more than {share:.1f}, and keep {kept}")
+
+    def _guarantee_holds(self) -> None:
+        """A user with a guarantee and a job that waits has it, where all others' agents are honest."""
+        world, waits = self.world, False
+        honest = all(training.honest for training in world.trainings.values())
+        if not self.guaranteed or not self.sane or not honest or self.over:
+            return
+        owned = Counter[str]()
+        for one in world.holders():
+            owned[one.user] += sum(one.gpus_per_node_held.values())
+            barred = any(
+                self._cause_of(world.slurm.raw(one.job_id), (name,), 1) is not None
+                or any(c.reason == "update" and c.bars("", 1, (name,), 0.0, 0) for c in self.causes)
+                for name in world.gpus
+            )
+            waits |= one.user == self.guaranteed and one.state is JobState.PENDING and not barred
+        least = world.rows.settings["user_guarantees"][self.guaranteed]
+        held_back = any(one.held_by_user for one in world.ours())
+        others = owned.total() - owned[self.guaranteed]
+        if waits and not held_back and owned[self.guaranteed] < least <= owned[self.guaranteed] + others:
+            raise Violation(f"{self.guaranteed} waits with less than its guarantee of {least}: {owned}")
 
 
 def _measured(job_id: int) -> dict[str, Any]:
     """What an honest job reports besides: it scales, and its noise grows."""
     kind = ("scalable", "middling", "stubborn")[job_id % 3]
     return {"params": build.THETAS[kind], "noise": build.NOISE, "explored_gpus": 12, "explored_nodes": 3}
+
+
+KINDS = ("lost", "chance", "learnt", "shut_out", "own")
 
 
 @dataclass
@@ -505,7 +643,7 @@ class Played:
         if life.calm and life.sane:
             costs = life.costs
             self.gpu_s += costs.gpu_s
-            for kind in ("lost", "chance", "learnt", "shut_out", "own"):
+            for kind in KINDS:
                 self.costs[kind] += getattr(costs, kind).total()
 
     @property
@@ -552,13 +690,13 @@ def main() -> int:
     began = time.process_time()
     done = lives(arguments.seed, arguments.lives)
     took = time.process_time() - began
-    part = {kind: f"{100 * gpu_s / max(done.gpu_s, 1.0):.3f} %" for kind, gpu_s in done.costs.items()}
+    part = {kind: f"{100 * done.costs[kind] / max(done.gpu_s, 1.0):.3f} %" for kind in KINDS}
     print(
         f"{done.lives} lives of seeds from {arguments.seed}, {done.lives / took:.1f} a second of CPU: "
         f"{len(done.failed)} violations; {done.moves} moves, {done.stops} refused after a stop. Of the GPU seconds of "
-        f"calm lives under the real policy moves that came to nothing cost {part.get('lost')}; besides, by chance "
-        f"{part.get('chance')}, to learn of rules that nothing showed {part.get('learnt')} and {part.get('shut_out')} "
-        f"where these refused the former size, too, by their own users {part.get('own')}"
+        f"calm lives under the real policy moves that came to nothing cost {part['lost']}; besides, by chance "
+        f"{part['chance']}, to learn of rules that nothing showed {part['learnt']} and {part['shut_out']} "
+        f"where these refused the former size, too, by their own users {part['own']}"
     )
     for seed, _ in done.failed:
         print(f"failing seed: {seed}")

@@ -11,6 +11,9 @@ KEPT = {
     4: "where the target of a refused update still counts as taken, and bars the way back",
     15: "where a training that a limit has stopped tries smaller sizes",
     10_058: "where a waiting job is tried again at the size that was refused",
+    10_059: "where a job counts as one that worked beside a training that had left before",
+    10_321: "where a start ends a refusal at a larger size",
+    40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""
 

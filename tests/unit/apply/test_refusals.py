@@ -124,6 +124,29 @@ def test_a_job_that_is_tried_again_is_tried_at_its_least_size() -> None:
     assert known.most() == {1: 1, 2: 0, 3: 0}, "and not before a minute has passed"
 
 
+def test_what_works_shows_an_older_refusal_to_be_out_of_date_and_no_newer_one() -> None:
+    waits, trains = waiting(1), running(2, 2, user="bea")
+    known = Learned(waits, trains)
+    known.refuse(waits, "QOSMaxGRESPerJob", 1)
+    assert known.most() == {1: 0, 2: 0}
+    known.refuse(trains, "QOSMaxGRESPerJob", 4, held=2)
+    known.refusals.works(build_move("start", target=Placement(("n1",), 2), job_id=1), waits)
+    assert known.most() == {1: 3, 2: 2}, "2 GPUs work, 4 were refused after that"
+    known.refusals.works(build_move("start", target=Placement(("n1",), 4), job_id=1), waits)
+    assert known.most() == {}
+
+
+def test_what_started_after_a_training_had_left_was_never_beside_it() -> None:
+    stopped = running(1, 2)
+    later = running(2, 1, start_time=NOW - 1.0)
+    known = Learned(stopped, later)
+    times = {Step.CHECKPOINTED: NOW - 5.0, Step.CONFIGURED: NOW - 3.0}
+    source, target = Placement(("n1",), 2), Placement(("n2",), 3)
+    move = build_move("requeue", source, target, Step.CONFIGURED, job_id=1, times=times)
+    known.refusals.learn(move, stopped, "QOSMaxGRESPerUser")
+    assert known.most(jobs=(stopped,))[1] == 2, "2 GPUs are known to work, and not the 3 of both"
+
+
 def test_a_training_that_a_limit_would_not_start_again_is_moved_nowhere() -> None:
     large, small, waits = running(1, 3), running(2, 1), waiting(3)
     known = Learned(large, small, waits)

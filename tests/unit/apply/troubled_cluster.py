@@ -29,10 +29,10 @@ counted = Counter[str]()
 class Cluster(RuleBasedStateMachine):
     """Three nodes of four GPUs."""
 
-    def __init__(self, **cycle: float) -> None:
+    def __init__(self, nodes: int = 3, exit_s: float = 0.1, **cycle: float) -> None:
         super().__init__()
         counted["runs"] += 1
-        self.world = World(nodes=3)
+        self.world = World(nodes, exit_s=exit_s)
         self.world.cycle = cycle
         self.world.policy = self.scatter
         self.process = Process(self.world)
@@ -346,16 +346,20 @@ class Cluster(RuleBasedStateMachine):
         finally:
             self.world.close()
 
-    def converge(self) -> None:
-        world = self.world
+    def settle(self) -> None:
+        """End all troubles."""
         for trouble in self.over:
             self.end(trouble)
         self.over.clear()
-        world.slurm.mend()
+        self.world.slurm.mend()
+        self.world.skew = 0.0
+
+    def converge(self) -> None:
+        world = self.world
+        self.settle()
         for training in world.trainings.values():
             training.work_s = min(training.work_s, training.done_s + 3.0)
             training.silent, training.dies, training.saves = False, False, True
-        world.skew = 0.0
         until = world.slurm.clock() + 2 * LEASE_S + 400.0
         while not all(job.state.finished for job in world.ours()) and world.slurm.clock() < until:
             self.turn(1.0)

@@ -58,8 +58,8 @@ class Process(Daemon):
     `door` wraps its client of Slurm and its store.
     """
 
-    def __init__(self, world: World, door: Callable[[str, Any], Any] = lambda _name, inner: inner) -> None:
-        self._world, self._door = world, door
+    def __init__(self, world: World, door: Callable[[str, Any], Any] | None = None) -> None:
+        self._world, self._door = world, door or world.door
         self._due = -inf
         world.lives += 1
         super().__init__(lambda: config(**world.cycle))
@@ -203,12 +203,16 @@ class Watched:
 class World:
     """Nodes, jobs, agents, and the time that passes for all of them."""
 
-    def __init__(self, nodes: int = 2, gpus: int = 4, *, policy: Policy | None = None) -> None:
+    def __init__(
+        self, nodes: int = 2, gpus: int = 4, *, policy: Policy | None = None, exit_s: float = 0.1
+    ) -> None:
         self.gpus = {f"n{i + 1}": gpus for i in range(nodes)}
         self.slurm = FakeSlurm(
-            [Node(name, gpus, cpus=64, partitions=frozenset({"main"})) for name in self.gpus]
+            [Node(name, gpus, cpus=64, partitions=frozenset({"main"})) for name in self.gpus], exit_s=exit_s
         )
         self.rows = FakeRows(self.slurm.clock)
+        self.door: Callable[[str, Any], Any] = lambda _name, inner: inner
+        """Of each polluxd that has none of its own."""
         self.cycle: dict[str, float] = {}
         """Its seconds between looks and decisions, where they differ from `config`'s."""
         self.skew = 0.0
