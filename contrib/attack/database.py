@@ -86,7 +86,7 @@ def cycle_frozen(site: Site) -> Outcome:
     for name, mode in itertools.product(tables, ("ROW EXCLUSIVE", "ACCESS EXCLUSIVE")):
         lock = f"LOCK TABLE pollux.{name} IN {mode} MODE"
         order = {"logins": [gateway_login(site)], "statements": ["BEGIN", lock], "hold_s": 120}
-        his = site.spawn("mallory", *site.command("sql"), json.dumps(order))
+        his = site.spawn("mallory", *site.command("sql", "ask", order))
         assert his.stdout is not None
         lines = [his.stdout.readline() for _ in range(3)]
         locked += [(name, mode)] if json.loads(lines[-1])["ok"] else []
@@ -133,7 +133,7 @@ def logins_taken(site: Site) -> Outcome:
     site.store.latest_cycle()  # its connection stays open
     said = ("POST", "/v1/training", {"fingerprint": "ab" * 16, "gpu_type": ""})
     site.ask("alice", said, token=token)
-    his = site.spawn("third", *site.command("strangers"), "idle", "127.0.0.1", port, "30")
+    his = site.spawn("third", *site.command("strangers", "idle", "127.0.0.1", port, 30))
     assert his.stdout is not None
     line = his.stdout.readline().strip()
     before = site.store.latest_cycle()

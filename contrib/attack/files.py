@@ -37,15 +37,14 @@ def checkpoint_race(site: Site) -> Outcome:
     mark.unlink(missing_ok=True)
     as_user(site, "alice", f"os.mkdir({str(shared / 'hers')!r}, 0o755)")
     as_user(site, "mallory", f"os.mkdir({str(shared / 'his')!r}, 0o755)")
-    site.hands("alice", "checkpoints", "save", str(shared / "hers"))
-    site.hands("mallory", "checkpoints", "bomb", str(shared / "his"), str(mark))
+    site.hands("alice", "checkpoints", "save", shared / "hers")
+    site.hands("mallory", "checkpoints", "bomb", shared / "his", mark)
     link = shared / "run"
-    his = site.spawn(
-        "mallory", *site.command("checkpoints"), "flip", str(link), f"{shared / 'hers'}:{shared / 'his'}"
-    )
+    flip = site.command("checkpoints", "flip", link, shared / "hers", shared / "his")
+    his = site.spawn("mallory", *flip)
     assert his.stdout is not None
     his.stdout.readline()
-    tried = site.hands("alice", "checkpoints", "load", str(link), timeout_s=90.0)
+    tried = site.hands("alice", "checkpoints", "load", link, timeout_s=90.0)
     real = re.search(r"[1-9]\d* loaded, [1-9]\d* refused as unsafe", tried)
     return Outcome(mark.exists() or not real, " ".join(tried.split())[:300])
 
@@ -61,7 +60,7 @@ def folder_made_first(site: Site) -> Outcome:
     target.chmod(0o777)
     as_user(site, "mallory", f"os.mkdir({str(made)!r}); os.chmod({str(made)!r}, 0o777)")
     as_user(site, "mallory", f"os.symlink({str(target)!r}, {str(linked)!r})")
-    said = [site.hands("alice", "checkpoints", "save", str(folder)) for folder in (made, linked)]
+    said = [site.hands("alice", "checkpoints", "save", folder) for folder in (made, linked)]
     read = site.run("mallory", "ls", "-l", str(made), str(target)).stdout
     return Outcome("checkpoint-" in read, " | ".join(" ".join(text.split())[:160] for text in said))
 
@@ -79,7 +78,7 @@ def passwords_read(site: Site) -> Outcome:
 def password_in_clear(site: Site) -> Outcome:
     """The connection string has no sslmode, and no loopback address."""
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
-    false = site.spawn("mallory", *site.command("postgres"), "serve", address, "20")
+    false = site.spawn("mallory", *site.command("postgres", "serve", address, 20))
     assert false.stdout is not None
     port = false.stdout.readline().strip()
     assert site.cluster.postgres is not None

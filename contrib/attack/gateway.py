@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -44,9 +43,9 @@ def tokens(site: Site, number: int = 8) -> list[str]:
 
 
 @contextmanager
-def flood(site: Site, what: str, connections: int, *more: str) -> Iterator[subprocess.Popen[str]]:
-    words = (what, site.gateway.url, str(SECONDS), str(connections), *more)
-    his = site.spawn("mallory", *site.command("floods"), *words)
+def flood(site: Site, what: str, connections: int, *more: object) -> Iterator[subprocess.Popen[str]]:
+    words = (what, site.gateway.url, SECONDS, connections, *(more or ([],)))
+    his = site.spawn("mallory", *site.command("floods", "flood", *words))
     assert his.stdout is not None
     his.stdout.readline()
     try:
@@ -55,7 +54,7 @@ def flood(site: Site, what: str, connections: int, *more: str) -> Iterator[subpr
         his.kill()
 
 
-def beside(site: Site, floods: Mapping[str, int], *more: str, path: str = "/v1/jobs") -> Outcome:
+def beside(site: Site, floods: Mapping[str, int], *more: object, path: str = "/v1/jobs") -> Outcome:
     """Compare alice's answers beside floods with those before them."""
     quiet = statistics.median(each.seconds for each in asked(site, path, 3))
     # Where other programs load this machine, all takes longer.
@@ -87,7 +86,7 @@ def _flood(name: str, floods: Mapping[str, int], of: str = "") -> None:
     def attempt(site: Site) -> Outcome:
         site.gateway.restart()
         found = tokens(site) if of == "user" else [site.token("mallory")] if of else []
-        return beside(site, floods, json.dumps(found))
+        return beside(site, floods, found)
 
 
 _flood("row 12: 3,000 silent connections, renewed without end", {"silent": 3000, "connect": 100})
@@ -99,7 +98,7 @@ def explanations(site: Site) -> Outcome:
     """polluxd's decision is made again for each of them."""
     his, hers = (f"/v1/jobs/{site.resident(user)}/explain" for user in ("mallory", "alice"))
     site.gateway.restart()
-    return beside(site, {"ask": 128}, json.dumps(tokens(site)), his, path=hers)
+    return beside(site, {"ask": 128}, tokens(site), his, path=hers)
 
 
 _flood("further: 1,000 polls for orders at the same time", {"poll": 1000}, "job")
@@ -112,12 +111,12 @@ _flood(
 @attack("mallory", "further: questions with 30,000 parameters without end", seen="f19cb47c")
 def parameters(site: Site) -> Outcome:
     site.gateway.restart()
-    return beside(site, {"ask": 64}, json.dumps([*tokens(site, 4), ""]), "/v1/jobs?" + "a&" * 30_000)
+    return beside(site, {"ask": 64}, [*tokens(site, 4), ""], "/v1/jobs?" + "a&" * 30_000)
 
 
 @attack("mallory", "row 14: bodies and headers of 64 MB, deeply nested JSON")
 def long_messages(site: Site) -> Outcome:
-    token = json.dumps([site.token("mallory")])
+    token = [site.token("mallory")]
     before = site.gateway.memory_mb()
     outcomes = [beside(site, {what: 6}, token) for what in ("headers", "nested", "bodies")]
     grown, runs = site.gateway.memory_mb() - before, site.gateway.running

@@ -83,10 +83,10 @@ def false_gateway(site: Site) -> Outcome:
     hers, port = site.resident("alice"), str(urlsplit(site.gateway.url).port)
     site.gateway.stop()
     try:
-        false = site.spawn("mallory", *site.command("false_gateway"), "serve", "127.0.0.1", port, "6")
+        false = site.spawn("mallory", *site.command("false_gateway", "serve", "127.0.0.1", port, 6))
         assert false.stdout is not None
         false.stdout.readline()
-        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, str(hers))
+        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, hers)
         received = json.loads(false.stdout.readline())
         false.wait(20)
     finally:
@@ -125,7 +125,7 @@ def false_certificate(site: Site) -> Outcome:
         os.chown(path, site.uid("mallory"), -1)
     got, said = [], []
     for scheme, tls in (("http", []), ("https", [str(certificate), str(key)])):
-        false = site.spawn("mallory", *site.command("false_gateway"), "serve", address, "0", "6", *tls)
+        false = site.spawn("mallory", *site.command("false_gateway", "serve", address, 0, 6, *tls))
         assert false.stdout is not None
         url = f"{scheme}://{address}:{false.stdout.readline().strip()}"
         said.append(site.hands("alice", "false_gateway", "agent", url, hers).strip()[:160])

@@ -14,14 +14,14 @@ from contrib.devcluster.processes import free_ports
 HERE = "127.0.0.1"
 
 
-def _stranger(site: Site, what: str, ports: list[int], seconds: float = 5.0, more: str = "") -> str:
-    words = (what, HERE, json.dumps(ports), str(seconds), more)
+def _stranger(site: Site, what: str, ports: list[int], seconds: float = 5.0, more: object = "") -> str:
+    words = (what, HERE, ports, seconds, more)
     return site.hands("mallory", "strangers", *words, may_fail=what == "keys").strip()
 
 
-def _spawned(site: Site, user: str, program: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+def _spawned(site: Site, user: str, *words: object) -> tuple[subprocess.Popen[str], str]:
     """Start a program of a user; return it and its first line."""
-    process = site.spawn(user, *site.command(program), *words)
+    process = site.spawn(user, *site.command(*words))
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -33,7 +33,7 @@ def _rest(process: subprocess.Popen[str]) -> str:
 
 def _strangers(site: Site, what: str, ports: list[int], seconds: float) -> str:
     """Have mallory go on in the background; return his first line."""
-    return _spawned(site, "mallory", "strangers", what, HERE, json.dumps(ports), str(seconds))[1]
+    return _spawned(site, "mallory", "strangers", what, HERE, ports, seconds)[1]
 
 
 @attack("mallory", "row 7, during a grow: code as alice by the keys and values in the store of her ranks")
@@ -41,8 +41,8 @@ def pickle_in_a_store(site: Site) -> Outcome:
     mark = site.home("alice") / "owned"
     mark.unlink(missing_ok=True)
     training = alices_training(site)
-    order = json.dumps([str(site.uid("alice")), str(mark)])
-    his, _ = _spawned(site, "mallory", "strangers", "pickles", HERE, "[0]", "20", order)
+    order = [str(site.uid("alice")), str(mark)]
+    his, _ = _spawned(site, "mallory", "strangers", "pickles", HERE, [0], 20, order)
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
         secret = str((training.meeting() or {})["secret"])
@@ -66,7 +66,7 @@ def store_without_secret(site: Site) -> Outcome:
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
         port = int((training.meeting() or {})["port"])
-        right = json.loads(_stranger(site, "guess", [port], more=json.dumps(words)))
+        right = json.loads(_stranger(site, "guess", [port], more=words))
         listed = _stranger(site, "keys", [port])
         grown = training.ended(move.id)
     return Outcome(
@@ -77,7 +77,7 @@ def store_without_secret(site: Site) -> Outcome:
 
 @attack("mallory", "row 15: launchers held up by idle connections")
 def launchers_held_up(site: Site) -> Outcome:
-    victim, port = _spawned(site, "alice", "victim", "launchers", "12", "[]")
+    victim, port = _spawned(site, "alice", "victim", "launchers", 12, [])
     idle = _strangers(site, "idle", [int(port)], 15.0)
     said = _rest(victim)
     return Outcome("met" not in said, f"{idle}; the launchers {said}")
@@ -90,7 +90,7 @@ def store_flooded(site: Site) -> Outcome:
     with training.growing() as move:
         site.until(training.meeting, "the file for the joiners", 60.0)
         port = int((training.meeting() or {})["port"])
-        floods = [_strangers(site, what, [port], 60.0) for what in ("idle", "bytes")]
+        floods = [_strangers(site, what, [port], 60.0) for what in ("idle", "send_bytes")]
         grown = training.ended(move.id)
         site.end_spawned()
     lives = training.goes_on()
@@ -102,8 +102,8 @@ def store_flooded(site: Site) -> Outcome:
 
 @attack("mallory", "further: rank 0's memory filled by a greeting without end")
 def memory_filled(site: Site) -> Outcome:
-    victim, port = _spawned(site, "alice", "victim", "store", "8", "key")
-    _strangers(site, "bytes", [int(port)], 5.0)
+    victim, port = _spawned(site, "alice", "victim", "store", 8, "key")
+    _strangers(site, "send_bytes", [int(port)], 5.0)
     said = json.loads(_rest(victim))
     return Outcome(said["grown_mb"] > 3, f"the process grew by {said['grown_mb']} MB")
 
@@ -111,14 +111,10 @@ def memory_filled(site: Site) -> Outcome:
 @attack("mallory", "further: a recorded connection replayed to rank 0's store")
 def replayed(site: Site) -> Outcome:
     """Mallory stands between alice's rank and the store."""
-    victim, port = _spawned(site, "alice", "victim", "store", "14", "key")
+    victim, port = _spawned(site, "alice", "victim", "store", 14, "key")
     (between,) = free_ports(1)
-    relay = site.spawn(
-        "mallory", *site.command("strangers"), "relay", HERE, json.dumps([between, int(port)]), "10"
-    )
-    assert relay.stdout is not None
-    relay.stdout.readline()
-    counted = site.hands("alice", "victim", "add", "5", json.dumps([between, "key"])).strip()
+    relay, _ = _spawned(site, "mallory", "strangers", "relay", HERE, [between, int(port)], 10)
+    counted = site.hands("alice", "victim", "add", between, "key").strip()
     _stranger(site, "replay", [int(port)], more=_rest(relay))
     said = json.loads(_rest(victim))
     return Outcome(said["counted"] != 1, f"alice counted to {counted}, then the store had {said['counted']}")
@@ -130,6 +126,6 @@ def ports_taken(site: Site) -> Outcome:
     first = zlib.crc32(b"4711.0.0")
     public = [20_000 + (first + offset * 733) % 12_000 for offset in range(16)]
     took = _strangers(site, "squat", public, 40.0)
-    victim, port = _spawned(site, "alice", "victim", "launchers", "20", "[]")
+    victim, port = _spawned(site, "alice", "victim", "launchers", 20, [])
     said = f"{port} {_rest(victim)}"
     return Outcome("met" not in said, f"mallory {took}; the launchers: {said}")

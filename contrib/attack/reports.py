@@ -67,7 +67,9 @@ def reports_without_end(site: Site) -> Outcome:
     requests += [("GET", "/v1/orders?seen=1", None)] * 60
     quiet = _questions(site, 6.0)
     order = site.order(*requests, token=token, until_s=60.0)
-    his = site.spawn("mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order)
+    his = site.spawn(
+        "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway", "ask", order)
+    )
     time.sleep(4.0)
     flooded = _questions(site, 6.0)
     his.kill()

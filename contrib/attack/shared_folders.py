@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -27,9 +26,9 @@ def _in(site: Site, user: str, folder: Path, *words: str) -> str:
     return " ".join((done.stdout + done.stderr).split())
 
 
-def _hand(site: Site, user: str, *words: str) -> str:
+def _hand(site: Site, user: str, *words: object) -> str:
     environment = {"HOME": str(site.home(user))}
-    done = site.run(user, *site.command("searches"), *words, **environment)
+    done = site.run(user, *site.command("searches", *words), **environment)
     return " ".join((done.stdout + done.stderr[-400:]).split())
 
 
@@ -45,7 +44,7 @@ def _forged(site: Site, shared: Path, order: dict[str, object]) -> None:
     journal = site.home("mallory") / "pollux-searches"
     subprocess.run(["rm", "-rf", str(journal)], check=True)
     as_user(site, "mallory", f"os.mkdir({str(journal)!r}, 0o700)")
-    said = _hand(site, "mallory", "forge", str(journal), json.dumps(order))
+    said = _hand(site, "mallory", "forge", journal, order)
     if not (journal / "lr.journal").exists():
         raise RuntimeError(said)
     as_user(
@@ -104,7 +103,7 @@ def values_in_a_trial(site: Site) -> Outcome:
     for mode in MODES:
         shared = _taken_first(site, "values", mode)
         _forged(site, shared, {})
-        said.append(_hand(site, "alice", "trial", str(shared)))
+        said.append(_hand(site, "alice", "trial", shared))
     if not all("lr = " in each for each in said):
         return Outcome(True, f"alice's trial did not begin: {said}")
     return Outcome(any("lr = 1000000" in each for each in said), f"alice's trials: {said}")
@@ -114,7 +113,7 @@ def values_in_a_trial(site: Site) -> Outcome:
 def trial_ended(site: Site) -> Outcome:
     shared = _taken_first(site, "ended", 0o777)
     _forged(site, shared, {"state": "PRUNED", "trial": {"why": "x\x1b]0;owned\x07"}})
-    said = _hand(site, "alice", "trial", str(shared))
+    said = _hand(site, "alice", "trial", shared)
     return Outcome("\x1b" in said or "lr = " not in said, f"alice's trial: {said!a}")
 
 
@@ -124,7 +123,7 @@ def folder_renamed(site: Site) -> Outcome:
     as_user(site, "alice", f"os.makedirs({str(thesis)!r}, exist_ok=True)")
     shared = _taken_first(site, "adopts", 0o777)
     _forged(site, shared, {"trial": {"adopts": str(thesis), "parent": 0}})
-    said = _hand(site, "alice", "trial", str(shared))
+    said = _hand(site, "alice", "trial", shared)
     return Outcome(not thesis.exists(), f"alice's trial: {said}")
 
 
@@ -138,7 +137,7 @@ def link_for_a_journal(site: Site) -> Outcome:
             shared = _taken_first(site, f"link-{aim.name}", mode)
             link = shared / "pollux-searches" / "lr.journal"
             as_user(site, "mallory", f"os.symlink({str(aim)!r}, {str(link)!r})")
-            said.append(_hand(site, "alice", "trial", str(shared))[-100:])
+            said.append(_hand(site, "alice", "trial", shared)[-100:])
     kept = model.read_bytes() == b"\x01" * 70_000
     return Outcome(not kept or new.exists(), f"the file is {'as before' if kept else 'changed'}; {said}")
 
@@ -152,7 +151,7 @@ def _checkpoints(site: Site, shared: Path, *mallorys: str) -> Sequence[str]:
         as_user(site, "alice", f"os.mkdir({str(other / f'checkpoint-{number:08d}')!r})")
     for code in mallorys:
         as_user(site, "mallory", code.format(shared=shared, other=other, own=OWN))
-    said = _hand(site, "alice", "save", _hand(site, "alice", "choose", str(shared)))
+    said = _hand(site, "alice", "save", _hand(site, "alice", "choose", shared))
     return said, *sorted(path.name for path in other.iterdir())
 
 
@@ -189,10 +188,10 @@ def made_first(site: Site) -> Outcome:
         for rights in (0o755, 0o777):
             shared = shared_folder(site, f"first-{mode:o}", mode)
             theirs = shared / "pollux-checkpoints"
-            chosen = _hand(site, "alice", "choose", str(shared))
+            chosen = _hand(site, "alice", "choose", shared)
             code = f"os.umask(0); os.path.exists({str(theirs)!r}) or os.mkdir({str(theirs)!r}, {rights})"
             as_user(site, "mallory", code)
-            for directory in (chosen, _hand(site, "alice", "choose", str(shared))):
+            for directory in (chosen, _hand(site, "alice", "choose", shared)):
                 said = _hand(site, "alice", "save", directory)
                 hers = "checkpoint-" in said and Path(directory).parent.stat().st_uid == site.uid("alice")
                 won |= not hers
@@ -212,6 +211,6 @@ def listener_of_a_low_uid(site: Site) -> Outcome:
     words = {"stdout": subprocess.PIPE, "text": True, "user": 650, "group": 650, "extra_groups": []}
     with subprocess.Popen([sys.executable, "-c", code], cwd="/", **words) as false:  # type: ignore[call-overload]
         port = false.stdout.readline().strip()
-        said = _hand(site, "alice", "trusts", port, str(defs))
+        said = _hand(site, "alice", "trusts", port, defs)
         false.kill()
     return Outcome("refused" not in said, said)

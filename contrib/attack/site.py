@@ -94,21 +94,21 @@ class Site:
         self._spawned.append(process)
         return process
 
-    def hands(
-        self, user: str, program: str, *words: str, timeout_s: float = 60.0, may_fail: bool = False
-    ) -> str:
-        """Run a program of `contrib.attack.hands` as a user; return its output.
+    def hands(self, user: str, *words: object, timeout_s: float = 60.0, may_fail: bool = False) -> str:
+        """Run a function of `contrib.attack.hands` as a user; return its output.
 
-        Raises RuntimeError where the program breaks, unless it `may_fail`: its last error then stands for its output.
+        Raises RuntimeError where it breaks, unless it `may_fail`: its last error then stands for its output.
         """
-        done = self.run(user, *self.command(program), *words, timeout_s=timeout_s)
+        done = self.run(user, *self.command(*words), timeout_s=timeout_s)
         if done.returncode and not may_fail:
-            raise RuntimeError(f"{program} {words[:1]}: {done.stderr[-400:]}")
+            raise RuntimeError(f"{words[:2]}: {done.stderr[-400:]}")
         return done.stdout if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
 
     @staticmethod
-    def command(program: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", f"contrib.attack.hands.{program}")
+    def command(program: object, *words: object) -> tuple[str, ...]:
+        """Return the command of a function of the hands; lists and mappings become JSON."""
+        said = (json.dumps(word) if isinstance(word, list | dict) else str(word) for word in words)
+        return (sys.executable, "-m", f"contrib.attack.hands.{program}", *said)
 
     def sql(self, user: str, logins: Sequence[str], *statements: str, **options: Any) -> list[Result]:
         """Log in to Postgres, and run statements there.
@@ -116,16 +116,16 @@ class Site:
         Each login has a result, too.
         """
         order = {"logins": list(logins), "statements": statements, **options}
-        said = self.hands(user, "sql", json.dumps(order))
+        said = self.hands(user, "sql", "ask", order)
         return [Result(**json.loads(line)) for line in said.splitlines()]
 
-    def order(self, *requests: Request, **words: Any) -> str:
+    def order(self, *requests: Request, **words: Any) -> dict[str, Any]:
         """Return an order for the hand that asks the gateway."""
-        return json.dumps({"url": self.gateway.url, "requests": requests, **words})
+        return {"url": self.gateway.url, "requests": requests, **words}
 
     def ask(self, user: str, *requests: Request, **words: Any) -> list[Answer]:
         """Ask the gateway; `words` as in `contrib.attack.hands.gateway`."""
-        said = self.hands(user, "gateway", self.order(*requests, **words), timeout_s=120.0)
+        said = self.hands(user, "gateway", "ask", self.order(*requests, **words), timeout_s=120.0)
         return answers(said.splitlines())
 
     @staticmethod

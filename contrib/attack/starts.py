@@ -79,7 +79,9 @@ def _contradictory(site: Site, token: str) -> Iterator[None]:
     )
     requests = [("POST", "/v1/report", report(**_SLOW | changes)) for changes in said]
     order = site.order(*requests, token=token, times=100, pause_s=0.6)
-    his = site.spawn("mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway"), order)
+    his = site.spawn(
+        "mallory", "sh", "-c", 'exec "$@" > /dev/null', "sh", *site.command("gateway", "ask", order)
+    )
     try:
         yield
     finally:

@@ -1,12 +1,4 @@
-"""Checkpoints in a folder that another user can change.
-
-python -m contrib.attack.hands.checkpoints WHAT FOLDER [MORE]
-
-    load           load the newest checkpoint of FOLDER again and again, and print what became of it
-    save           save a checkpoint to FOLDER
-    bomb           save a checkpoint to FOLDER that creates the file MORE where it is unpickled
-    flip           rename the two folders in MORE (with a colon between) to FOLDER in turns, until it is ended
-"""
+"""Checkpoints in a folder that another user can change."""
 
 from __future__ import annotations
 
@@ -14,12 +6,12 @@ import hashlib
 import io
 import json
 import os
-import sys
 import time
 import zlib
 from dataclasses import asdict
 from pathlib import Path
 
+from contrib.attack.hands import run
 from contrib.attack.hands.strangers import Bomb
 
 NAME = "checkpoint-00000001"
@@ -27,7 +19,8 @@ TRIES = 3000
 SECONDS = 8.0
 
 
-def load(folder: Path) -> None:
+def load(folder: Path) -> str:
+    """Load the newest checkpoint again and again; return what became of it."""
     from pollux.checkpoint.checkpoint_store import CheckpointStore  # noqa: PLC0415 - the attacker needs no torch
     from pollux.errors import CheckpointError  # noqa: PLC0415 - as above
 
@@ -44,7 +37,7 @@ def load(folder: Path) -> None:
         except CheckpointError as error:
             refused = str(error)
             unsafe += "belongs to uid" in refused or "may be written by" in refused
-    print(f"{done} tries, {loaded} loaded, {unsafe} refused as unsafe; the last: {refused}", flush=True)
+    return f"{done} tries, {loaded} loaded, {unsafe} refused as unsafe; the last: {refused}"
 
 
 def save(folder: Path) -> None:
@@ -76,7 +69,8 @@ def bomb(folder: Path, mark: str) -> None:
         path.chmod(mode)
 
 
-def flip(name: Path, first: str, second: str) -> None:
+def flip(name: Path, first: Path, second: Path) -> None:
+    """Give the name to two folders in turns, until this is ended."""
     print("flips", flush=True)
     while True:
         for folder in (first, second):
@@ -85,18 +79,5 @@ def flip(name: Path, first: str, second: str) -> None:
             os.rename(name, folder)
 
 
-def main() -> None:
-    what, folder = sys.argv[1], Path(sys.argv[2])
-    match what:
-        case "load":
-            load(folder)
-        case "save":
-            save(folder)
-        case "bomb":
-            bomb(folder, sys.argv[3])
-        case "flip":
-            flip(folder, *sys.argv[3].split(":"))
-
-
 if __name__ == "__main__":
-    main()
+    run(load, save, bomb, flip)

@@ -1,6 +1,6 @@
 """Load the gateway with what nobody needs.
 
-python -m contrib.attack.hands.floods WHAT URL SECONDS CONNECTIONS [TOKENS [PATH]]
+python -m contrib.attack.hands.floods flood WHAT URL SECONDS CONNECTIONS TOKENS [PATH]
 
     silent       hold connections that send nothing or one byte; make those that end again
     slow         the same, with a byte of a header or of a body every half second
@@ -23,11 +23,12 @@ import json
 import re
 import resource
 import secrets
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from urllib.parse import urlsplit
+
+from contrib.attack.hands import run
 
 BLOCK = b"a" * 65536
 
@@ -144,14 +145,11 @@ class Flood:
             self.requests += 1
 
 
-def main() -> None:
-    what, url, seconds, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
-    tokens = json.loads(sys.argv[5]) if len(sys.argv) > 5 else []
-    path = sys.argv[6] if len(sys.argv) > 6 else ""
+def flood(what: str, url: str, seconds: float, count: int, tokens: list[str], path: str = "") -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     asyncio.run(Flood(url, seconds, tokens, path).run(what, count))
 
 
 if __name__ == "__main__":
-    main()
+    run(flood)

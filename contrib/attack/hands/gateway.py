@@ -1,13 +1,9 @@
 """Ask the gateway as a user does.
 
-python -m contrib.attack.hands.gateway ORDER
-
-ORDER is JSON: `url`, and optionally `payload` (of a munge credential, which buys a token), `credential` (one that is
+An order has `url`, and optionally `payload` (of a munge credential, which buys a token), `credential` (one that is
 there already), `token`, `requests` (each [method, path, document]), `times` (send them so often), `pause_s` (between
 two requests), `until_s` (send them for so long). Each answer is one line of JSON: {"status", "document", "seconds"};
 status 0: there was none. The answer to a request for a token comes first.
-
-python -m contrib.attack.hands.gateway encode PAYLOAD      print a munge credential
 """
 
 from __future__ import annotations
@@ -15,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import sys
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from contrib.attack.hands import run
 from pollux.scheduler.munge import Munge
 from pollux.slurm_job.allocation import munge_socket
 
@@ -57,14 +53,11 @@ class Client:
 
 
 def encode(payload: str) -> str:
+    """Return a munge credential."""
     return Munge(munge_socket()).encode(payload.encode()).decode()
 
 
-def main() -> None:
-    if sys.argv[1] == "encode":
-        print(encode(sys.argv[2]))
-        return
-    order = json.loads(sys.argv[1])
+def ask(order: dict[str, Any]) -> None:
     client = Client(order["url"], order.get("token") or "")
     credential = order.get("credential")
     if "payload" in order:
@@ -83,4 +76,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(encode, ask)

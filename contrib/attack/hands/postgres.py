@@ -1,18 +1,16 @@
-"""A false Postgres.
-
-python -m contrib.attack.hands.postgres serve HOST SECONDS     ask for a password in clear, and print it
-"""
+"""A false Postgres."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import struct
-import sys
+
+from contrib.attack.hands import run
 
 
 def serve(host: str, seconds: float) -> None:
-    """Take one login. PostgreSQL manual, section 55.7."""
+    """Ask for a password in clear, and print it. PostgreSQL manual, section 55.7."""
     listener = socket.create_server((host, 0))
     listener.settimeout(seconds)
     print(listener.getsockname()[1], flush=True)
@@ -31,4 +29,4 @@ def serve(host: str, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[2], float(sys.argv[3]))
+    run(serve)

@@ -1,39 +1,32 @@
-"""Searches and checkpoints in a folder that users share.
-
-python -m contrib.attack.hands.searches WHAT FOLDER [MORE]
-
-    trial      as a task of alice's array that was submitted in FOLDER: begin trial "lr", print its learning rate
-    choose     as alice's job 123 that was submitted in FOLDER: print the directory of its checkpoints
-    save       save three checkpoints to the directory FOLDER, print where they are
-    forge      write a journal of mallory's to FOLDER, whose trials and commands are in MORE (JSON)
-    trusts     ask who listens on port FOLDER, by the login.defs in MORE; print what is said
-"""
+"""Searches and checkpoints in a folder that users share."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
+
+from contrib.attack.hands import run
 
 NAME = "lr"
 JOB = {"SLURM_JOB_ID": "123", "POLLUX_GATEWAY": "https://head:9851", "POLLUX_SUBMITTED": "1795764058"}
 
 
-def trial(folder: Path) -> None:
+def trial(folder: Path) -> str:
+    """Begin a trial as a task of alice's array that was submitted in the folder; return its learning rate."""
     from pollux.integrations import trial as trials  # noqa: PLC0415 - the others need no torch
 
     os.environ |= {"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "1", "POLLUX_SEARCH": NAME, "RANK": "0"}
     os.environ |= {"SLURM_JOB_ID": "78", "SLURM_SUBMIT_DIR": str(folder)}
     trials.tasks_in_queue = lambda *_: None  # type: ignore[attr-defined]  # there is no such array
-    print(f"lr = {trials.trial().suggest_float('lr', 1e-4, 1e-1, log=True)}", flush=True)
+    return f"lr = {trials.trial().suggest_float('lr', 1e-4, 1e-1, log=True)}"
 
 
-def choose(folder: Path) -> None:
+def choose(folder: Path) -> str:
+    """Return the directory of the checkpoints of alice's job 123, which was submitted in the folder."""
     from pollux.slurm_job.environment import checkpoint_directory  # noqa: PLC0415 - the others need it not
 
-    print(checkpoint_directory(None, JOB | {"SLURM_SUBMIT_DIR": str(folder)}), flush=True)
+    return str(checkpoint_directory(None, JOB | {"SLURM_SUBMIT_DIR": str(folder)}))
 
 
 def save(directory: Path) -> None:
@@ -45,6 +38,7 @@ def save(directory: Path) -> None:
 
 
 def forge(folder: Path, order: dict[str, Any]) -> None:
+    """Write a journal whose trials and commands are in the order."""
     from optuna.distributions import FloatDistribution  # noqa: PLC0415 - the others need it not
     from optuna.trial import TrialState, create_trial  # noqa: PLC0415 - as above
 
@@ -64,30 +58,16 @@ def forge(folder: Path, order: dict[str, Any]) -> None:
     (folder / f"{NAME}.journal").chmod(0o666)
 
 
-def trusts(port: int, login_defs: Path) -> None:
+def trusts(port: int, login_defs: Path) -> str:
+    """Ask who listens on a port, as a client on loopback does."""
     from pollux.scheduler.listener import require_trusted_listener  # noqa: PLC0415 - the others need it not
 
     try:
         require_trusted_listener("127.0.0.1", port, login_defs=login_defs)
-        print("trusted")
     except OSError as error:
-        print(f"refused: {error}")
-
-
-def main() -> None:
-    what, folder = sys.argv[1], sys.argv[2]
-    match what:
-        case "trial":
-            trial(Path(folder))
-        case "choose":
-            choose(Path(folder))
-        case "save":
-            save(Path(folder))
-        case "forge":
-            forge(Path(folder), json.loads(sys.argv[3]))
-        case "trusts":
-            trusts(int(folder), Path(sys.argv[3]))
+        return f"refused: {error}"
+    return "trusted"
 
 
 if __name__ == "__main__":
-    main()
+    run(trial, choose, save, forge, trusts)

@@ -1,8 +1,6 @@
 """Log in to Postgres, and run statements there.
 
-python -m contrib.attack.hands.sql ORDER
-
-ORDER is JSON: `logins` (connection strings of libpq), `statements` (run on each connection), and optionally `times`
+An order has `logins` (connection strings of libpq), `statements` (run on each connection), and optionally `times`
 (run them so often), `hold_s` (stay connected for so long). Each login and statement is answered by one line of JSON:
 {"ok", "text"}.
 """
@@ -10,18 +8,19 @@ ORDER is JSON: `logins` (connection strings of libpq), `statements` (run on each
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Any
 
 import psycopg2
+
+from contrib.attack.hands import run
 
 
 def tell(ok: bool, text: object) -> None:
     print(json.dumps({"ok": ok, "text": " ".join(str(text).split())[:600]}), flush=True)
 
 
-def run(connection: Any, statement: str) -> None:
+def execute(connection: Any, statement: str) -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute(statement)
@@ -30,8 +29,7 @@ def run(connection: Any, statement: str) -> None:
         tell(False, f"{error.pgcode}: {error}")
 
 
-def main() -> None:
-    order = json.loads(sys.argv[1])
+def ask(order: dict[str, Any]) -> None:
     connections = []
     for login in order["logins"]:
         try:
@@ -44,9 +42,9 @@ def main() -> None:
     for _ in range(order.get("times", 1)):
         for connection in connections:
             for statement in order["statements"]:
-                run(connection, statement)
+                execute(connection, statement)
     time.sleep(order.get("hold_s", 0))
 
 
 if __name__ == "__main__":
-    main()
+    run(ask)

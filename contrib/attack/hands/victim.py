@@ -1,23 +1,16 @@
 """What a user's honest process does.
 
-python -m contrib.attack.hands.victim WHAT SECONDS [MORE]
-
-    store      serve the store of rank 0's process; MORE is its key; print the port, then what became of it
-    launchers  let two launchers meet on the ports in MORE (JSON), and print how long it took
-    add        connect to the store at MORE (JSON: port, key), and count up once
-
-Each prints lines of text; the first names the port, if there is one.
+The first line that a server prints names its port.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
-import sys
 import threading
 import time
 
+from contrib.attack.hands import run
 from pollux.launcher import meeting as launchers_meeting
 from pollux.launcher.messages import Hello
 from pollux.ranks.rank_store import RemoteStore, Server
@@ -33,16 +26,17 @@ def memory_mb(kind: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(kind)) // 1024
 
 
-def store(seconds: float, key: str) -> None:
+def store(seconds: float, key: str) -> dict[str, int]:
+    """Serve the store of rank 0's process; return what became of it."""
     server = Server(key.encode())
     tell(server.port)
     before = memory_mb("VmRSS")
     time.sleep(seconds)
-    tell(json.dumps({"grown_mb": memory_mb("VmHWM") - before, "counted": server.values.add("counted", 0)}))
+    return {"grown_mb": memory_mb("VmHWM") - before, "counted": server.values.add("counted", 0)}
 
 
-def add(port: int, key: str) -> None:
-    tell(RemoteStore("127.0.0.1", port, key.encode()).add("counted", 1))
+def add(port: int, key: str) -> int:
+    return RemoteStore("127.0.0.1", port, key.encode()).add("counted", 1)
 
 
 def launchers(seconds: float, ports: list[int]) -> None:
@@ -72,17 +66,5 @@ def launchers(seconds: float, ports: list[int]) -> None:
         tell(f"failed: {error}")
 
 
-def main() -> None:
-    what, seconds = sys.argv[1], float(sys.argv[2])
-    more = sys.argv[3] if len(sys.argv) > 3 else ""
-    match what:
-        case "store":
-            store(seconds, more)
-        case "launchers":
-            launchers(seconds, json.loads(more))
-        case "add":
-            add(*json.loads(more))
-
-
 if __name__ == "__main__":
-    main()
+    run(store, launchers, add)
