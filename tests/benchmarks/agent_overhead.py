@@ -83,7 +83,7 @@ def wrapper_line() -> str:
     )
 
 
-def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
+def page_of(options: argparse.Namespace, rows: list[dict[str, Any]], cases: int) -> str:
     """Return the text of the committed page."""
     about = (overhead.__doc__ or "").split("\n\n", 1)[1].strip()
     models = "\n".join(f"- {name}: {MODELS[name].__doc__ or ''}" for name in options.models)
@@ -91,11 +91,12 @@ def page_of(options: argparse.Namespace, rows: list[dict[str, Any]]) -> str:
     found = [row for row in rows if row["variant"] != PLAIN[1]]
     clock, cpu = (sum(row[name] <= GOAL for row in found) for name in ("overhead", "cpu_overhead"))
     verdict = f"{clock} of {len(found)} rows keep it by the clock, and {cpu} by CPU time"
+    done = len({tuple(row[name] for name in ("model", "ranks", "step_s", "sharded")) for row in rows})
     load = f"load {os.getloadavg()[0]:.0f}"
     return (
         f"# The agent's overhead per optimizer step\n\n`make bench-agent`: {options.device}, "
         f"torch {torch.__version__}, {os.cpu_count()} cores, {load}, {min(rounds)} to {max(rounds)} rounds, "
-        f"commit {COMMIT}.\n\n{HEAD}\n"
+        f"commit {COMMIT}. {done} of {cases} cases ran.\n\n{HEAD}\n"
         + "\n".join(map(line_of, rows))
         + f"\n\nGoal: at most 1 % of the step, by the agent's defaults; {verdict}.\n\n"
         + f"{wrapper_line()}\n\n"
@@ -116,9 +117,9 @@ def main() -> None:
     options = parser.parse_args()
     cases = [
         Case(model, OPTIMIZERS[model], ranks, ms / 1000, WIDTHS[options.device][ms / 1000], 0, sharded)
+        for ms in options.step_ms
         for ranks, sharded in (KINDS[kind] for kind in options.kinds)
         for model in options.models
-        for ms in options.step_ms
     ]
     plan = OverheadPlan(options.device, 60.0 * options.minutes / len(cases), options.rounds)
     rows: list[dict[str, Any]] = []
@@ -128,10 +129,11 @@ def main() -> None:
         new = overhead.rows_of(plan, *overhead.measure(plan, case))
         print("\n".join(line_of(row) for row in new), flush=True)
         rows += new
-    if options.json is not None:
-        save(options.json, rows)
-    if options.markdown is not None:
-        options.markdown.write_text(page_of(options, rows))
+        # After each case: a run that is cut short leaves a page of what it has measured.
+        if options.json is not None:
+            save(options.json, rows)
+        if options.markdown is not None:
+            options.markdown.write_text(page_of(options, rows, len(cases)))
 
 
 if __name__ == "__main__":

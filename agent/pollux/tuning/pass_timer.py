@@ -25,8 +25,11 @@ FILE_EVERY = 1.0
 
 _TOGETHER = 32
 
-SPARSE = 8
-"""One step in so many is timed, besides those whose gradients are measured."""
+SPARSE, SPARSEST = 8, 64
+"""One step in so many is timed, besides those whose gradients are measured: more rarely where steps are short."""
+
+_TIMED_EVERY = 0.2
+"""Seconds of passes from one timed step to the next, at least, where they are that short."""
 
 _DENSE = 16
 """Steps of a new configuration that are all timed."""
@@ -94,9 +97,9 @@ class PassTimer:
     On a CPU the clock is the host's. The wait for other ranks lasts from the last local gradient (as the estimator
     between ranks sees it) to the end of the pass; the rest of the step is this rank's own work. On a GPU nothing waits:
     a later pass files an earlier one once its marks have passed. Only some steps are timed: the first ones of a
-    configuration, one in `sparse`, and those whose gradients are measured. A disproportionate wait for data is a stall:
-    it counts in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the pass's
-    time.
+    configuration, one in `sparse` or fewer, and those whose gradients are measured. A disproportionate wait for data is
+    a stall: it counts in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the
+    pass's time.
     `file_every` seconds lie between two times that passes are filed.
     """
 
@@ -110,7 +113,8 @@ class PassTimer:
     ) -> None:
         self.profile = profile
         self._file_every = file_every
-        self._sparse = sparse
+        self._sparse = self._every = sparse
+        """`_every`: steps from one timed step to the next."""
         self._clock = clock or HostClock()
         self._mark = self._clock.mark
         self.cost = MeasuringCost()
@@ -157,7 +161,7 @@ class PassTimer:
         `begins`: a step begins with it. `measured`: the step's gradients are.
         """
         if begins:
-            self.timing = measured or self._dense > 0 or self._steps % self._sparse == 0
+            self.timing = measured or self._dense > 0 or self._steps % self._every == 0
             self._steps += 1
             self._measured = measured
         self._key, self._fetched = None, self._mark() if self.timing else None
@@ -211,6 +215,8 @@ class PassTimer:
         while self.pending and self._reached(self.pending[0]):
             done = self.pending.popleft()
             self._file(done, *found.setdefault(done.key, ([], [])))
+        if self._usual_body > 0:
+            self._every = max(self._sparse, min(round(_TIMED_EVERY / self._usual_body), SPARSEST))
         for key, (local, final) in found.items():
             if local or final:
                 self.profile.add(key, local, final)

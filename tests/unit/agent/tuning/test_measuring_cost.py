@@ -70,17 +70,17 @@ class Device:
         return end - start
 
 
-def run(timer: PassTimer, clock: Device, steps: int, passes: int = 1) -> list[int]:
+def run(timer: PassTimer, clock: Device, steps: int, passes: int = 1, seconds: float = 1.0) -> list[int]:
     """Make steps, every tenth of them measured and half as long again; return the marks of each."""
     found = []
     for step in range(steps):
         before, measured = clock.marks, step % 10 == 5
         for one in range(passes):
             timer.fetch(begins=not one, measured=measured)
-            clock.now += 0.5
+            clock.now += 0.5 * seconds
             if timer.timing:
                 timer.begin(Configuration(1, 1, 8, 1))
-            clock.now += 1.5 if measured else 1.0
+            clock.now += 1.5 * seconds if measured else seconds
             if timer.timing:
                 timer.end(synchronised=one == passes - 1, counts=True)
         found.append(clock.marks - before)
@@ -99,3 +99,14 @@ def test_few_steps_are_marked_and_measured_ones_are_compared_with_them(passes: i
     assert min(count for step, count in enumerate(later, 40) if step % 10 == 5) > 0
     assert timer.cost.extra == pytest.approx(0.5, rel=1e-6)
     assert profile.rows().local_batch.tolist() == [8.0]
+
+
+def test_short_steps_are_timed_more_rarely() -> None:
+    counts = {}
+    for seconds in (1.0, 0.003):
+        clock, profile = Device(), StepProfile()
+        timer = PassTimer(profile, clock, file_every=0.0)  # type: ignore[arg-type]
+        marks = run(timer, clock, 1040, seconds=seconds)
+        counts[seconds] = sum(count > 0 for step, count in enumerate(marks) if step >= 80 and step % 10 != 5)
+        assert timer.cost.extra == pytest.approx(0.5, rel=1e-6)
+    assert counts[0.003] <= counts[1.0] / 4
