@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from polluxd.apply.limit_scopes import Lookup
@@ -292,7 +292,7 @@ def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, 
     """Return the running jobs of Pollux whose place another job could take at a requeue, and why.
 
     A requeued job cannot start for a second. Slurm then gives what it has left to any job that fits: one that waits for
-    nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs.
+    nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs and CPUs.
 
     Args:
         contending: jobs of Pollux that Slurm may start by itself, as it may start every plain job.
@@ -304,15 +304,31 @@ def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, 
         return {}
     bounds, found = Lookup(state), {}
     free = Counter({node.name: node.capacity for node in state.nodes if node.schedulable})
+    idle = Counter({node.name: node.cpus - node.foreign_cpus for node in state.nodes if node.cpus})
     for job in mine:
         free.subtract(job.gpus_per_node_held)
+        idle.subtract(job.cpus_per_node_held)
+
+    counted = {node.name for node in state.nodes if node.cpus}
+
+    def could_start(other: SlurmJob, job: SlurmJob, reach: Collection[str]) -> bool:
+        """Whether it fits on what is free and what the job holds, and not without the latter."""
+        nodes = max(other.tres.get("node", 1), 1)
+        gpus = other.requested_gpus_per_node or ceil(_asks(other) / nodes)
+        cpus = ceil(other.tres.get("cpu", 0) / nodes)
+        fits = {
+            name
+            for name in reach
+            if free[name] + job.gpus_per_node_held.get(name, 0) >= gpus
+            and (name not in counted or idle[name] + job.cpus_per_node_held.get(name, 0) >= cpus)
+        }
+        return len(fits) >= nodes and not fits.isdisjoint(job.gpus_per_node_held)
+
     for other in plain:
         reach, limits = state.reach(other.partition), _limits_of(other, bounds)
-        room = sum(max(free[name], 0) for name in reach)
         for job in mine:
-            own = sum(gpus for name, gpus in job.gpus_per_node_held.items() if name in reach)
             if other.reason in _WAITS_FOR_NODES:
-                takes = own > 0 and _asks(other) <= room + own
+                takes = could_start(other, job, reach)
             else:
                 takes = not limits.isdisjoint(_limits_of(job, bounds))
             if takes:

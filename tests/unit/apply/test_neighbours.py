@@ -133,8 +133,16 @@ def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
     ("other", "takes"),
     [
         ({"tres": {"gres/gpu": 4}}, True),
-        ({"tres": {"gres/gpu": 5}}, False),  # no restart of this job makes room for it
+        (
+            {"tres": {"gres/gpu": 5}, "requested_gpus_per_node": 5},
+            False,
+        ),  # no restart of this job makes room for it
         ({"tres": {"cpu": 8}, "requested_gpus_per_node": 0}, True),  # Slurm alone knows what else it needs
+        ({"tres": {"cpu": 9}, "requested_gpus_per_node": 0}, False),
+        (
+            {"tres": {"gres/gpu": 4, "node": 2}, "requested_gpus_per_node": 2},
+            False,
+        ),  # one node has two of them
         ({"tres": {"gres/gpu": 4}, "reason": "Dependency", "dependent": True}, False),
         ({"tres": {"gres/gpu": 4}, "held_by_user": True}, False),
         ({"reason": "QOSMaxJobsPerUserLimit", "qos": "normal"}, True),
@@ -143,8 +151,9 @@ def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
     ],
 )
 def test_a_requeue_makes_room_for_a_plain_job_that_waits(other: dict[str, object], *, takes: bool) -> None:
-    mine = job(1, qos="normal", gpus_per_node_held={"n1": 2})
-    foreign = tuple(replace(node, foreign_gpus=4 if node.name != "n1" else 0) for node in NODES)
+    mine = job(1, qos="normal", gpus_per_node_held={"n1": 2}, cpus_per_node_held={"n1": 6})
+    full = {"foreign_gpus": 4, "foreign_cpus": 8}
+    foreign = tuple(replace(node, cpus=8, **({} if node.name == "n1" else full)) for node in NODES)
     limits = Limits(qos={"normal": Qos("normal", GroupLimits(jobs=9), JobLimits())})
     state = ClusterState(NOW, foreign, (mine, plain(**other)), rules=RULES, limits=limits)
     assert set(at_risk(state)) == ({1} if takes else set())
