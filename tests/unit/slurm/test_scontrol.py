@@ -162,6 +162,16 @@ def test_a_completing_job_is_never_requeued(commands: Commands) -> None:
     assert not [words for words, _ in commands.calls if "requeue" in words]
 
 
+@pytest.mark.parametrize("field", ["WorkDir", "Command", "StdOut", "StdErr", "StdIn", "Comment"])
+def test_a_path_that_says_so_makes_no_job_a_completing_one(commands: Commands, field: str) -> None:
+    """Such a job would keep its GPUs for good."""
+    slurm = client()
+    record = f"JobId=8 JobName=x JobState=RUNNING Reason=None {field}=/tmp/x JobState=COMPLETING/y\n"
+    commands.answer([job(8, "RUNNING")], other={"out": record})
+    slurm.requeue(8)
+    assert commands.last[:2] == ["requeue", "incomplete"]
+
+
 WIDE = job(8, "RUNNING", NodeList="n[1-3]", BatchHost="n1", NumNodes="3")
 COMPANION = job(9, admin_comment="pollux:v1 companion-of=8 attempt=0 move=3 cpus-per-gpu=1 submitted=5")
 
