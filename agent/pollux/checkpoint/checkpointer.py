@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,8 +97,7 @@ class Checkpointer:
             self.restarts.begin(exchange)
             self.writer = CheckpointWriter(model, attempt.directory, world.size)
             self.writer.store.fingerprint = fingerprint_of([model])
-            record = training.models[0].record
-            self.writer.store.difference = lambda state: record.difference(state, "script")
+            self.writer.store.difference = partial(training.models[0].record.difference, part="script")
             if world.rank == 0 and (trouble := self.writer.store.trouble()):
                 logger.error("%s", trouble)  # now, and not at the first save, minutes later
                 self.trouble = self.writer.trouble = trouble
@@ -168,13 +168,16 @@ class Checkpointer:
         self.memory.begin()
         if self.from_memory and not self.memory.on:
             self._saved_at = -math.inf  # a file soon: what was restored is nowhere else
-        world, seed = self._training.world, self._attempt.seed
         if self._random is None:
-            training_state.tell_ranks_apart(world.rank, seed)
-        else:
-            states, steps = self._random
-            training_state.restore_rng(states, world.rank, seed, steps, world.device)
-            self._random = None
+            training_state.tell_ranks_apart(self._training.world.rank, self._attempt.seed)
+        self.restore_random()
+
+    def restore_random(self) -> None:
+        """Take the checkpoint's random numbers. What a script draws after an ended training is then as it was."""
+        world, (states, steps) = self._training.world, self._random or ([], 0)
+        if states:
+            training_state.restore_rng(states, world.rank, self._attempt.seed, steps, world.device)
+        self._random = None
 
     # -- ranks that come in -----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from pollux.checkpoint.holder import Holder
 from pollux.errors import RestartLoop
 from pollux.private_folder import read_private, remove, write_durably
 from pollux.ranks.control import ControlExchange
@@ -26,6 +27,7 @@ class FruitlessRestarts:
 
     def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
         self._path = directory / "restarts.json"
+        self.holder = Holder(directory)
         self._automatic = any(
             environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
         )
@@ -33,10 +35,12 @@ class FruitlessRestarts:
         self._counted = False
 
     def begin(self, exchange: ControlExchange) -> None:
-        """Count an attempt that begins.
+        """Count an attempt that begins, and hold its folder.
 
-        Raises RestartLoop, on every rank, if too many attempts before it made no new checkpoint.
+        Raises on every rank: RestartLoop if too many attempts before it made no new checkpoint, CheckpointError if
+        another training writes to the folder now.
         """
+        self.holder.take(exchange)
         why = exchange.gather(self._count() if exchange.rank == 0 else "")[0]
         if why:
             raise RestartLoop(why)

@@ -118,12 +118,17 @@ class MemoryTier:
     def begin(self) -> None:
         """The training makes steps: what the launcher and the next ranks are told is of this one."""
         if self._memory is not None:
-            self._memory.tell_of(self._key)
+            self.tell()
             if os.environ.get(NO_COPIES) and self.on:
                 self.on = False
                 self._free()
                 if self._training.progress.optimizer_steps and not self._files:
                     self._memory.shared.restores = False  # a further start would begin from step 0
+
+    def tell(self) -> None:
+        """Have what the launcher is told be of this training, by one rank of each node."""
+        if self._memory is not None and self._memory.local_rank == 0:
+            self._memory.tell_of(self._key)
 
     def lend(self) -> None:
         """Free the older copy's memory while a checkpoint is written; the newer copy stays."""

@@ -262,17 +262,26 @@ class ElasticLoader(ElasticData):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        length = self._length
         super().load_state_dict(state)
         self._expected_digest = state.get("order")
         saved = state.get("identity")
         mine = None if saved is None else self.identity()
-        number = None if saved is None or mine is None else difference(mine, saved)
-        if number is not None and self._share.rank == 0:
+        if saved is None or mine is None:
+            return
+        if mine[0] != saved[0] and length != state["len"]:
+            # A script may make its data longer before each pass: it begins with them as in its first start, or as now.
+            raise DataError(OTHER_LENGTH.format(saved[0], mine[0]))
+        number = difference(mine, saved)
+        if number is None:
+            return
+        self.other_data = f"sample {number} of the dataset is another one"
+        if self._share.rank == 0:
             logger.warning(
-                "sample %d of the dataset is another one than at the checkpoint: the rest of the pass loses samples "
-                "and repeats others. Make its order the same in each start (sort lists of files, give random_split a "
-                "generator with a seed). Ignore this for data that the script draws at random",
-                number,
+                "%s than at the checkpoint: the rest of the pass loses samples and repeats others. Make its order the "
+                "same in each start (sort lists of files, give random_split a generator with a seed). Ignore this for "
+                "data that the script draws at random",
+                self.other_data,
             )
 
     def _indices(self, micro: MicroBatch) -> list[int]:

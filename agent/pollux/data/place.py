@@ -62,6 +62,8 @@ class ElasticData(ABC):
         self._ended = False
         self._iteration = 0
         self._hold(None)
+        self.other_data = ""
+        """What the data has otherwise than at the restored checkpoint, in words; empty: nothing that was compared."""
 
     # -- supplied by each kind of loader ------------------------------
 

@@ -20,10 +20,11 @@ from pollux.loop.divergence import FIRST_STEPS, as_left, check_data, check_equal
 from pollux.loop.endings import MARGIN, Endings, Reason
 from pollux.loop.finite import FiniteCheck
 from pollux.loop.left_alone import Places
-from pollux.loop.notices import in_words, moves, notice, summary
+from pollux.loop.notices import in_words, moves, notice, restored, summary
 from pollux.loop.regroup import Regrouping
 from pollux.loop.report import report_of
 from pollux.loop.restored_parameters import RestoredParameters
+from pollux.loop.same_training import say_other_command
 from pollux.noise.measuring import interval_of
 from pollux.ranks.control import ControlExchange, Decision
 from pollux.ranks.node_memory import node_memory
@@ -86,17 +87,10 @@ class Coordinator:
         self.checkpointer.restore(self.exchange)
         progress = self.training.progress
         if self._main and progress.optimizer_steps:
-            where = (
-                "copy in memory"
-                if self.checkpointer.from_memory
-                else f"checkpoint in {self.attempt.directory}"
-            )
-            steps = progress.optimizer_steps
-            notice(
-                f"restored the {where}: epoch {progress.epoch}, optimizer step {steps}",
-                event="restored",
-                step=steps,
-            )
+            where = f"checkpoint in {self.attempt.directory}"
+            restored("copy in memory" if self.checkpointer.from_memory else where, progress)
+            if not progress.finished:
+                say_other_command(self.training, self.attempt.directory)
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def keep_restored(self, model: TrainedModel) -> None:
@@ -136,6 +130,11 @@ class Coordinator:
             return
         if self._main:
             self.resizer.begin_loop(self._loops)
+
+    def tell_launcher(self) -> None:
+        """Rank 0 comes here before any rank can make a step: whatever is lost then, new ranks may start."""
+        if self._main:
+            self.checkpointer.memory.tell()
             self._note_restorable(self.checkpointer.keeps or self.checkpointer.memory.on)
 
     @staticmethod

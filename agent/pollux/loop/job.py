@@ -20,6 +20,7 @@ from pollux.loop.batches import TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.notices import already_finished, announce
 from pollux.loop.readings import JobReadings
+from pollux.loop.same_training import check_ended
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
 from pollux.loop.slips import NESTED
 from pollux.loop.stepper import Stepper
@@ -152,6 +153,7 @@ class Job(JobReadings):
         # A step larger than a pass would never be whole, and so never be measured. Workers read whole batches ahead.
         limited = replace(limits, maximum=min(limits.maximum, data.length), halves=data.num_workers == 0)
         training.limit(limited, most_per_gpu, grow_after)
+        coordinator.tell_launcher()
         choice = coordinator.exchange.agree(
             Decision().with_choice(self._first_choice(training.limits))
         ).choice
@@ -196,8 +198,12 @@ class Job(JobReadings):
         if training.step.in_epoch:
             raise LoopMistake(NESTED)
         coordinator.begin_loop()
-        if self.is_main and progress.epoch >= count:
-            already_finished(progress, count)
+        if progress.epoch >= count:
+            last = coordinator.checkpointer.last_attempt
+            check_ended(training, coordinator.exchange, self._attempt.directory, last and last.gpus)
+            coordinator.checkpointer.restore_random()
+            if self.is_main:
+                already_finished(progress, count)
         while progress.epoch < count:
             coordinator.begin_epoch()
             training.step.in_epoch = True
@@ -213,6 +219,7 @@ class Job(JobReadings):
             progress.next_epoch(length, training.data.pass_index)
         coordinator.finish()
         coordinator.resizer.close()
+        self._release()
 
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any) -> None:
         """Backpropagate a mean loss by the micro-batch's share of the step.
@@ -274,6 +281,7 @@ class Job(JobReadings):
         for model in training.models:
             model.close()
         coordinator.close()
+        self._release()
 
     # -- what the user reads ----------------------------------------------------------------------------------
 
@@ -283,6 +291,11 @@ class Job(JobReadings):
         return self.coordinator.report()
 
     # -- within -----------------------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        """Let other trainings have the folder: this one writes no more."""
+        if self.coordinator.checkpointer.restarts is not None:
+            self.coordinator.checkpointer.restarts.holder.release()
 
     def _wrap(self, trained: TrainedModel, *, grows: bool = False) -> None:
         training = self.training

@@ -27,6 +27,7 @@ from pollux.learning_rate.schedule import Schedules
 from pollux.loop import slips
 from pollux.loop.job import Job
 from pollux.loop.notices import notice
+from pollux.loop.same_training import origin
 from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.unlaunched import name_run
 from pollux.noise.noise_scale import DECAY
@@ -93,7 +94,7 @@ def attach(
             directives set it), else yes outside Slurm, and no in a plain Slurm job.
         checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
         name: the training's name among those that this script attaches, such as f"fold-{k}". A restart finds the
-            training's checkpoints by it. None: by its number, as a script attaches the same ones in each attempt.
+            training's checkpoints by it. None: by the variables of the loops around this call, and by its number.
         seed: of the order of the data.
         state: the script's own state, saved and restored: a dict of plain values and of objects with `state_dict` and
             `load_state_dict`, or one such object. Plain values are restored in the dict.
@@ -145,6 +146,7 @@ def attach(
         measure_every=options.get("every"),
         ddp_kwargs=ddp_kwargs,
     )
+    first.record.origin = origin(attempt)
     profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
     share = options.get("measure_share", SHARE)
     if not isinstance(share, Real) or not 0.0 < share <= 1.0:

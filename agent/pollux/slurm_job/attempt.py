@@ -57,7 +57,9 @@ def next_directory(
 ) -> Path | None:
     """Return the folder of the checkpoints of the training that this process attaches next."""
     folder = checkpoint_directory(checkpoint_dir, environ)
-    return training_directory(folder, attached.next(folder, name).name, environ)
+    return training_directory(
+        folder, attached.next(folder, name, given=checkpoint_dir is not None).name, environ
+    )
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Attempt:
         """
         access, alone = read_access(environ), not environ.get("SLURM_JOB_ID")
         folder = checkpoint_directory(checkpoint_dir, environ)
-        training = attached.add(folder, name)
+        training = attached.add(folder, name, given=checkpoint_dir is not None)
         directory = training_directory(folder, training.name, environ)
         return cls(
             access,

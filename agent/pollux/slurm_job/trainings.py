@@ -6,10 +6,12 @@ own, by which a restart finds it again:
 
     JOB-SUBMITTED/                    the first training of the first run
     JOB-SUBMITTED/attach-2/           the second training that this run attaches
+    JOB-SUBMITTED/attach-fold=1/      the one that it attaches in a loop, where the variable `fold` is 1
     JOB-SUBMITTED/run-2/              the second `pollux run` of the batch script (see `runs`)
     JOB-SUBMITTED/run-NAME/attach-B/  pollux run --name NAME, attach(name="B")
 
-A training is counted among those of its process, since a script does the same in each attempt.
+A script may leave out what it has done before, so a training in a loop is known by the loop's variables (`call_site`).
+The others are counted in their process. Where neither tells two trainings apart, the second one is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pollux.errors import PolluxAgentError
+from pollux.slurm_job.call_site import CallSite, call_site
 
 RUN = "POLLUX_RUN"
 """The name of a `pollux run` among those of its job, for its ranks. Empty: the first one."""
@@ -46,37 +49,49 @@ class NamedTraining:
     """Of its folder in the run's one; empty: the run's folder itself."""
     first: bool = True
     """No other one was attached before."""
+    site: CallSite | None = None
+    """Where it is attached; None for one that the user has named."""
 
 
 @dataclass
 class Attached:
     """The trainings that a process has attached."""
 
-    counts: Counter[Path | None] = field(default_factory=Counter)
-    """By the run's folder."""
-    names: set[tuple[Path | None, str | None]] = field(default_factory=set)
+    counts: Counter[tuple[Path | None, str]] = field(default_factory=Counter)
+    """By the run's folder, and by the loops around them."""
+    known: set[tuple[Path | None, str | CallSite]] = field(default_factory=set)
+    """By name, or by place in the script."""
 
     @property
     def first(self) -> bool:
         """None was attached yet."""
         return not self.counts
 
-    def next(self, folder: Path | None, name: str | None) -> NamedTraining:
-        """Return the training that is attached next in a run's folder."""
-        number = self.counts[folder] + 1
-        own = f"attach-{name or number}" if name or number > 1 else ""
-        return NamedTraining(own, self.first)
+    def next(self, folder: Path | None, name: str | None, *, given: bool = False) -> NamedTraining:
+        """Return the training that is attached next in a run's folder; `given`: the script's own folder."""
+        site = call_site()
+        loops = "" if given else site.loops
+        number = self.counts[folder, loops] + 1
+        own = name or ",".join(filter(None, (loops, str(number) if number > 1 else "")))
+        return NamedTraining(f"attach-{own}" if own else "", self.first, site if name is None else None)
 
-    def add(self, folder: Path | None, name: str | None) -> NamedTraining:
-        """Begin the next training in a run's folder. Raises PolluxAgentError if the user gives a name twice."""
-        if name is not None and (folder, checked(name)) in self.names:
+    def add(self, folder: Path | None, name: str | None, *, given: bool = False) -> NamedTraining:
+        """Begin the next training in a run's folder. Raises PolluxAgentError where a restart would not know it."""
+        found = self.next(folder, name if name is None else checked(name), given=given)
+        site = found.site
+        if name is not None and (folder, name) in self.known:
             raise PolluxAgentError(
                 f"expected each training of a script under a name of its own, got {name!r} twice: write, for example, "
                 'attach(..., name=f"fold-{k}")'
             )
-        found = self.next(folder, name)
-        self.counts[folder] += 1
-        self.names.add((folder, name))
+        if site is not None and folder is not None and (folder, site) in self.known:
+            raise PolluxAgentError(
+                f"{' '.join(site.lines[-1:])} attaches a second training, and a restart could not tell the "
+                "two apart: no variable of a loop differs. Give each training of the script a name, the same in each "
+                'start: attach(..., name=f"trial-{k}")'
+            )
+        self.counts[folder, "" if given or site is None else site.loops] += 1
+        self.known.add((folder, site or name or ""))
         return found
 
 

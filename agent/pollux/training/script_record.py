@@ -62,6 +62,12 @@ class ScriptRecord:
         self._structure = self._now()
         self.restored: list[str] = []
         """The script's values that the checkpoint's replace, in words."""
+        self.edited: list[str] = []
+        """Of these, the settings of the optimizer and the schedule."""
+        self.origin: dict[str, Any] = {}
+        """Where and how the training began (see `same_training`)."""
+        self.origin_restored: dict[str, Any] = {}
+        """The checkpoint's; empty without one."""
 
     def state_dict(self) -> dict[str, str]:
         names = {p: plain_name(name) for name, p in self._module.named_parameters()}
@@ -73,6 +79,7 @@ class ScriptRecord:
             "frozen": [name for p, name in names.items() if not p.requires_grad],
             "shapes": self._shapes(),
             "changed": self.changed(),
+            "origin": self.origin,
         }
         return {"json": json.dumps(record)}
 
@@ -97,8 +104,10 @@ class ScriptRecord:
         for name, saved in record["settings"].items():
             if name not in self._settings or self._settings[name] == saved:
                 continue
-            self.restored.append(f"{name} {saved} (the script has {self._settings[name]})")
+            self.edited.append(f"{name} {saved} (the script has {self._settings[name]})")
             self._settings[name] = saved
+        self.restored += self.edited
+        self.origin_restored = record.get("origin", {})
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
         """Return the first parameter that a checkpoint has otherwise; empty: none."""

@@ -77,7 +77,7 @@ def folders(loop: Loop, name: str) -> list[str]:
 def test_loops_over_seeds_folds_and_phases_go_on_where_a_move_interrupted_them(loop: Loop) -> None:
     control = loop.sbatch("control", body(loop, "control", 0.0), directive="")
     moved = loop.sbatch("moved", body(loop, "moved", 0.1), directive="#POLLUX max-gpus=1")
-    loop.until(lambda: "run-2/attach-2" in folders(loop, "moved"), why="the second seed's second fold")
+    loop.until(lambda: "run-2/attach-fold=1" in folders(loop, "moved"), why="the second seed's second fold")
     loop.park(moved)
     loop.completed(control)
     ended = loop.completed(moved)
@@ -94,8 +94,10 @@ def test_loops_over_seeds_folds_and_phases_go_on_where_a_move_interrupted_them(l
     assert 0 < second[1][0] < 30
     assert [each[0] for each in second[2:]] == [30, 30]
     runs = ["", "run-2", "run-3"]
-    expected_folders = [f"{run}/attach-{k}".strip("/") for run in runs for k in (2, 3, 4)]
-    assert folders(loop, "moved") == sorted([*runs, *expected_folders])
+    loops = ("fold=0", "fold=1", "phase=0", "phase=1")
+    assert folders(loop, "moved") == sorted(
+        f"{run}/attach-{each}".strip("/") for run in runs for each in loops
+    )
 
 
 def test_open_ondemands_export_none_cuts_nothing_off(loop: Loop) -> None:
@@ -113,7 +115,7 @@ def test_open_ondemands_export_none_cuts_nothing_off(loop: Loop) -> None:
         f"{lines}\npollux run {script} {loop.folder}/{name} 1 0.1",
         directive="#SBATCH --export=NONE\n#POLLUX max-gpus=1",
     )
-    loop.until(lambda: "" in folders(loop, name), why="a checkpoint")
+    loop.until(lambda: "attach-fold=0" in folders(loop, name), why="a checkpoint")
     loop.until(lambda: job_id in loop.store.reports(), why="a report")
     loop.park(job_id)
     loop.completed(job_id)

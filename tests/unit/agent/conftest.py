@@ -19,6 +19,7 @@ import pytest
 
 from contrib.devcluster.processes import free_ports
 from pollux.launcher.node import PRELOAD
+from pollux.slurm_job import call_site
 from pollux.slurm_job.trainings import Attached
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -137,6 +138,17 @@ def no_advice_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def a_test_is_no_part_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test starts the same script at several of its lines, and in its loops."""
+    frames = call_site._of_the_user
+
+    def of_the_script(frame: Any) -> Iterator[Any]:
+        return (each for each in frames(frame) if not each.f_code.co_name.startswith("test_"))
+
+    monkeypatch.setattr(call_site, "_of_the_user", of_the_script)
+
+
+@pytest.fixture(autouse=True)
 def each_attach_is_of_a_new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a test's next `attach` go on from the checkpoint of the one before, as after a restart.
 
@@ -144,7 +156,9 @@ def each_attach_is_of_a_new_process(request: pytest.FixtureRequest, monkeypatch:
     """
     if request.node.get_closest_marker("one_process") is None:
         first = Attached.next
-        monkeypatch.setattr(Attached, "add", lambda self, folder, name: first(Attached(), folder, name))
+        monkeypatch.setattr(
+            Attached, "add", lambda self, folder, name, given: first(Attached(), folder, name, given=True)
+        )
     else:
         monkeypatch.setattr("pollux.slurm_job.attempt.attached", Attached())
 

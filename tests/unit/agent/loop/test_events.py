@@ -17,7 +17,7 @@ from pollux import attach
 def run(folder: Path, epochs: int) -> None:
     model = torch.nn.Linear(4, 1)
     job = attach(model, torch.optim.SGD(model.parameters(), 0.01), adaptive=False, checkpoint_dir=folder)
-    x = torch.randn(48, 4)
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
     loader = job.loader(TensorDataset(x, x.sum(1, keepdim=True)), 16)
     for _ in job.epochs(epochs):
         for a, b in loader:

@@ -121,11 +121,14 @@ def test_a_second_phase_with_other_parameters_works_over_any_number_of_restarts(
 def test_folders_that_the_script_gives_stay_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def script(*numbers: int) -> list[int]:
+        return [fold(k, checkpoint_dir=tmp_path / f"fold-{k}")[0] for k in numbers]
+
     with a_process(monkeypatch):
-        assert [fold(k, checkpoint_dir=tmp_path / f"fold-{k}")[0] for k in range(3)] == [6, 6, 6]
+        assert script(0, 1, 2) == [6, 6, 6]
     assert not list(tmp_path.rglob("attach-*"))
     with a_process(monkeypatch):
-        assert [fold(k, checkpoint_dir=tmp_path / f"fold-{k}")[0] for k in (2, 0, 1)] == [0, 0, 0]
+        assert script(2, 0, 1) == [0, 0, 0]
 
 
 def test_names_find_trainings_where_the_script_skips_what_it_has_done(
