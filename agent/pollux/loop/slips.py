@@ -20,6 +20,11 @@ LEFT_OUT = (
     "job.backward(loss)"
 )
 
+EARLY_STEP = (
+    "optimizer.step() was called in pass {} of {} of a step, whose gradients the ranks have not averaged yet. Put it "
+    "under `if job.sync_gradients:`, with scheduler.step() and optimizer.zero_grad()"
+)
+
 STEP_WITHOUT_PASS = (
     "optimizer.step() was called in a step whose last pass this loop left out: the ranks have not averaged its "
     "gradients. Leave a batch out by job.skip() instead of job.backward(loss)"

@@ -19,6 +19,7 @@ from pollux.loop.divergence import writes
 from pollux.loop.script_checks import look_for_unused, warn_of_unknown_parameters
 from pollux.loop.slips import (
     CALLED_PER_PASS,
+    EARLY_STEP,
     IDLE,
     IDLE_PASSES,
     OWN_EPOCHS,
@@ -325,15 +326,15 @@ class Stepper:
             look_for_unused(model, training.world.rank)
         if step.in_epoch and not step.accumulates:
             self.in_hand.check()
-        if not closure and step.accumulates and group is not None and group.begun and not group.synchronises:
-            raise LoopMistake(
-                f"optimizer.step() was called in pass {group.begun} of {group.passes} of a step, whose gradients the "
-                "ranks have not averaged yet. Put it under `if job.sync_gradients:`, with scheduler.step() and "
-                "optimizer.zero_grad()"
-            )
-        if not closure and group is not None and group.synchronises and step.accumulates:
-            made = model.passed or model.in_pass or any([m.passed or m.in_pass for m in training.models])
-            if not made and training.world.distributed and not step.stepped and not step.failed:
+        if not closure and step.accumulates and group is not None:
+            if not group.synchronises:
+                if group.begun:
+                    raise LoopMistake(EARLY_STEP.format(group.begun, group.passes))
+            elif (
+                not (model.passed or model.in_pass or step.stepped or step.failed)
+                and training.world.distributed
+                and not any([m.passed or m.in_pass for m in training.models])
+            ):
                 raise LoopMistake(STEP_WITHOUT_PASS)
         if step.accumulates or not self._bare or step.group is None or not model.meter.hooked:
             return
