@@ -103,6 +103,11 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         "simulate": Command(
             "simulate:simulate", "Replay a trace of jobs under one policy or several.", "simulate trace.csv"
         ),
+        "recommend-nodes": Command(
+            "recommend_nodes:recommend_nodes",
+            "Show how many nodes the jobs would use well.",
+            "recommend-nodes",
+        ),
     },
 }
 """The commands, in the sections of `polluxctl --help`."""

@@ -16,6 +16,7 @@ from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
+from polluxd.sim.policies.autoscale import desired_nodes
 from polluxd.slurm.shares import ShareWeights
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
@@ -233,7 +234,29 @@ def test_a_preview_without_anything_to_try_or_to_try_it_on(recorded, polluxctl):
     assert "no snapshot is stored yet" in said.err
 
 
-def test_the_cost_of_rented_nodes_is_previewed_by_the_daemon_s_rule(recorded, polluxctl):
+def test_recommend_nodes_shows_the_size_that_the_policy_wishes_for(recorded, polluxctl):
+    said = polluxctl("recommend-nodes", "--least", "1", "--most", "6", "--json")
+    assert said.status == 0, said.err
+    found, wished = json.loads(said.out), desired_nodes(SNAPSHOT, least=1, most=6)
+    assert (found["desired"], found["utility"], found["reason"]) == (
+        wished.nodes,
+        wished.utility,
+        wished.reason,
+    )
+    assert found["nodes"] == len(SNAPSHOT.nodes)
+    assert [(t["nodes"], t["utility"]) for t in found["tried"]] == list(wished.tried)
+    words = polluxctl("recommend-nodes", "--least", "1", "--most", "6").out
+    assert f"{wished.reason}." in words
+    assert f"Desired: {wished.nodes} node" in words
+    assert (found["jobs"], "This rests on 3 jobs: with fewer than 20" in words) == (3, True)
+    forced = polluxctl("recommend-nodes", "--least", "5", "--most", "5", "--json")
+    assert json.loads(forced.out)["desired"] == 5
+    assert polluxctl("recommend-nodes", "--least", "3", "--most", "2").status == 2
+    recorded.newest = None
+    assert "no snapshot is stored yet" in polluxctl("recommend-nodes").err
+
+
+def test_rented_nodes_are_recommended_and_their_cost_previewed_by_the_daemon_s_rule(recorded, polluxctl):
     off = tuple(
         replace(n, name=f"c{n.name}", power="off", features=frozenset({"p4"})) for n in SNAPSHOT.nodes
     )
@@ -242,6 +265,10 @@ def test_the_cost_of_rented_nodes_is_previewed_by_the_daemon_s_rule(recorded, po
     recorded.newest = (42, encode(rented))
     used = {name for a in decide(rented).allocations for name in a.placement.nodes if name.startswith("c")}
     assert used
+    found = json.loads(polluxctl("recommend-nodes", "--json").out)
+    assert found["rented"] == [{"type": "p4", "price": 1.5, "nodes": len(off), "desired": len(used)}]
+    assert found["cost_per_hour"] == 1.5 * len(used)
+    assert f"p4: {len(used)} of {len(off)} nodes, 1.5 an hour each" in polluxctl("recommend-nodes").out
     said = polluxctl("settings", "preview", "--cloud-price", "p4=2", "--cloud-hour-value", "1000000")
     assert f"cost of the rented nodes in use, per hour: 0.0 before, {2.0 * len(used)} after" in said.out
 
