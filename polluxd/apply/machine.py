@@ -198,6 +198,8 @@ def _draining(at: Situation, job: SlurmJob) -> Action:
     if report is not None and report.attempt == job.restart_count and report.refused == at.move.id:
         # A return to its older checkpoint would lose the training since then.
         return _undrained(at, f"the job's agent could not drain: {report.refused_why or 'no reason given'}")
+    if report is not None and report.attempt == job.restart_count and report.immovable and not at.owed:
+        return Withdraw(f"the job cannot be moved any more: {report.immovable}", rest=True)
     if at.waited > limit + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if at.waited <= limit:

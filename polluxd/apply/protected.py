@@ -52,13 +52,13 @@ def stay(
         return Stay("has a deadline (--deadline), by which Slurm could end it during a move", of_user=False)
     if not job.spec.preemptible:
         return Stay("not preemptible (preemptible=no)", of_user=True)
+    if report is not None and report.attempt == job.restart_count and report.immovable:
+        return Stay(f"cannot be moved: {report.immovable}", of_user=True)
     seen = report is not None and report.attempt == job.restart_count and report.first_step_at is not None
     if not (seen or stepped):
         return Stay(
             "has not reported a training step since it started: moving it could lose its work", of_user=True
         )
-    if report is not None and report.attempt == job.restart_count and report.immovable:
-        return Stay(f"cannot be moved: {report.immovable}", of_user=True)
     if undrained and not (report is not None and report.checkpointed):
         why = "its agent left an order to drain undone, and it has no checkpoint: it is not asked again before it has"
         return Stay(why, of_user=True)

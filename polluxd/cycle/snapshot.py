@@ -260,6 +260,8 @@ class _Views:
         spec, memory = job.spec, job.mem_per_gpu_mb if self._shares_memory else 0
         if (spec.mem_per_gpu_mb or 0) != memory:
             spec = replace(spec, mem_per_gpu_mb=memory or None)
+        if report is not None and (least := min(report.least_gpus, report.explored_gpus)) > spec.min_gpus:
+            spec = replace(spec, min_gpus=least)
         allowed = rules.allowed.most.get(job.job_id, (None, ""))
         most, rule = _within(allowed, placement, _time_left(report), cost)
         if path != "resize" and placement and (taker := rules.at_risk.get(job.job_id)) is not None:

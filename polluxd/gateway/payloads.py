@@ -229,7 +229,9 @@ class ReportMessage(Message):
     """Why the job can follow no order to move now; null: it can."""
     resize_cost: Seconds | None = None
     barred: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_one_line)] | None = None
-    """Why `limits` leave sizes out at which the trainer did not start."""
+    """Why `limits` or `least_gpus` leave sizes out at which the trainer did not start."""
+    least_gpus: Gpus | None = None
+    """Fewest GPUs on which the trainer starts."""
     next_save_s: Seconds | None = None
     """Seconds until the trainer's own next checkpoint, which a move waits for; null: it saves when it is asked."""
     search_rank: Annotated[float, Field(ge=0, le=1)] | None = None

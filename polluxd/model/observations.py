@@ -143,7 +143,9 @@ class Report:
     immovable: str = ""
     """Why the job can follow no order to move now, as its agent says; empty: it can."""
     barred: str = ""
-    """Why its batch limits leave sizes out at which its trainer did not start; empty: they leave out none."""
+    """Why its batch limits or `least_gpus` leave sizes out at which its trainer did not start; empty: they do not."""
+    least_gpus: int = 1
+    """Fewest GPUs on which its trainer starts, of those on which it has trained."""
     resize_cost: float | None = None
     """Seconds between the optimizer steps before and after the newest resize."""
     next_save_s: float | None = None

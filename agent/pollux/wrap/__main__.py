@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import re
 import signal
 import sys
@@ -39,38 +40,30 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument(
-        "--checkpoints",
-        required=True,
-        metavar="GLOB",
-        help="files that change once a checkpoint is complete, and not before; ** stands for folders",
+    add = found.add_argument
+    told = "files that change once a checkpoint is complete, and not before; ** stands for folders"
+    add("--checkpoints", required=True, metavar="GLOB", help=told)
+    told = "regular expression of the line that the trainer prints for a step; its first group is the step (default:"
+    add("--step", type=_pattern, metavar="PATTERN", help=f"{told} the lines of known trainers)")
+    told = "signal that makes the trainer save and end, such as TERM (default: it is asked nothing)"
+    add("--signal", type=_signal, metavar="NAME", help=told)
+    told = "that it may take for it (default 60)"
+    add("--grace", type=_number, default=60.0, metavar="SECONDS", help=told)
+    told = (
+        "examples of a step, over all GPUs; or, where the trainer changes them, from which step or sample on:"
     )
-    found.add_argument(
-        "--step",
-        type=_pattern,
-        metavar="PATTERN",
-        help="regular expression of the line that the trainer prints for a step; its first group is the step (default: "
-        "the lines of known trainers)",
-    )
-    found.add_argument(
-        "--signal",
-        type=_signal,
-        metavar="NAME",
-        help="signal that makes the trainer save and end, such as TERM (default: it is asked nothing)",
-    )
-    found.add_argument(
-        "--grace", type=_seconds, default=60.0, metavar="SECONDS", help="that it may take for it (default 60)"
-    )
-    found.add_argument(
+    add(
         "--batch",
         type=_batches,
         default=((0.0, UNKNOWN_BATCH),),
         metavar="M",
-        help="examples of a step, over all GPUs; or, where the trainer changes them, from which step on: '0:768 "
-        "250000:1536'",
+        dest="batches",
+        help=f"{told} '0:768 250000:1536', '0:768 192000000s:1536'",
     )
-    found.add_argument("--steps", type=_seconds, metavar="N", help="step at which the training ends")
-    found.add_argument("command", nargs="+", metavar="COMMAND", help="what starts the trainer, after --")
+    add("--steps", type=_number, metavar="N", help="step at which the training ends")
+    told = "age from which a checkpoint is too old to go back to without a newer one (default: none)"
+    add("--oldest", type=_number, default=math.inf, metavar="SECONDS", help=told)
+    add("command", nargs="+", metavar="COMMAND", help="what starts the trainer, after --")
     return found
 
 
@@ -80,22 +73,19 @@ def _pattern(text: str) -> re.Pattern[str]:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from None
     if not found.groups:
-        raise argparse.ArgumentTypeError(
-            f"expected a group around the step, as in 'step ([0-9]+)', got {text!r}"
-        )
+        why = f"expected a group around the step, as in 'step ([0-9]+)', got {text!r}"
+        raise argparse.ArgumentTypeError(why)
     return found
 
 
 def _signal(text: str) -> signal.Signals:
-    try:
-        return signal.Signals[f"SIG{text.upper().removeprefix('SIG')}"]
-    except KeyError:
-        raise argparse.ArgumentTypeError(
-            f"expected the name of a signal, such as TERM, got {text!r}"
-        ) from None
+    found = {each.name: each for each in signal.Signals}.get(f"SIG{text.upper().removeprefix('SIG')}")
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected the name of a signal, such as TERM, got {text!r}")
+    return found
 
 
-def _seconds(text: str) -> float:
+def _number(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e12:
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text}")
@@ -103,37 +93,31 @@ def _seconds(text: str) -> float:
 
 
 def _batches(text: str) -> tuple[tuple[float, int], ...]:
-    """Read one batch size, or step:size for each step from which on another one holds."""
-    found = []
+    """Read one batch size, or each step:size or SAMPLEs:size from which on another one holds; return them by step."""
+    found = list[tuple[float, int]]()
+    samples = 0.0
+    """Before the newest entry's step."""
     for word in text.split():
         begin, _, size = word.rpartition(":")
-        if not re.fullmatch(r"([0-9]{1,12}:)?[1-9][0-9]{0,8}", word):
-            raise argparse.ArgumentTypeError(
-                f"expected a whole number from 1, or step:number as in '0:768 250000:1536', got {word!r}"
-            )
-        found.append((float(begin or 0), int(size)))
+        if not re.fullmatch(r"([0-9]{1,15}s?:)?[1-9][0-9]{0,8}", word):
+            why = f"expected a whole number from 1, or step:number as in '0:768 250000:1536', got {word!r}"
+            raise argparse.ArgumentTypeError(why)
+        last, each = found[-1] if found else (0.0, 1)
+        by_samples = last + math.ceil((float(begin.removesuffix("s") or 0) - samples) / each)
+        step = float(by_samples if begin.endswith("s") else begin or 0)
+        samples += (step - last) * each
+        found.append((step, int(size)))
     begins = [begin for begin, _ in found]
     if not found or begins[0] != 0 or begins != sorted(set(begins)) or len(found) > MOST_BATCHES:
-        raise argparse.ArgumentTypeError(
-            f"expected rising steps that begin with 0, {MOST_BATCHES} at most, got {text!r}"
-        )
+        why = f"expected rising steps that begin with 0, {MOST_BATCHES} at most, got {text!r}"
+        raise argparse.ArgumentTypeError(why)
     return tuple(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(argv)
     logging.basicConfig(format="pollux: %(message)s", level=logging.INFO)
-    contract = Contract(
-        options.command,
-        options.checkpoints,
-        options.step,
-        options.signal,
-        options.grace,
-        options.batch,
-        options.steps,
-    )
     try:
-        return wrap(contract)
+        return wrap(Contract(**vars(parser().parse_args(argv))))
     except PolluxAgentError as error:
         print(f"pollux: {error}", file=sys.stderr)
         return 2

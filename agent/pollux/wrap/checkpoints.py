@@ -9,25 +9,25 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 MOST_NAMES = 100_000
 """Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
-QUIET_S = 1.0
-"""A checkpoint is complete once nothing of it has changed for this long."""
+QUIET_S, LONGEST_QUIET_S = 1.0, 60.0
+"""A checkpoint is complete once nothing of it has changed for as long as it was being written, within these bounds."""
 _LOOK_S = 1.0
-
-_Mark = tuple[float, str, int]
-"""Time of change, name and size of the newest file."""
 
 
 class Checkpoints:
     """What matches a pattern, by this process's clock: a file system's may differ from the node's.
 
+    A file that is new, or another one than before, is a checkpoint. One that is removed says nothing: trainers keep the
+    best or the last few.
+
     Args:
         pattern: glob(7); `**` stands for any number of folders, and for none that a link leads to. Where it matches a
-            folder, the newest file right in it counts. What another user makes or removes counts for nothing: an order
-            would be answered without a checkpoint.
+            folder, the files right in it count. What another user makes or removes counts for nothing: an order would
+            be answered without a checkpoint.
         step: the trainer's newest one. Trainers save each so many steps, which take another time at another size.
     """
 
@@ -39,52 +39,59 @@ class Checkpoints:
     ) -> None:
         self._pattern, self._clock, self._step = pattern, clock, step
         self._look_at = float("-inf")
-        self._mark = self._newest()
-        self._present = self._mark is not None
-        self._changed_at: float | None = None
-        """When the newest file was last seen to change; None: not since the start."""
-        self._changed_at_step = 0.0
+        self._files = self._found()
+        self._known = dict(self._files)
+        """With those that were removed: one that comes back is no new one."""
+        self._fresh: set[str] = set()
+        """Files of the checkpoint that is being written."""
+        self._begun = 0.0, 0.0
+        """Time and step at which it was begun."""
+        self._changed_at = 0.0
         self._saves: deque[tuple[float, float]] = deque(maxlen=2)
-        """Times and steps of the newest checkpoints. The first step after a start stands for the one before it."""
-        self._completed = 0
-        self._saving = False
+        """The same of the newest complete ones. The first step after a start stands for the one before it."""
+        self._completed_at = float("-inf")
 
     def trains(self) -> None:
         """Take in that the trainer has made its first step since its start, from the checkpoint before."""
         self._saves.clear()
         self._saves.append((self._clock(), self._step()))
-        self._completed = 0
+        self._completed_at = float("-inf")
 
-    def look(self) -> None:
-        """Look at the files, once a second at most."""
+    def look(self, *, ended: bool = False) -> None:
+        """Look at the files, once a second at most; where the trainer has `ended`, what it wrote is complete."""
         now = self._clock()
-        if now < self._look_at:
+        if now < self._look_at and not ended:
             return
-        mark = self._newest()
+        self._files = self._found()
         # A slow file system is not asked all the time.
         self._look_at = now + max(_LOOK_S, 10.0 * (self._clock() - now))
-        self._present = mark is not None
-        # That one was removed is no checkpoint.
-        if mark is not None and mark != self._mark and (self._mark is None or mark[0] >= self._mark[0]):
-            self._mark, self._changed_at, self._saving = mark, now, True
-            self._changed_at_step = self._step()
-        elif self._saving and self._changed_at is not None and now - self._changed_at >= QUIET_S:
-            self._saving = False
-            self._saves.append((self._changed_at, self._changed_at_step))
-            self._completed += 1
+        changed = {name for name, mark in self._files.items() if self._known.get(name) != mark}
+        self._known |= self._files
+        if changed:
+            if not self._fresh:
+                self._begun = now, self._step()
+            self._fresh |= changed
+            self._changed_at = now
+        self._fresh &= self._files.keys()
+        if not self._fresh or (changed and not ended):
+            return
+        quiet = min(max(QUIET_S, self._changed_at - self._begun[0]), LONGEST_QUIET_S)
+        if ended or (now - self._changed_at >= quiet and not _written(self._fresh)):
+            self._saves.append(self._begun)
+            self._fresh, self._completed_at = set(), now
 
     @property
     def present(self) -> bool:
         """There is a checkpoint."""
-        return self._present
+        return bool(self._files)
 
     def saved_since(self, when: float) -> bool:
-        """Tell whether a checkpoint was completed that began to change after this time of the clock."""
-        return self._completed > 0 and self._saves[-1][0] > when
+        """Tell whether a checkpoint was completed after this time of the clock."""
+        return self._completed_at > when
 
     @property
     def age(self) -> float:
-        """Seconds since the newest checkpoint was complete, or since the first step."""
+        """Seconds since the newest complete checkpoint was begun, or since the first step."""
         return self._clock() - self._saves[-1][0] if self._saves else 0.0
 
     @property
@@ -110,14 +117,21 @@ class Checkpoints:
             return None
         return max(every - (self._step() - self.last_step), 0.0) * step_s
 
-    def _newest(self) -> _Mark | None:
-        found: _Mark | None = None
-        left = iter(range(MOST_NAMES))
-        with contextlib.suppress(OSError):  # a server that is away
-            for name in matching(self._pattern, left):
-                with contextlib.suppress(OSError):
-                    if mark := _mark(name, left):
-                        found = mark if found is None else max(found, mark)
+    def _found(self) -> dict[str, tuple[float, int]]:
+        """Return time of change and size of each file."""
+        found, left, user = dict[str, tuple[float, int]](), iter(range(MOST_NAMES)), os.geteuid()
+        for name in matching(self._pattern, left):
+            with contextlib.suppress(OSError):
+                facts = os.stat(name)
+                if facts.st_uid != user or os.lstat(name).st_uid != user:
+                    continue
+                if not stat.S_ISDIR(facts.st_mode):
+                    found[name] = facts.st_mtime, facts.st_size
+                    continue
+                for entry in _entries(name, left):
+                    inside = entry.stat(follow_symlinks=False)
+                    if inside.st_uid == user and stat.S_ISREG(inside.st_mode):
+                        found[entry.path] = inside.st_mtime, inside.st_size
         return found
 
 
@@ -152,17 +166,17 @@ def _entries(folder: str, left: Iterator[int]) -> Iterator[os.DirEntry[str]]:
             yield entry
 
 
-def _mark(name: str, left: Iterator[int]) -> _Mark | None:
-    """Return what is newest of a file or a folder; None: it, or a link in its place, is another user's."""
-    facts = os.stat(name)
-    if {facts.st_uid, os.lstat(name).st_uid} != {os.geteuid()}:
-        return None
-    if not stat.S_ISDIR(facts.st_mode):
-        return facts.st_mtime, name, facts.st_size
-    # Whoever may write to a folder changes its time.
-    mark = (0.0 if facts.st_mode & 0o022 else facts.st_mtime), name, facts.st_size
-    for entry in _entries(name, left):
-        inside = entry.stat(follow_symlinks=False)
-        if inside.st_uid == facts.st_uid:
-            mark = max(mark, (inside.st_mtime, entry.path, inside.st_size))
-    return mark
+def _written(names: Collection[str]) -> bool:
+    """Tell whether a process of this node has one of the files open to write, however long it pauses. proc(5)."""
+    files = set()
+    for name in names:
+        with contextlib.suppress(OSError):
+            facts = os.stat(name)
+            files.add((facts.st_dev, facts.st_ino))
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.lstat(link).st_mode & stat.S_IWUSR:
+                facts = os.stat(link)
+                if (facts.st_dev, facts.st_ino) in files:
+                    return True
+    return False

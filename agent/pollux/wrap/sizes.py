@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -28,9 +28,18 @@ _DIVIDES = 0.9
 """Share of a step that is taken to divide over twice the GPUs until it was measured."""
 
 
-def file_in(folder: Path, checkpoints: str) -> Path:
-    """Return the file of a trainer, which its pattern of checkpoints tells from others of the same job."""
-    return folder / f"wrap-{hashlib.sha256(os.path.abspath(checkpoints).encode()).hexdigest()[:12]}.json"
+def of_training(folder: Path, checkpoints: str, attempt: int) -> tuple[Path, Sizes]:
+    """Return the file of a trainer, and what it says.
+
+    The pattern of its checkpoints tells it from others of the same job. Those of one pattern are told apart by their
+    order: one that has ended in this attempt is not the one that begins.
+    """
+    digest = hashlib.sha256(os.path.abspath(checkpoints).encode()).hexdigest()[:12]
+    for number in itertools.count(1):
+        file = folder / f"wrap-{digest}-{number}.json"
+        if (sizes := Sizes.read(file)).ended != attempt:
+            break
+    return file, sizes
 
 
 @dataclass(slots=True)
@@ -47,28 +56,40 @@ class Sizes:
     """Steps from one checkpoint to the next."""
     step: float = 0.0
     """The newest step that is known."""
+    line: str = ""
+    """The pattern that named it: another one may count in another unit."""
+    start: float = 0.0
+    """The longest time from a launch to its first step [s]."""
+    deaf: bool = False
+    """A signal has brought no checkpoint."""
+    ended: int = -1
+    """The attempt in which its training came to its end; -1: none."""
 
     @classmethod
     def read(cls, file: Path) -> Sizes:
         """Read what earlier attempts have left; nothing where that makes no sense."""
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return cls._parsed(json.loads(read_private(file)))
-            except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-                log.warning("%s says nothing (%s): sizes are measured again", file, error)
-        return cls()
+        try:
+            return cls._parsed(json.loads(read_private(file)))
+        except FileNotFoundError:
+            return cls()
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            log.warning("%s says nothing (%s): sizes are measured again", file, error)
+            return cls()
 
     @classmethod
     def _parsed(cls, found: Any) -> Sizes:
         rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"][-MOST_ROWS:]}
-        if not all(1 <= n <= k and m >= 1 and 0 < seconds < math.inf for (n, k, m), seconds in rows.items()):
-            raise ValueError("expected nodes, GPUs, examples and positive seconds")
         bad = {int(gpus): str(line)[:200] for gpus, line in list(found["bad"].items())[:MOST_ROWS]}
-        every = found["every"]
-        step = float(found["step"])
-        if not (0 <= step < math.inf and (every is None or 0 < every < math.inf)):
-            raise ValueError("expected a step, and steps between checkpoints")
-        return cls(rows, bad, int(found["fruitless"]), None if every is None else float(every), step)
+        every, step, start = found["every"], float(found["step"]), float(found["start"])
+        sound = all(1 <= n <= k and m >= 1 and 0 < seconds < math.inf for (n, k, m), seconds in rows.items())
+        if not (
+            sound and 0 <= step < math.inf and (every is None or 0 < every < math.inf) and 0 <= start < 1e9
+        ):
+            raise ValueError(
+                "expected nodes, GPUs, examples and seconds, a step, and steps between checkpoints"
+            )
+        words = int(found["fruitless"]), every, step, str(found["line"])[:1000], start, bool(found["deaf"])
+        return cls(rows, bad, *words, int(found["ended"]))
 
     def write(self, file: Path) -> None:
         """Keep this for later attempts. Raises OSError."""
@@ -89,17 +110,22 @@ class Sizes:
             return None
         return max((gpus for gpus in good if gpus < max(failed)), default=max(1, min(failed) - 1))
 
+    def least_allowed(self) -> int:
+        """Return the fewest GPUs at which the trainer starts: the fewest on which it has trained, if fewer failed."""
+        least = min(self.good, default=1)
+        return least if min(self.bad, default=least) < least else 1
+
     @property
     def good(self) -> list[int]:
         """The numbers of GPUs on which it has trained."""
         return sorted({gpus for _, gpus, _ in list(self.rows)})
 
     def barred(self) -> str:
-        """Say why sizes are left out by `most_allowed`; empty where none are."""
-        if (most := self.most_allowed()) is None:
-            return ""
-        gpus = min((gpus for gpus in self.bad if gpus > most), default=max(self.bad))
-        return f"its trainer did not start on {gpus} GPUs ({self.bad[gpus]})"
+        """Say why sizes are left out by `most_allowed` or `least_allowed`; empty where none are."""
+        most, least = self.most_allowed(), self.least_allowed()
+        out = sorted(gpus for gpus in self.bad if most is not None and gpus > most)
+        out += [gpus for gpus in self.bad if gpus < least]
+        return f"its trainer did not start on {out[0]} GPUs ({self.bad[out[0]]})" if out else ""
 
     def fitted(self) -> ThroughputParams | None:
         """Return the throughput model; None before a measurement."""

@@ -58,7 +58,7 @@ TRAINERS = (
     ),
     Trainer(
         "Lightning",
-        r"^Epoch (\d+)(?::|/\d+ ).*?\b(?P<done>\d+)/(?P<of>\d+)\b",
+        r"^Epoch (\d+)(?::|/\d+[ :]).*?\b(?P<done>\d+)/(?P<of>\d+)\b",
         "checkpoints/last.ckpt",
         "any under DDP, with the batch per rank divided by hand",
         "no: the rest of an epoch begins with its first batches, unless the loader keeps its place",
@@ -74,15 +74,33 @@ TRAINERS = (
         "gpu-counts= with one number",
     ),
     Trainer(
+        "DeepSpeed",
+        r"\[Rank 0\] step=(\d+), skipped=",
+        "out/latest",
+        "one: ZeRO refuses another",
+        "by the script",
+        "gpu-counts= with one number; steps_per_print",
+    ),
+    Trainer(
         "any other",
-        r"(?i)^\W*(?:step|iteration|iter)\W{0,3}([\d,]+)\b",
+        r"(?i)(?<![\w.])(?<!eval )(?<!val )(?<!test )(?<!per )(?:global[_ ]?|train[_ ]?)?(?:step|iteration|iter)"
+        r"\W{0,3}([\d,]+)\b(?!\.\d)",
         "",
         "as it says",
         "as it says",
         "--step PATTERN",
     ),
+    Trainer(
+        "accelerate",
+        r"(?i)^(?![^|]*(?:eval|valid|test|predict|dataset|tokeniz|map|filter|load|split|fetch))"
+        r"[^|]*\d%\|[^|]*\| *(\d+)/\d+ \[",
+        "out/checkpoint_*/random_states_0.pkl",
+        "any under DDP with split_batches",
+        "yes, with skip_first_batches",
+        "save_state() and load_state(); a tqdm bar over the steps",
+    ),
 )
-"""Patterns are tried in this order; the first that matches a line stays."""
+"""Patterns are tried in this order: one that matches a line shuts out those below it."""
 
 PATTERNS = tuple(re.compile(trainer.line) for trainer in TRAINERS)
 

@@ -7,28 +7,28 @@ first step is not tried again: the job goes back to a size that has trained.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pollux.errors import LaunchError
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job import slurm_commands
-from pollux.slurm_job.access import GatewayAccess, in_pollux_job
-from pollux.slurm_job.allocation import environment_of_srun, nodes_now, visible_gpus
+from pollux.slurm_job.access import SUBMITTED, GatewayAccess, in_pollux_job
+from pollux.slurm_job.allocation import environment_of_srun, nodes_now, show_job, task_of, visible_gpus
 from pollux.slurm_job.attempt import Attempt
+from pollux.slurm_job.environment import time_limit_at, yes
 from pollux.wrap.checkpoints import Checkpoints
-from pollux.wrap.sizes import UNKNOWN_BATCH, Sizes, file_in
+from pollux.wrap.process import TrainerProcess, alone
+from pollux.wrap.sizes import UNKNOWN_BATCH, of_training
 from pollux.wrap.steps import Steps
 from pollux.wrap.trainers import PATTERNS
 
@@ -36,11 +36,18 @@ log = logging.getLogger("pollux")
 
 TICK_S = 0.2
 FRUITLESS = 3
-"""Starts in a row without a step after which the job ends as its trainer did."""
-_READ = 65536
-PASSED_ON = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+"""Starts in a row that trained too little to be measured, after which the job ends as its trainer did."""
+ENDING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+PASSED_ON = *ENDING, signal.SIGUSR1, signal.SIGUSR2
 UNSEEN_S = 110.0
 """After this time without a step the user is told, within two minutes of the start."""
+UNSEEN = "no line of its trainer has named a step, so it cannot be measured"
+HANGS, HANGS_S = 10.0, 900.0
+"""A new size at which no step comes in so many times the longest start, and so many seconds, is one that refuses."""
+TIME_LIMIT = -1
+"""In place of a move: the job's time limit is near."""
+LIMIT_S = 60.0
+"""Before the time limit, for a checkpoint to be complete and the job to be requeued."""
 ENDED_S = 5.0
 """Slurm ends a requeued job's processes within this time."""
 UNKNOWN_SAVE_S = 3600.0
@@ -64,6 +71,8 @@ class Contract:
     """From each of these steps on, the examples of a step, over all GPUs."""
     steps: float | None = None
     """At which it ends."""
+    oldest: float = math.inf
+    """Age from which its newest checkpoint is none to go back to, without a newer one [s]."""
 
 
 def wrap(contract: Contract) -> int:
@@ -78,11 +87,13 @@ def wrap(contract: Contract) -> int:
         except OSError as error:
             raise LaunchError(f"cannot start {contract.command[0]}: {error}") from error
     attempt = Attempt.begin(None, seed=0, environ=environ)
-    if attempt.access is None or attempt.directory is None:
+    if attempt.access is None or attempt.directory is None or environ.get("SLURM_PROCID", "0") != "0":
         raise LaunchError(
-            "this job's number or attempt makes no sense; call `pollux wrap` in the batch script itself"
+            "this job's number or attempt makes no sense, or srun has started several of this command; call `pollux "
+            "wrap` in the batch script itself"
         )
-    return Wrapper(contract, attempt, attempt.access, attempt.directory, environ).run()
+    with alone(attempt.directory, attempt.access.attempt):
+        return Wrapper(contract, attempt, attempt.access, attempt.directory, environ).run()
 
 
 class Wrapper:
@@ -98,6 +109,7 @@ class Wrapper:
     ) -> None:
         self._contract, self._attempt, self._access = contract, attempt, access
         self.nodes, self.gpus = _size(environ)
+        self._slurms = environ
         self._environ = environment_of_srun(environ) | {
             "POLLUX_NODES": str(self.nodes),
             "POLLUX_GPUS_PER_NODE": str(self.gpus // self.nodes),
@@ -105,26 +117,28 @@ class Wrapper:
             # A pipe would keep lines back that name steps.
             "PYTHONUNBUFFERED": environ.get("PYTHONUNBUFFERED", "1"),
         }
-        self.file = file_in(folder, contract.checkpoints)
-        self._sizes = Sizes.read(self.file)
-        self.steps = Steps([contract.step] if contract.step else PATTERNS)
+        # An agent in the trainer would report for the job beside this process.
+        self._environ.pop(SUBMITTED, None)
+        self.file, self._sizes = of_training(folder, contract.checkpoints, access.attempt)
+        self.steps = Steps([contract.step] if contract.step else PATTERNS, self._sizes.line)
         self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: TrainerProcess
         self._asked = False
         """The trainer was sent the signal since its start: its end is none of the training."""
         self.order: tuple[int, float] | None = None
-        """The move to stop for, and when its order came."""
+        """The move to stop for, and when its order came; `TIME_LIMIT` in place of a move."""
         self.signalled_at: float | None = None
-        self._signals = contract.signal
-        """None once it brought no checkpoint."""
-        self._told_to_end = False
-        """This process was sent a signal: the trainer's end says nothing of its size."""
+        self._told = threading.Event()
+        """This process was told to end: the trainer's end says nothing of its size, and it is not started again."""
         self.publisher = Publisher(access, self.report, self._take_order, lambda order: None)
         self._kept: tuple[float, float | None] = 0.0, None
         self._started_at = time.monotonic()
         self._unseen = False
         """No step was recognised, and that was said."""
+        self._ended_as = ""
         self._batch = self._batch_at(self._sizes.step)
+        self._ends_at = time_limit_at(environ, ask=True)
+        self._continues = yes(environ, "POLLUX_CONTINUE", False)
 
     def run(self) -> int:
         self._start()
@@ -139,18 +153,20 @@ class Wrapper:
                 if not announced and self.steps.first_at is not None:
                     announced = True
                     self._checkpoints.trains()
+                    self._sizes.start = max(self._sizes.start, self._start_s() or 0.0)
                     self.publisher.wake()
-                if self.steps.first_at is None and time.monotonic() > self._started_at + UNSEEN_S:
-                    self._say_unseen()
+                if self.steps.first_at is None and (why := self._overdue()):
+                    return self._back(1, why)
                 self._keep()
-                assert self.child is not None
-                status, order = self.child.poll(), self.order
-                if status is not None and not self._asked:
-                    self._join()
+                self._watch_limit()
+                status, order = self.child.status, self.order
+                finished = status == 0 and self.steps.number >= (self._contract.steps or math.inf)
+                if status is not None and (not self._asked or self._told.is_set() or finished):
+                    self.child.join()
                     return self._ended(status)
                 if order is not None:
                     self._answer(*order)
-                elif status is not None:
+                elif status is not None and not self._is_over():
                     self._start()  # it has saved and ended for an order that was taken back since
         finally:
             self.publisher.close()
@@ -158,62 +174,60 @@ class Wrapper:
     # -- the trainer -------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        command = list(self._contract.command)
-        try:
-            child = subprocess.Popen(
-                command, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-            )
-        except OSError as error:
-            raise LaunchError(f"cannot start {command[0]}: {error}") from error
-        self.child, self._asked = child, False
-        assert child.stdout is not None
-        assert child.stderr is not None
-        pairs = ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
-        self._pumps = [
-            threading.Thread(target=self._pump, args=(number, *pair), daemon=True)
-            for number, pair in enumerate(pairs)
-        ]
-        for pump in self._pumps:
-            pump.start()
+        self._asked, self.signalled_at = False, None
+        self.child = TrainerProcess(self._contract.command, self._environ, self.steps.feed)
 
     def _pass_on(self, number: int, _frame: object) -> None:
         """Pass a signal on to the command, whose place this process has."""
-        self._told_to_end = True
-        assert self.child is not None
-        self.child.send_signal(number)
+        if number in ENDING:
+            self._told.set()
+        self.child.pass_on(number)
 
-    def _pump(self, number: int, source: IO[bytes], onto: IO[bytes]) -> None:
-        """Pass on what the trainer prints, as it comes, and read its steps off it."""
-        while data := os.read(source.fileno(), _READ):
-            with contextlib.suppress(OSError, ValueError):
-                onto.write(data)
-                onto.flush()
-            self.steps.feed(number, data, time.time())
+    def _overdue(self) -> str:
+        """Say once that no step was seen; return why the trainer counts as not starting at this size, or nothing."""
+        waited = time.monotonic() - self._started_at
+        if waited > UNSEEN_S and not self._unseen:
+            self._unseen = True
+            log.warning(
+                "cannot be moved: %s. polluxd keeps this job on its %d GPUs. If it prints its steps, name the line by "
+                "--step",
+                UNSEEN,
+                self.gpus,
+            )
+            self.publisher.wake()
+        limit = max(HANGS_S, HANGS * self._sizes.start)
+        return f"no step in {limit:.0f} s" if waited > limit and self._is_new_size() else ""
 
-    def _join(self) -> None:
-        until = time.monotonic() + 5.0
-        for pump in self._pumps:  # what the trainer has left behind may hold the pipe
-            pump.join(max(until - time.monotonic(), 0.0))
+    def _is_new_size(self) -> bool:
+        """It has trained at other sizes, and not at this one."""
+        return self._sizes.ended < 0 and bool(self._sizes.good) and self.gpus not in self._sizes.good
 
     def _ended(self, status: int) -> int:
-        """The trainer has ended, and nobody had asked it to."""
-        status = 128 - status if status < 0 else status
-        made_steps = self.steps.first_at is not None
-        good = self._sizes.good
-        if status == 0 or made_steps or not good or self.gpus in good or self._told_to_end:
-            if made_steps:
-                self._sizes.fruitless = 0
-                self._write()
-            return status
-        self._sizes.bad[self.gpus] = _printable(f"status {status}: {self.steps.last_line}")
+        """Return the status to end with, once the trainer has ended and is not started again."""
+        if self._told.is_set():
+            if self._asked:  # Slurm ends the batch script in these moments, whose next line is not to run
+                time.sleep(1.0)
+                status = 128 + signal.SIGTERM
+        elif status and self._is_new_size():
+            return self._back(status, f"status {status}: {self.steps.last_line}")
+        else:
+            # By the last report of this process: what the batch script does next would begin again.
+            self._ended_as = "its trainer has ended"
+            if status == 0:
+                self._sizes.ended, self._sizes.fruitless = self._access.attempt, 0
+        self._write()
+        return status
+
+    def _back(self, status: int, why: str) -> int:
+        """Bring the job back to a size at which its trainer has trained."""
+        self._sizes.bad[self.gpus] = _printable(why)
         self._sizes.fruitless += 1
         self._write()
         log.error(
-            "the trainer ended with status %d before a step on %d GPUs; it has trained on %s. polluxd will not start "
-            "it on %d again",
-            status,
+            "the trainer does not train on %d GPUs (%s); it has trained on %s. polluxd will not start it on %d again",
             self.gpus,
-            ", ".join(map(str, good)),
+            self._sizes.bad[self.gpus],
+            ", ".join(map(str, self._sizes.good)),
             self.gpus,
         )
         if self._sizes.fruitless >= FRUITLESS:
@@ -221,12 +235,16 @@ class Wrapper:
         # polluxd has to know before it places the job again.
         self.publisher.wake()
         time.sleep(1.0)
-        done = slurm_commands.run("scontrol", "requeue", str(self._access.job_id), environ=self._environ)
+        if self._requeue():
+            self._wait_for_end()
+        return status
+
+    def _requeue(self) -> bool:
+        # The last task of an array has the number of all.
+        done = slurm_commands.run("scontrol", "requeue", task_of(self._slurms), environ=self._environ)
         if done.returncode:
             log.error("scontrol requeue: %s", _printable(done.stderr))
-            return status
-        self._wait_for_end()
-        return status
+        return not done.returncode
 
     # -- orders ------------------------------------------------------------------------------------------------
 
@@ -235,27 +253,41 @@ class Wrapper:
         self.order = (move, time.monotonic()) if move else None
         self.publisher.wake()  # polluxd waits as long as the newest report says
 
+    def _watch_limit(self) -> None:
+        """Near the time limit, save as for a move, and with `continue=yes` go back into the queue."""
+        if self._ends_at is None or self.order is not None or not (self._signals or self._continues):
+            return
+        rhythm = (self._checkpoints.every or self._sizes.every or 0.0) * (self.steps.seconds or 0.0)
+        left = self._contract.grace if self._signals else rhythm
+        if time.time() > self._ends_at - left - LIMIT_S:
+            asked, self._ends_at = self._ends_at, time_limit_at(self._slurms, ask=True)
+            if self._ends_at is not None and self._ends_at <= asked + 1.0:
+                self._ends_at, self.order = None, (TIME_LIMIT, time.monotonic())
+
     def _answer(self, move: int, ordered_at: float) -> None:
         """Go on with an order: ask for a checkpoint if that may be, and acknowledge the first one that is complete."""
-        assert self.child is not None
-        now, ended = time.monotonic(), self.child.poll() is not None
+        now, ended = time.monotonic(), self.child.status is not None
         if self._signals is not None and self.signalled_at is None and not ended:
             self.signalled_at, self._asked = now, True
-            self._send(self._signals)
+            self.child.signal_trainer(self._signals, self._slurms)
+            return
+        if ended:
+            self.child.join()
+            self._checkpoints.look(ended=True)
         saved = self._checkpoints.saved_since(ordered_at)
-        if self.signalled_at is not None and not saved and not ended:
-            if now < self.signalled_at + self._contract.grace:
+        if self._signals is not None and not saved and (ended or self.signalled_at is not None):
+            if not ended and now < (self.signalled_at or now) + self._contract.grace:
                 return
             log.warning(
                 "the trainer saved nothing within %.0f s of %s: it is not asked again, and its own checkpoints are "
                 "waited for",
                 self._contract.grace,
-                self._contract.signal.name if self._contract.signal else "",
+                self._signals.name,
             )
-            self._signals = self.signalled_at = None
+            self._sizes.deaf = True
+            self._write()
         if not saved and not ended:
             return
-        self._join_if_ended()
         if not saved:
             log.warning(
                 "the trainer ended without a checkpoint: %.0f s of it are trained again",
@@ -264,43 +296,35 @@ class Wrapper:
         # What is trained from the checkpoint on is trained again: it counts to the cost of the move.
         at = time.time() - self._checkpoints.age
         stamps: dict[str, Any] = {"step": self._checkpoints.last_step, "last_step_at": at, "stopped_at": at}
-        if self.publisher.acknowledge(move, stamps):
+        if move == TIME_LIMIT:
+            if self._continues and self._requeue():
+                log.info("continue=yes: the job goes back into the queue, and on from its checkpoint")
+            self._wait_for_end()
+        elif self.publisher.acknowledge(move, stamps):
             log.info("move %d: the trainer's checkpoint is complete; it goes on from there", move)
             self._wait_for_end(move)
-            log.warning("nobody ended this job after its checkpoint: it trains on")
+            if not self._told.is_set():
+                log.warning("nobody ended this job after its checkpoint: it trains on")
         if self.order is not None and self.order[0] == move:
             self.order = None
         self.signalled_at = None
 
-    def _join_if_ended(self) -> None:
-        assert self.child is not None
-        if self.child.poll() is not None:
-            self._join()
-
     def _wait_for_end(self, move: int = 0) -> None:
         """Wait for Slurm to end the job, for a bounded time. Without `move`, polluxd has requeued it, or lets it be."""
         until = time.monotonic() + self._attempt.settings.drain_wait
-        while (now := time.monotonic()) < until:
-            time.sleep(min(TICK_S, until - now))
+        while (now := time.monotonic()) < until and not self._told.wait(min(TICK_S, until - now)):
             if move and self.order is None:
                 until, move = min(until, now + ENDED_S), 0
 
-    def _send(self, number: signal.Signals) -> None:
-        """Send a signal to the trainer's ranks.
+    def _is_over(self) -> bool:
+        """Slurm has ended this attempt, and lost its processes, or nobody knows: no trainer is started then."""
+        shown = show_job(str(self._access.job_id)) or ""
+        return " JobState=RUNNING " not in shown or f" Restarts={self._access.attempt} " not in shown
 
-        srun takes a TERM for an order to end at once. Slurm passes a signal on to the tasks of all steps. Without any
-        step, the trainer runs below this process.
-        """
-        steps = slurm_commands.answer(
-            "squeue", "--steps", "--noheader", "--format=%i", f"--jobs={self._access.job_id}"
-        )
-        own = [s for s in (steps or "").split() if s.rpartition(".")[2].isdigit()]
-        if own:
-            slurm_commands.run(
-                "scancel", f"--signal={number.name.removeprefix('SIG')}", *own, environ=self._environ
-            )
-        elif self.child is not None:
-            self.child.send_signal(number)
+    @property
+    def _signals(self) -> signal.Signals | None:
+        """What the trainer is sent; None once that brought no checkpoint."""
+        return None if self._sizes.deaf else self._contract.signal
 
     # -- reports -----------------------------------------------------------------------------------------------
 
@@ -308,6 +332,10 @@ class Wrapper:
         """Keep what was measured for later attempts, once it is known and once a minute."""
         if self.steps.first_at is not None:
             self._sizes.step = self.steps.number
+        if self.steps.line and self.steps.line != self._sizes.line:
+            if self._sizes.line:  # its rows count in another unit
+                self._sizes.every, self._sizes.rows = None, {}
+            self._sizes.line = self.steps.line
         if (batch := self._batch_at(self._sizes.step)) != self._batch:
             self._batch = batch
             self.steps.forget_times()
@@ -327,17 +355,6 @@ class Wrapper:
     def _batch_at(self, step: float) -> int:
         return next(batch for begin, batch in reversed(self._contract.batches) if step >= begin)
 
-    def _say_unseen(self) -> None:
-        """Say once what polluxd can do with a trainer whose steps it does not see."""
-        if not self._unseen:
-            self._unseen = True
-            log.warning(
-                "no line of the trainer named a step in %.0f s: polluxd keeps this job on its %d GPUs, and can neither "
-                "measure nor move it. Name the line with --step PATTERN",
-                UNSEEN_S,
-                self.gpus,
-            )
-
     def _write(self) -> None:
         try:
             self._sizes.write(self.file)
@@ -346,54 +363,34 @@ class Wrapper:
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""
-        batch, seconds = self._batch, self.steps.seconds
-        params = self._sizes.fitted()
-        most = self._sizes.most_allowed()
+        batch, seconds, sizes, first_at = self._batch, self.steps.seconds, self._sizes, self.steps.first_at
+        params, most = sizes.fitted(), sizes.most_allowed()
         throughput = batch / seconds if seconds else 0.0
-        step = self._sizes.step
-        measured = self._sizes.rows or {(0, 0, 0): 0.0}
+        least_each = 1 if most is None else max(1, -(-batch // most))
+        measured = sizes.rows or {(0, 0, 0): 0.0}
+        times = {"launched_at": self._attempt.times.launched_at, "first_step_at": first_at}
+        unsaved = (
+            "" if self._checkpoints.present or self._signals else "its trainer has saved no checkpoint yet"
+        )
         return {
-            "v": 1,
-            "at": time.time(),
-            "params": None
-            if params is None
-            else {k: v for k, v in params._asdict().items() if v is not None},
-            "noise": None,
-            "limits": {
-                "initial": batch,
-                "maximum": batch,
-                "local_min": 1 if most is None else max(1, -(-batch // most)),
-                "local_max": batch,
-            },
+            **{"v": 1, "at": time.time(), "noise": None, "resize": "requeue", "resized": 0},
+            "params": params and {k: v for k, v in params._asdict().items() if v is not None},
+            "limits": {"initial": batch, "maximum": batch, "local_min": least_each, "local_max": batch},
             "explored_gpus": max(gpus for _, gpus, _ in measured),
             "explored_nodes": max(nodes for nodes, _, _ in measured),
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "batch_size": batch,
+            **{"gpus": self.gpus, "nodes": self.nodes, "batch_size": batch, "accumulation": 0},
             "local_batch": max(1, batch // self.gpus),
-            "accumulation": 0,
-            "goodput": throughput,
-            "throughput": throughput,
-            "progress": step,
+            **{"goodput": throughput, "throughput": throughput, "progress": sizes.step},
             # Where the batch size changes, a step is no unit of what remains.
             "target": self._contract.steps if len(self._contract.batches) == 1 else None,
-            "epoch": 0.0,
-            "lr_factor": 1.0,
-            "gain": 1.0,
-            "optimizer_steps": int(step),
-            "checkpointed": self._checkpoints.present,
-            "barred": self._sizes.barred() or None,
+            **{"epoch": 0.0, "lr_factor": 1.0, "gain": 1.0, "optimizer_steps": int(sizes.step)},
+            "checkpointed": self._checkpoints.present and self._checkpoints.age <= self._contract.oldest,
+            "barred": sizes.barred() or None,
+            "least_gpus": sizes.least_allowed(),
             "next_save_s": self._next_save_s(),
-            "immovable": None
-            if self._checkpoints.present or self._signals
-            else "its trainer has saved no checkpoint yet",
+            "immovable": self._ended_as or (UNSEEN if self._unseen and first_at is None else unsaved) or None,
             "restart_cost": self._start_s(),
-            "times": {
-                "launched_at": self._attempt.times.launched_at,
-                **({} if self.steps.first_at is None else {"first_step_at": self.steps.first_at}),
-            },
-            "resize": "requeue",
-            "resized": 0,
+            "times": {name: at for name, at in times.items() if at is not None},
         }
 
     def _next_save_s(self) -> float:
@@ -407,8 +404,8 @@ class Wrapper:
 
     def _start_s(self) -> float | None:
         """Return how long this attempt took from its launch to its first step."""
-        launched_at, first_at = self._attempt.times.launched_at, self.steps.first_at
-        return None if launched_at is None or first_at is None else max(first_at - launched_at, 0.0)
+        first_at = self.steps.first_at
+        return None if first_at is None else max(first_at - self._attempt.times.launched_at, 0.0)
 
 
 def _size(environ: dict[str, str]) -> tuple[int, int]:

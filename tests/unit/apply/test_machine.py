@@ -125,6 +125,10 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("reach checkpointed: *", move(DRAINING, waited=3601), slurm_job(), {"found": report(next_save_s=1e9)}),
         ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": SOON, "insist": True}),
         ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {}),
+        # A job that came to its end since: what runs in it now would run again from its start.
+        ("withdraw rest: *any more: ended", move(DRAINING), slurm_job(), {"found": report(immovable="ended")}),
+        ("WAIT", move(DRAINING), slurm_job(), {"found": report(immovable="ended"), "owed": True}),
+        ("WAIT", move(DRAINING), slurm_job(), {"found": report(3, immovable="ended")}),
         ("fail: *out of date", move(DRAINING, waited=600), slurm_job(), {"found": report()}),
         # A drain that the agent refuses leaves the job running: its older checkpoint would undo its training since.
         (

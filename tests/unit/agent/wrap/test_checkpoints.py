@@ -37,8 +37,61 @@ def test_a_checkpoint_counts_once_it_is_quiet(tmp_path, clock):
         look(checkpoints, clock, 1.0)
         assert not checkpoints.saved_since(ordered_at), "it still grows"
     look(checkpoints, clock, 1.0)
+    assert not checkpoints.saved_since(ordered_at), "it was written for 3 s, and may pause as long"
+    look(checkpoints, clock, 2.0)
     assert checkpoints.saved_since(ordered_at)
+    assert checkpoints.age == 6.0, "what it holds is from when it was begun"
     assert not checkpoints.saved_since(clock.now)
+
+
+def test_a_checkpoint_that_a_process_has_open_is_not_complete_however_long_it_pauses(tmp_path, clock):
+    checkpoints = Checkpoints(str(tmp_path / "ckpt.pt"), clock)
+    with (tmp_path / "ckpt.pt").open("wb") as file:
+        file.write(b"half")
+        file.flush()
+        for _ in range(30):
+            look(checkpoints, clock, 10.0)
+        assert not checkpoints.saved_since(100.0)
+    look(checkpoints, clock, 10.0)
+    assert checkpoints.saved_since(100.0)
+
+
+def test_removed_files_are_no_checkpoint(tmp_path, clock):
+    """Trainers keep the last few, or the best ones: the newest may go, and a folder changes with what leaves it."""
+    for number in (1, 2):
+        (tmp_path / f"step-{number}").mkdir()
+        (tmp_path / f"step-{number}" / "model").write_text("x")
+    files, folders = (Checkpoints(str(tmp_path / name), clock) for name in ("step-*/model", "step-*"))
+    (tmp_path / "step-2" / "model").unlink()
+    for checkpoints in (files, folders):
+        for _ in range(5):
+            look(checkpoints, clock, 10.0)
+        assert not checkpoints.saved_since(0.0)
+        assert checkpoints.present
+    (tmp_path / "step-3").write_text("half")
+    look(folders, clock, 1.0)
+    (tmp_path / "step-3").unlink()
+    look(folders, clock, 10.0)
+    assert not folders.saved_since(0.0), "one that was given up"
+
+
+def test_a_checkpoint_dated_in_the_past_is_new(tmp_path, clock):
+    """The clock of its file system was set back, or it was copied with its date."""
+    (tmp_path / "step-1").write_text("x")
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    (tmp_path / "step-2").write_text("x")
+    os.utime(tmp_path / "step-2", (1, 1))
+    look(checkpoints, clock, 1.0)
+    look(checkpoints, clock, 1.0)
+    assert checkpoints.saved_since(0.0)
+
+
+def test_what_an_ended_trainer_wrote_is_complete_at_once(tmp_path, clock):
+    checkpoints = Checkpoints(str(tmp_path / "step-*"), clock)
+    checkpoints.look()
+    (tmp_path / "step-1").write_text("x")
+    checkpoints.look(ended=True)
+    assert checkpoints.saved_since(clock.now - 1.0)
 
 
 def test_what_was_there_before_is_no_new_checkpoint(tmp_path, clock):
@@ -113,7 +166,7 @@ def test_another_users_files_are_no_checkpoint(tmp_path, clock, what):
     for _ in range(3):
         look(checkpoints, clock, 1.0)
     assert not checkpoints.saved_since(100.0)
-    assert checkpoints.present == (what == "file in a folder")
+    assert not checkpoints.present
 
 
 @pytest.mark.parametrize(

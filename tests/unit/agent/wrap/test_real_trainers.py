@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from pollux.wrap.wrapper import Contract, Wrapper
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SCRIPT = Path(__file__).with_name("own_hf.py")
+HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
@@ -40,47 +41,65 @@ class Publisher:
 
     def acknowledge(self, _move, _stamps):
         self.moves = 0
-        self.it.child.kill()
+        self.it.child.signal_trainer(signal.SIGKILL, {})
         return True
 
 
-def attempt(monkeypatch, folder, command, gpus, *, moved):
+def attempt(monkeypatch, folder, command, gpus, *, moved, checkpoints):
     monkeypatch.setattr(module, "Publisher", Publisher)
     monkeypatch.setattr(module, "PASSED_ON", ())
     known = SimpleNamespace(settings=AgentSettings(drain_wait=0.1), times=Times(launched_at=time.time()))
-    contract = Contract(command, str(folder / "out/checkpoint-*/trainer_state.json"))
+    contract = Contract(command, f"{folder}/out/{checkpoints}")
     visible = ",".join(map(str, range(gpus)))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": visible}
-    it = Wrapper(contract, known, SimpleNamespace(job_id=7), folder, environ)
+    it = Wrapper(contract, known, SimpleNamespace(job_id=7, attempt=1 - moved), folder, environ)
     it.publisher.it, it.publisher.moves = it, int(moved)
     return it, it.run()
 
 
-def losses(printed):
-    """By epoch; what was made again counts as it was at last."""
-    return {
-        float(found[2]): float(found[1])
-        for found in re.finditer(r"'loss': '?([\d.]+)'?.*?'epoch': '?([\d.]+)'?", printed.decode())
-    }
+KINDS = {
+    "transformers": (
+        "own_hf.py",
+        "checkpoint-*/trainer_state.json",
+        r"'loss': '?(?P<loss>[\d.]+)'?.*?'epoch': '?(?P<at>[\d.]+)'?",
+        (20, 2.0),
+    ),
+    "accelerate": (
+        "own_accelerate.py",
+        "checkpoint_*/random_states_0.pkl",
+        r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)",
+        (40, 40.0),
+    ),
+}
+"""By package: the script, what a checkpoint completes, the line of a loss; lines, and the last one's step."""
 
 
-def test_a_hugging_face_trainer_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
-    tmp_path, monkeypatch, capfdbinary
+@pytest.mark.parametrize("package", KINDS)
+def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
+    tmp_path, monkeypatch, capfdbinary, package
 ):
-    pytest.importorskip("transformers")
-    alone = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path / "fixed")], capture_output=True, check=True
-    )
+    pytest.importorskip(package)
+    name, checkpoints, line, (lines, last) = KINDS[package]
+    script = str(HERE / name)
+
+    def losses(printed):
+        """By epoch or step; what was made again counts as it was at last."""
+        found = re.finditer(line, printed.decode())
+        return {float(one["at"]): float(one["loss"]) for one in found}
+
+    def run(command, gpus, *, moved):
+        return attempt(monkeypatch, tmp_path, command, gpus, moved=moved, checkpoints=checkpoints)
+
+    alone = subprocess.run([sys.executable, script, str(tmp_path / "fixed")], capture_output=True, check=True)
     fixed = losses(alone.stdout)
-    assert len(fixed) == 20
+    assert len(fixed) == lines
     out = str(tmp_path / "out")
-    first, status = attempt(monkeypatch, tmp_path, [sys.executable, str(SCRIPT), out], 1, moved=True)
+    first, status = run([sys.executable, script, out], 1, moved=True)
     assert status == 128 + 9, "Slurm has ended it after its checkpoint"
     assert first.report()["checkpointed"]
-    again = [*TORCHRUN, "--nproc-per-node=2", str(SCRIPT), out]
-    second, status = attempt(monkeypatch, tmp_path, again, 2, moved=False)
+    second, status = run([*TORCHRUN, "--nproc-per-node=2", script, out], 2, moved=False)
     assert status == 0
     printed = capfdbinary.readouterr().out
-    assert re.search(rb"resumes from \S+checkpoint-\d+ on 2", printed)
+    assert re.search(rb"resumes from \S*checkpoint.\d+ on 2", printed)
     assert losses(printed) == pytest.approx(fixed, abs=1e-3)
-    assert second.report()["progress"] == 2.0, "epochs"
+    assert second.report()["progress"] == last

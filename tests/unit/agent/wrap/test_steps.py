@@ -19,6 +19,9 @@ LINES = {
     "Hugging Face Trainer": "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 4.5e-05, 'epoch': 0.53}",
     "Lightning": "Epoch 1230:  50%|#####     | 5/10 [00:00<00:00, 16.52it/s, v_num=0, loss=0.4]",
     "verl": "step:1230 - actor/entropy:0.512 - critic/score/mean:0.23",
+    "DeepSpeed": "[2026-01-02 10:00:00,000] [INFO] [logging.py:96:log_dist] [Rank 0] step=1230, skipped=0, lr=[0.001], "
+    "mom=[(0.9, 0.999)]",
+    "accelerate": "Steps:  12%|\u2588\u258f        | 1230/10000 [07:10<51:10,  2.86it/s, lr=0.0001, step_loss=0.123]",
     "any other": "Step 1230: loss 0.4",
 }
 
@@ -95,3 +98,89 @@ def test_step_times_are_measured_again_where_a_step_became_another_one():
         steps.feed(0, f"step {step}: x\n".encode(), 20.0 + 3.0 * (step - 19))
     assert steps.seconds == pytest.approx(3.0)
     assert steps.number == 22
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"loss": 0.4, "step": 1230}',
+        "{'global_step': 1230}",
+        "[2026-01-02 10:00:00] INFO train.py:33 step 1,230 | loss 0.4",
+        "train_step=1230 lr=0.1",
+        " 12%|\u258f  | 1230/10000 [07:10<51:10,  2.86it/s]",
+    ],
+)
+def test_other_forms_of_lines_are_read(line):
+    steps = Steps(PATTERNS)
+    steps.feed(0, f"{line}\r".encode(), 1.0)
+    assert steps.number == 1230
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  Total optimization steps = 378",
+        "eval step 5/20",
+        "save_every_step: 50",
+        "lr step 0.01",
+        "seconds per step 12",
+        "Evaluating:  50%|\u2588 | 5/10 [00:01<00:01, 2.0it/s]",
+        "Map (num_proc=4):  10%|\u2588 | 100/1000 [00:00<00:01, 9.0 examples/s]",
+        "Loading checkpoint shards: 100%|\u2588| 2/2 [00:01<00:00, 2.0it/s]",
+    ],
+)
+def test_lines_of_other_things_name_no_step(line):
+    steps = Steps(PATTERNS)
+    steps.feed(0, f"{line}\n".encode(), 1.0)
+    assert steps.first_at is None
+
+
+def fed(steps, numbers, now, each):
+    for number in numbers:
+        now += each
+        steps.feed(0, f"step {number}: x\n".encode(), now)
+    return now
+
+
+def test_an_evaluation_that_counts_its_own_steps_is_no_progress_and_moves_no_time():
+    steps = Steps(PATTERNS)
+    now = fed(steps, range(1, 101), 0.0, 1.0)
+    for begin in range(100, 400, 100):
+        now = fed(steps, range(1, 60), now, 0.1)
+        now = fed(steps, range(begin + 1, begin + 101), now, 1.0)
+    assert steps.number == 400
+    assert steps.seconds == pytest.approx(1.0)
+
+
+def test_a_count_that_begins_again_with_each_epoch_goes_on():
+    steps, now = Steps(PATTERNS), 0.0
+    for _ in range(4):
+        before = steps.number
+        now = fed(steps, range(1, 101), now, 1.0)
+        assert steps.number >= before + 99
+    assert steps.seconds == pytest.approx(1.0)
+    late = Steps(PATTERNS)
+    now = fed(late, [99, 100], 0.0, 1.0)
+    fed(late, range(1, 50), now, 3.0)
+    assert late.seconds == pytest.approx(3.0), "its first epoch was too short to be measured"
+
+
+def test_lines_that_were_kept_back_share_the_time_until_the_next_ones():
+    steps = Steps(PATTERNS)
+    for burst in range(8):
+        lines = "".join(f"step {40 * burst + n}: x\n" for n in range(40))
+        steps.feed(0, lines.encode(), 20.0 * burst)
+    assert steps.seconds == pytest.approx(0.5)
+    assert steps.number == 319
+
+
+def test_a_better_line_takes_over_and_counts_in_its_own_unit():
+    bar, told = b" 12%|# | 300/1000 [07:10<51:10]\r", b"{'loss': 1.0, 'epoch': 0.53}\n"
+    steps = Steps(PATTERNS)
+    steps.feed(0, bar, 1.0)
+    steps.feed(0, told + bar, 2.0)
+    assert steps.number == 0.53
+    again = Steps(PATTERNS, steps.line)
+    again.feed(0, bar, 1.0)
+    assert again.first_at is None, "what was measured before is in the other unit"
+    assert Steps(PATTERNS, "no pattern").feed(0, bar, 1.0) is None

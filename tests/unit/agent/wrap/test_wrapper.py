@@ -13,12 +13,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from pollux.errors import LaunchError
 from pollux.slurm_job.attempt import AgentSettings
 from pollux.slurm_job.environment import Times
+from pollux.wrap import process
 from pollux.wrap import wrapper as module
-from pollux.wrap.sizes import Sizes, file_in
+from pollux.wrap.sizes import Sizes, of_training
 from pollux.wrap.wrapper import Contract, Wrapper
 
+NO_ARRAY = {"SLURM_JOB_ID": "7"}
 STEPS = "import time\nfor n in range(1, 9):\n    print('step', n, flush=True)\n    time.sleep(0.05)\n"
 
 
@@ -51,17 +54,18 @@ def made(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(words, 0, "", "")
 
     monkeypatch.setattr(module.slurm_commands, "run", run)
-    monkeypatch.setattr(module.slurm_commands, "answer", lambda *_words: "")
+    monkeypatch.setattr(module, "show_job", lambda job: f"JobId={job} JobState=RUNNING Restarts=0 Requeue=1")
+    monkeypatch.setattr(module, "time_limit_at", lambda *_words, **_more: None)
     kept = [(number, signal.getsignal(number)) for number in module.PASSED_ON]
 
-    def make(code, *, gpus=1, grace=60.0, drain_wait=0.5, **more):
+    def make(code, *, gpus=1, grace=60.0, drain_wait=0.5, variables=NO_ARRAY, attempt_number=0, **more):
         attempt = SimpleNamespace(
             settings=AgentSettings(drain_wait=drain_wait), times=Times(launched_at=time.time())
         )
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, "-c", code] if isinstance(code, str) else code
         contract = Contract(command, str(tmp_path / "step-*"), grace=grace, **more)
-        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
-        it = Wrapper(contract, attempt, SimpleNamespace(job_id=7), tmp_path, environ)
+        environ = {**os.environ, **variables, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
+        it = Wrapper(contract, attempt, SimpleNamespace(job_id=7, attempt=attempt_number), tmp_path, environ)
         it.requeued = requeued
         return it
 
@@ -87,10 +91,12 @@ def later(do, when):
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_end_of_the_trainer_is_the_end_of_the_job(made, status):
     it = made(STEPS + f"raise SystemExit({status})")
+    immovable = it.report()["immovable"]
     assert it.run() == status
     report = it.report()
     assert (report["progress"], report["checkpointed"], report["resize"]) == (8, False, "requeue")
-    assert report["immovable"] == "its trainer has saved no checkpoint yet"
+    assert immovable == "its trainer has saved no checkpoint yet"
+    assert report["immovable"] == "its trainer has ended", "an evaluation may follow, which nobody sees"
     assert report["next_save_s"] == module.UNKNOWN_SAVE_S
     assert 0 < report["restart_cost"] < 60
     assert it.requeued == []
@@ -126,25 +132,20 @@ def test_a_checkpoint_after_the_order_is_acknowledged_with_its_own_step(made, tm
     ((move, stamps),) = it.publisher.acknowledged
     assert move == 3
     assert 10 <= stamps["step"] < 25, "what it trains after the checkpoint is trained again"
-    assert it.report()["immovable"] is None
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_a_start_that_fails_at_a_new_size_bars_it_unless_the_end_was_asked_for(made, tmp_path, told):
-    file = file_in(tmp_path, str(tmp_path / "step-*"))
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
     Sizes({(1, 1, 48): 0.5}).write(file)
-    code = (
-        "import time\nprint('cannot resume \\x1b[2J here', flush=True)\ntime.sleep(%d)\nraise SystemExit(4)"
-    )
+    code = "import time\nprint('cannot resume \\x07 here', flush=True)\ntime.sleep(%d)\nraise SystemExit(4)"
     it = made(code % (60 if told else 0), gpus=2)
     if told:
         later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.steps.last_line)
     assert it.run() == (128 + signal.SIGTERM if told else 4)
     assert bool(it.requeued) is not told
     barred = Sizes.read(file).barred()
-    assert barred == (
-        "" if told else "its trainer did not start on 2 GPUs (status 4: cannot resume ?[2J here)"
-    )
+    assert barred == ("" if told else "its trainer did not start on 2 GPUs (status 4: cannot resume ? here)")
     assert it.report()["barred"] == (barred or None)
 
 
@@ -152,9 +153,12 @@ def test_a_trainer_whose_lines_name_no_step_is_told_so_once(made, monkeypatch, c
     monkeypatch.setattr(module, "UNSEEN_S", 0.1)
     caplog.set_level(logging.WARNING, "pollux")
     it = made("import time\nprint('x' * 10_000_000, flush=True)\ntime.sleep(1.5)\nprint('loss 3')", gpus=2)
+    said = []
+    later(lambda: said.append(it.report()["immovable"]), lambda: "cannot be moved" in caplog.text)
     assert it.run() == 0
-    assert [r.getMessage() for r in caplog.records if "--step PATTERN" in r.getMessage()] != []
+    assert [r.getMessage() for r in caplog.records if "by --step" in r.getMessage()] != []
     assert sum("keeps this job on its 2 GPUs" in r.getMessage() for r in caplog.records) == 1
+    assert f"cannot be moved: {said[0]}" in caplog.text, "what polluxctl explain says"
     report = it.report()
     assert (report["params"], report["times"].get("first_step_at"), report["throughput"]) == (None, None, 0.0)
 
@@ -196,13 +200,13 @@ def test_a_trainer_that_saved_and_ended_is_not_started_while_slurm_ends_the_job(
         "time.sleep(60)\n"
     )
     it = made(code, signal=signal.SIGTERM, drain_wait=3.0)
-    starts, popen = [], subprocess.Popen
+    starts = []
 
-    def started(*words, **more):
+    def started(*words):
         starts.append(len(it.publisher.acknowledged))
-        return popen(*words, **more)
+        return process.TrainerProcess(*words)
 
-    monkeypatch.setattr(module.subprocess, "Popen", started)
+    monkeypatch.setattr(module, "TrainerProcess", started)
     later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
     begun = time.monotonic()
     assert it.run() == 7
@@ -224,3 +228,131 @@ def test_a_trainer_that_ended_for_an_order_that_is_taken_back_is_started_soon(ma
     later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
     later(lambda: it.publisher.order(0), lambda: it.publisher.acknowledged)
     assert it.run() == 7, "its second start"
+
+
+SAVES_ON_TERM = """
+import pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+worker = subprocess.Popen(["sleep", "60"])  # it loads data, and is needed to save
+def save(*_):
+    time.sleep(2)
+    if worker.poll() is None:
+        (folder / "step-1").touch()
+    worker.kill()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("step 1", flush=True)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_a_shell_has_started_get_the_signal_and_their_time_to_save(made, tmp_path):
+    (tmp_path / "train.py").write_text(SAVES_ON_TERM)
+    # No exec: each shell waits, and would end at the signal.
+    (tmp_path / "launch.sh").write_text(f"#!/bin/sh\n{sys.executable} {tmp_path}/train.py {tmp_path}; true\n")
+    (tmp_path / "launch.sh").chmod(0o755)
+    it = made(["bash", "-c", f"{tmp_path}/launch.sh; true"], signal=signal.SIGTERM)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    # Slurm ends the job once it has its answer.
+    later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.publisher.acknowledged)
+    assert it.run() == 128 + signal.SIGTERM, "saved, which is no end of the training"
+    assert (tmp_path / "step-1").exists()
+    assert len(it.publisher.acknowledged) == 1
+    assert not Sizes.read(it.file).deaf
+
+
+def test_what_outlives_its_attempt_starts_no_trainer(made, tmp_path, monkeypatch):
+    """Slurm may lose processes of an attempt; the next one trains already."""
+    (tmp_path / "train.py").write_text(SAVES_ON_TERM)
+    it = made([sys.executable, f"{tmp_path}/train.py", str(tmp_path)], signal=signal.SIGTERM, drain_wait=0.1)
+    monkeypatch.setattr(module, "show_job", lambda job: f"JobId={job} JobState=RUNNING Restarts=1 Requeue=1")
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    starts = []
+
+    def started(*words):
+        starts.append(words)
+        return process.TrainerProcess(*words)
+
+    monkeypatch.setattr(module, "TrainerProcess", started)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    later(lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGTERM)), lambda: it.publisher.acknowledged)
+    it.run()
+    assert len(starts) == 1
+
+
+def test_a_trainer_that_saves_nothing_at_the_signal_is_not_asked_in_later_attempts(made):
+    it = made(STEPS, signal=signal.SIGTERM, drain_wait=0.1)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.publisher.acknowledged)
+    it.run()
+    assert made(STEPS, signal=signal.SIGTERM).report()["immovable"], "its own checkpoints are waited for"
+
+
+def test_a_trainer_that_made_all_its_steps_has_ended_whatever_it_was_asked(made):
+    code = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n" + STEPS
+    it = made(code, signal=signal.SIGTERM, steps=8.0)
+    later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
+    assert it.run() == 0
+    assert it.publisher.acknowledged == []
+    assert Sizes.read(it.file).ended == 0
+
+
+@pytest.mark.parametrize("ended", [-1, 0])
+def test_a_trainer_that_fails_in_its_first_steps_at_a_new_size_goes_back(made, tmp_path, ended):
+    """It has no memory there for its optimizer, say. One that ended before may have nothing left to do."""
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 1)
+    Sizes({(1, 2, 48): 0.5}, ended=ended).write(file)
+    it = made("print('step 1', flush=True)\nraise SystemExit('out of memory')", attempt_number=1)
+    assert it.run() == 1
+    assert bool(it.requeued) is (ended < 0)
+    assert it.report()["least_gpus"] == (2 if ended < 0 else 1)
+
+
+def test_a_trainer_that_hangs_at_a_new_size_goes_back(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "HANGS_S", 0.5)
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
+    Sizes({(1, 1, 48): 0.5}).write(file)
+    it = made("import time\ntime.sleep(20)", gpus=2)
+    it.run()
+    assert it.requeued == [("scontrol", "requeue", "7")]
+    assert it.report()["barred"] == "its trainer did not start on 2 GPUs (no step in 0 s)"
+
+
+def test_the_task_of_an_array_is_requeued_alone(made, tmp_path):
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
+    Sizes({(1, 1, 48): 0.5}).write(file)
+    last = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    it = made("raise SystemExit(4)", gpus=2, variables=last)
+    it.run()
+    assert it.requeued == [("scontrol", "requeue", "7_3")]
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_near_its_time_limit_a_job_that_continues_saves_and_is_requeued(
+    made, tmp_path, monkeypatch, extended
+):
+    ends = iter([time.time() + 1.0, time.time() + (3600.0 if extended else 1.0)])
+    monkeypatch.setattr(module, "time_limit_at", lambda *_words, **_more: next(ends))
+    code = STEPS.replace("9", "80") + f"    if n == 20: open({str(tmp_path / 'step-1')!r}, 'w').close()\n"
+    it = made(code, variables={"SLURM_JOB_ID": "7", "POLLUX_CONTINUE": "yes"}, drain_wait=0.1)
+    assert it.run() == 0
+    assert it.requeued == ([] if extended else [("scontrol", "requeue", "7")])
+
+
+def test_a_second_wrapper_of_one_attempt_is_refused(tmp_path):
+    with process.alone(tmp_path / "job", 0):
+        with pytest.raises(LaunchError, match="one after another"), process.alone(tmp_path / "job", 0):
+            pass
+        with process.alone(tmp_path / "job", 1):
+            pass
+    with process.alone(tmp_path / "job", 0):
+        pass
+
+
+def test_an_agent_in_the_trainer_reports_nothing_beside_the_wrapper(made):
+    it = made(
+        "import os\nprint(os.environ.get('POLLUX_SUBMITTED'), os.environ['POLLUX_GPUS'])",
+        variables={"SLURM_JOB_ID": "7", "POLLUX_SUBMITTED": "1"},
+    )
+    assert it.run() == 0
+    assert it.steps.last_line == "None 1"
