@@ -96,5 +96,5 @@ class Situation:
     owed: bool = False
     """It gives back what its user's protection does not cover (`protected`), even if it could not start again."""
     insist: bool = False
-    """Requeue the job even if its agent does not drain it (`PastMoves.insisted_on`)."""
+    """Requeue the job even if its agent does not drain it: it is owed, and was asked before."""
     paused: bool = False

@@ -4,9 +4,9 @@ After a move polluxd leaves a job alone for a while (its cooldown). The cooldown
 job that started within seconds may soon grow. A job without GPUs has no training to protect: it rests only after a
 person has cancelled its move. What a refusal teaches is in `refusals`.
 
-A job that holds more than its user's equal share of the GPUs may refuse one drain, or leave it unanswered: its agent
-may have been unable to save. From the second one on polluxd requeues the job all the same, so that it costs nobody but
-its own user. Such a job gains no GPUs beyond the equal share any more.
+A job may refuse one drain, or leave it unanswered: its agent may have been unable to save. What it holds beyond its
+user's equal share it then gives back at the second order all the same (`protected`), so that it costs nobody but its
+own user. Such a job gains no GPUs beyond the equal share any more.
 
 A restart of polluxd loses both; the loss costs one early retry, and the other users one more drain.
 """
@@ -14,7 +14,6 @@ A restart of polluxd loses both; the loss costs one early retry, and the other u
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -85,18 +84,6 @@ class PastMoves:
             for job_id, past in self._jobs.items()
             if job_id in holding or job_id in waiting
         }
-
-    def insisted_on(self, state: ClusterState) -> frozenset[int]:
-        """Return the jobs that polluxd requeues even if they do not drain."""
-        share = equal_share(state)
-        undrained = {job_id for job_id, past in self._jobs.items() if past.undrained}
-        if share is None or not undrained:
-            return frozenset()
-        held: Counter[int] = Counter()
-        for job in state.jobs:
-            if job.spec is not None:
-                held[job.uid] += sum(job.gpus_per_node_held.values())
-        return frozenset(j.job_id for j in state.jobs if j.job_id in undrained and held[j.uid] > share)
 
 
 def equal_share(state: ClusterState) -> float | None:

@@ -108,9 +108,11 @@ class Protection:
         spent: Callable[[str], str],
         undrained: int,
     ) -> bool:
+        if undrained:
+            return True  # a refusal is as much its own act as a hold
         rhythm = self.rhythm.stays.get(job.job_id, "")
         stepped = self.stepped.get(job.job_id) == job.restart_count
-        staying = stay(job, report, spent(job.user), stepped=stepped, undrained=undrained, rhythm=rhythm)
+        staying = stay(job, report, spent(job.user), stepped=stepped, rhythm=rhythm)
         if staying is not None:
             return staying.of_user
         eligible = eligibility.get(job.job_id)

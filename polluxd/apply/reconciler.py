@@ -206,7 +206,6 @@ class Reconciler:
         bars = self.refusals.bars(seen.state)
         bars = replace(bars, most=bars.lowered(allowed).most)
         risks = at_risk(seen.state, self.waiting.contending)
-        insisted_on = self.past.insisted_on(seen.state)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
@@ -216,6 +215,7 @@ class Reconciler:
             job = jobs.get(move.job_id)
             kept_off = move.step is Step.REQUEUED and self.former.wait_s(job, move.target.nodes) > 0.0
             goes_back = move.reason.startswith(BACK)
+            owed = move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus
             at = Situation(
                 move,
                 job,
@@ -230,8 +230,8 @@ class Reconciler:
                 if goes_back
                 else forbids(may_start.get(move.job_id), move) or bars.forbids(move) or taken_by(risks, move),
                 kept_off=kept_off,
-                owed=move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus,
-                insist=move.job_id in insisted_on,
+                owed=owed,
+                insist=owed and self.past.undrained(move.job_id) > 0,
                 paused=records.settings.paused and not goes_back,
             )
             action = next_action(at)
