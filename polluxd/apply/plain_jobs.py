@@ -302,38 +302,42 @@ def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, 
     mine = [job for job in state.jobs if job.spec is not None and job.state is JobState.RUNNING]
     if not (plain and mine):
         return {}
-    bounds, found = Lookup(state), {}
-    free = Counter({node.name: node.capacity for node in state.nodes if node.schedulable})
-    idle = Counter({node.name: node.cpus - node.foreign_cpus for node in state.nodes if node.cpus})
-    for job in mine:
-        free.subtract(job.gpus_per_node_held)
-        idle.subtract(job.cpus_per_node_held)
+    bounds, room, found = Lookup(state), _Room(state, mine), {}
+    for other in plain:
+        reach, limits = state.reach(other.partition), _limits_of(other, bounds)
+        for job in mine:
+            if other.reason in _WAITS_FOR_NODES:
+                takes = room.could_start(other, job, reach)
+            else:
+                takes = not limits.isdisjoint(_limits_of(job, bounds))
+            if takes:
+                found[job.job_id] = f"job {other.job_id} ({other.reason}), which could start in its place,"
+    return found
 
-    counted = {node.name for node in state.nodes if node.cpus}
 
-    def could_start(other: SlurmJob, job: SlurmJob, reach: Collection[str]) -> bool:
-        """Whether it fits on what is free and what the job holds, and not without the latter."""
+class _Room:
+    """The GPUs and CPUs that nobody holds, by node."""
+
+    def __init__(self, state: ClusterState, mine: Iterable[SlurmJob]) -> None:
+        self._free = Counter({node.name: node.capacity for node in state.nodes if node.schedulable})
+        self._idle = Counter({node.name: node.cpus - node.foreign_cpus for node in state.nodes if node.cpus})
+        self._counted = {node.name for node in state.nodes if node.cpus}
+        for job in mine:
+            self._free.subtract(job.gpus_per_node_held)
+            self._idle.subtract(job.cpus_per_node_held)
+
+    def could_start(self, other: SlurmJob, job: SlurmJob, reach: Collection[str]) -> bool:
+        """Whether a job fits on what is free and what another one holds, and not without the latter."""
         nodes = max(other.tres.get("node", 1), 1)
         gpus = other.requested_gpus_per_node or ceil(_asks(other) / nodes)
         cpus = ceil(other.tres.get("cpu", 0) / nodes)
         fits = {
             name
             for name in reach
-            if free[name] + job.gpus_per_node_held.get(name, 0) >= gpus
-            and (name not in counted or idle[name] + job.cpus_per_node_held.get(name, 0) >= cpus)
+            if self._free[name] + job.gpus_per_node_held.get(name, 0) >= gpus
+            and (name not in self._counted or self._idle[name] + job.cpus_per_node_held.get(name, 0) >= cpus)
         }
         return len(fits) >= nodes and not fits.isdisjoint(job.gpus_per_node_held)
-
-    for other in plain:
-        reach, limits = state.reach(other.partition), _limits_of(other, bounds)
-        for job in mine:
-            if other.reason in _WAITS_FOR_NODES:
-                takes = could_start(other, job, reach)
-            else:
-                takes = not limits.isdisjoint(_limits_of(job, bounds))
-            if takes:
-                found[job.job_id] = f"job {other.job_id} ({other.reason}), which could start in its place,"
-    return found
 
 
 def taken_by(risks: Mapping[int, str], move: Move) -> str:

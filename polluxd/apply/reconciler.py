@@ -80,7 +80,7 @@ class Reconciler:
         self.former = FormerNodes(monotonic)
         self._asked = AskedFirst(slurm, store, self.refusals, authorize=authorize)
         self._gpu_types: dict[str, str] = {}
-        self._acted_on: Mapping[int, Move] = {}
+        self.acted_on: Mapping[int, Move] = {}
         """Moves open at the last tick, by job. What was observed before that tick no longer holds for these jobs."""
         self.waiting = WaitingJobs(slurm, lease=lease, authorize=authorize, clock=clock, monotonic=monotonic)
         self._resizer = InPlaceMoves(slurm, store, authorize=authorize, clock=clock, monotonic=monotonic)
@@ -130,7 +130,7 @@ class Reconciler:
         """
         epoch = self.authorize()
         budget = RestartBudget(self._limits, records.restarts)
-        busy = self._acted_on.keys() | {move.job_id for move in records.moves}
+        busy = self.acted_on.keys() | {move.job_id for move in records.moves}
         room = (self._limits.max_concurrent or math.inf) - len(records.moves)
         begun: list[Move] = []
         for intent in intents:
@@ -153,17 +153,17 @@ class Reconciler:
 
     def occupied(self, job_id: int) -> bool:
         """Tell whether a plan has to leave the job as it is: it moves, or is in the cooldown after a move."""
-        return job_id in self._acted_on or self.past.cooldown(job_id) > 0
+        return job_id in self.acted_on or self.past.cooldown(job_id) > 0
 
     def coming(self, job_id: int) -> int:
         """Return the GPUs to which a move brings the job; 0 without a move."""
-        move = self._acted_on.get(job_id)
+        move = self.acted_on.get(job_id)
         return move.target.gpus if move else 0
 
     @property
     def moving(self) -> Collection[int]:
         """Jobs with a move under way."""
-        return self._acted_on.keys()
+        return self.acted_on.keys()
 
     def tick(self, seen: ClusterView, records: CycleRecords) -> int:
         """Take the next action of each move; return how many moves and orphaned companions are still waited for."""
@@ -175,15 +175,15 @@ class Reconciler:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
             contending = self.waiting.contending
             self.waiting.renew(kept_back(jobs, seen.pending_companions, records.moves, contending))
-            self.waiting.restore_sizes(jobs, jobs.keys() - self._acted_on.keys() - contending)
+            self.waiting.restore_sizes(jobs, jobs.keys() - self.acted_on.keys() - contending)
         still_open = self._act(seen, jobs, records) if records.moves else 0
         if not paused:
-            self._resizer.tidy(seen, records.reports, self._acted_on.keys())
+            self._resizer.tidy(seen, records.reports, self.acted_on.keys())
         return still_open + self._resizer.sweep(seen.orphans)
 
     def _remember(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], moves: Sequence[Move]) -> None:
         """Forget what is known of moves and jobs that are gone."""
-        self._acted_on = {move.job_id: move for move in moves}
+        self.acted_on = {move.job_id: move for move in moves}
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.open.keep(moves, seen.state.nodes)
         self._asked.keep(jobs)

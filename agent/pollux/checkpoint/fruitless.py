@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pollux.checkpoint.holder import Holder
+from pollux.checkpoint.folder_lock import FolderLock
 from pollux.errors import RestartLoop
 from pollux.private_folder import read_private, remove, write_durably
 from pollux.ranks.control import ControlExchange
@@ -27,7 +27,7 @@ class FruitlessRestarts:
 
     def __init__(self, directory: Path, most: int, environ: Mapping[str, str] = os.environ) -> None:
         self._path = directory / "restarts.json"
-        self.holder = Holder(directory)
+        self.holder = FolderLock(directory)
         self._automatic = any(
             environ.get(name, "0") not in ("", "0") for name in ("SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
         )

@@ -41,7 +41,7 @@ class CallSite:
 
 def call_site() -> CallSite:
     """Return where the script is."""
-    frames = list(_of_the_user(sys._getframe(1)))[::-1]
+    frames = list(frames_of_the_user(sys._getframe(1)))[::-1]
     lines = tuple(f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in frames)
     codes = (f.f_code for f in frames)
     code = zlib.crc32(b"".join(c.co_code + c.co_linetable + str(c.co_firstlineno).encode() for c in codes))
@@ -56,7 +56,7 @@ def call_site() -> CallSite:
     return CallSite(lines, code, _as_path(",".join(f"{name}={value}" for name, value in shown.items())))
 
 
-def _of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
+def frames_of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         file = frame.f_code.co_filename
         if file == "<frozen runpy>" or f"{os.sep}multiprocessing{os.sep}" in file:

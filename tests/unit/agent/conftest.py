@@ -140,12 +140,12 @@ def no_advice_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def a_test_is_no_part_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test starts the same script at several of its lines, and in its loops."""
-    frames = call_site._of_the_user
+    frames = call_site.frames_of_the_user
 
     def of_the_script(frame: Any) -> Iterator[Any]:
         return (each for each in frames(frame) if not each.f_code.co_name.startswith("test_"))
 
-    monkeypatch.setattr(call_site, "_of_the_user", of_the_script)
+    monkeypatch.setattr(call_site, "frames_of_the_user", of_the_script)
 
 
 @pytest.fixture(autouse=True)

@@ -155,8 +155,13 @@ def test_one_training_at_two_sizes_tells_what_the_larger_costs(tmp_path):
     assert (user["name"], user["gpu_hours"]) == ("ann", pytest.approx(8 * 151 / 60, rel=0.02))
 
 
-def test_a_replay_states_its_error_before_any_change(site, monkeypatch):
+@pytest.fixture
+def all_elastic(monkeypatch):
     monkeypatch.setattr(replay, "ELASTIC", (1.0,))
+
+
+@pytest.mark.usefixtures("all_elastic")
+def test_a_replay_states_its_error_before_any_change(site):
     found = replayed_log(site, 20)
     assert found["error"]["recorded_wait_s"] == 900
     said = lines(found)
@@ -164,9 +169,9 @@ def test_a_replay_states_its_error_before_any_change(site, monkeypatch):
     assert "cannot_tell" in found or all(math.isfinite(row["change"]) for row in found["changes"])
 
 
-def test_a_replay_of_jobs_that_slurm_ran_in_order_is_right(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("all_elastic")
+def test_a_replay_of_jobs_that_slurm_ran_in_order_is_right(tmp_path):
     """Two nodes, jobs that never wait: the simulated waits are the recorded ones."""
-    monkeypatch.setattr(replay, "ELASTIC", (1.0,))
     jobs = [job | {"eligible": job["start"], "end": job["end"] - 10} for job in running(25)]
     records = read(written(tmp_path / "log", jobs))
     found = replayed_log(document.Sources(records, Nodes(), *document.period_of(records), False, False), 20)

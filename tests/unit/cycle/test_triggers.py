@@ -199,7 +199,7 @@ def test_a_resize_that_never_ends_delays_one_decision() -> None:
     triggers = cycle.controller.triggers
     for size, waits in ((8, False), (12, True)):
         another = replace(move, target=Placement(("n1", "n2", "n3")[: size // 4], 4))
-        cycle.acting._acted_on = {job: another}
+        cycle.acting.acted_on = {job: another}
         triggers.decided(cycle.slurm.observe(), {}, [another])
         assert triggers.resizing() is waits, "once for each number of GPUs"
 

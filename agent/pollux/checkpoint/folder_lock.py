@@ -20,7 +20,7 @@ FILE = ".in-use"
 _LONGEST = 4096
 
 
-class Holder:
+class FolderLock:
     """Holds a folder for as long as this process lives, or until `release`. fcntl(2): a fork holds nothing."""
 
     def __init__(self, directory: Path, environ: Mapping[str, str] = os.environ) -> None:
