@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ PATIENCE_S = 5.0
 FRESH_S = 1.0
 """For so long a page is given to all who ask."""
 _LONGEST_REQUEST = 16384
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+"""What every Prometheus reads; https://prometheus.io/docs/instrumenting/exposition_formats."""
 
 
 class _Page:
@@ -72,7 +74,7 @@ class _Client(asyncio.Protocol):
 
 
 def _answer(status: str, content: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(content)}\r\n"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {_TEXT}\r\nContent-Length: {len(content)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode() + content
 
 
