@@ -50,6 +50,8 @@ LIMIT_S = 60.0
 """Before the time limit, for a checkpoint to be complete and the job to be requeued."""
 ENDED_S = 5.0
 """Slurm ends a requeued job's processes within this time."""
+REPEAT_S = 10.0
+"""Between two questions to a Slurm that does not answer."""
 UNKNOWN_SAVE_S = 3600.0
 """What is said of the next checkpoint of a trainer whose rhythm is not known yet; polluxd waits no longer [s]."""
 
@@ -166,8 +168,8 @@ class Wrapper:
                     return self._ended(status)
                 if order is not None:
                     self._answer(*order)
-                elif status is not None and not self._is_over():
-                    self._start()  # it has saved and ended for an order that was taken back since
+                elif status is not None and not self._goes_on():
+                    return 128 + signal.SIGTERM
         finally:
             self.publisher.close()
 
@@ -316,10 +318,19 @@ class Wrapper:
             if move and self.order is None:
                 until, move = min(until, now + ENDED_S), 0
 
-    def _is_over(self) -> bool:
-        """Slurm has ended this attempt, and lost its processes, or nobody knows: no trainer is started then."""
-        shown = show_job(str(self._access.job_id)) or ""
-        return " JobState=RUNNING " not in shown or f" Restarts={self._access.attempt} " not in shown
+    def _goes_on(self) -> bool:
+        """Start the trainer again, which has saved and ended for an order that was taken back since.
+
+        Returns False where Slurm has ended this attempt, and lost its processes: the next one trains already.
+        """
+        shown = show_job(str(self._access.job_id))
+        if shown is None:
+            self._told.wait(REPEAT_S)
+        elif " JobState=RUNNING " in shown and f" Restarts={self._access.attempt} " in shown:
+            self._start()
+        else:
+            return False
+        return True
 
     @property
     def _signals(self) -> signal.Signals | None:
