@@ -237,6 +237,7 @@ class Life(Cluster):
             self.settle()
             self._quiet()
             self.causes.clear()
+            self.world.policy = decide  # an adversary may never ask for what a job may have
             self.converge()
         finally:
             self.world.close()

@@ -187,6 +187,12 @@ def test_licenses_go_to_the_oldest_waiting_job() -> None:
     }
 
 
+def test_of_an_array_that_runs_one_task_at_a_time_the_one_that_runs_may_start_again() -> None:
+    one = Demands(array_limit=1)
+    runs, waits = running(1, 1, array=(1, 1), demands=one), waiting(2, array=(1, 2), demands=one)
+    assert allowed(limits(), runs, waits).eligibility.keys() == {2}
+
+
 def test_tasks_of_an_array_take_turns() -> None:
     four = Demands(array_limit=2)
     tasks = [waiting(2 + t, array=(2, t), demands=four) for t in range(3)]

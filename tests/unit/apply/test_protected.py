@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.apply.paths import Intent, RestartBudget
-from polluxd.apply.protected import Protection
+from polluxd.apply.protected import Protection, stay
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
 from polluxd.model import JobSpec, JobState, Placement, Report
@@ -65,6 +65,7 @@ SILENT = replace(STEPPED, attempt=1)
         (ALL, {"report": replace(STEPPED, immovable="the disk is full")}),
         (ALL, {"report": replace(STEPPED, at=NOW, next_save_s=1800.0)}),
         (ALL, {"undrained": lambda _job_id: 1}),
+        (ALL, {"undrained": lambda _job_id: 1, "report": replace(STEPPED, checkpointed=True)}),
         (ALL, {"spent": lambda user: f"the restarts of {user} are used up"}),
         (ALL, {"eligibility": NOWHERE}),
     ],
@@ -122,3 +123,8 @@ def test_no_number_of_restarts_keeps_what_is_owed() -> None:
     back = Intent(1, 0, "requeue", Placement(("n1", "n2"), 4), Placement(("n1",), 4), "", "alice")
     assert budget.charge(back)
     assert not budget.charge(replace(back, owed=True))
+
+
+def test_the_report_of_a_step_is_enough_to_move_a_job() -> None:
+    assert stay(ALL, replace(STEPPED, attempt=ALL.restart_count), "", stepped=False) is None
+    assert stay(ALL, SILENT, "", stepped=False) is not None

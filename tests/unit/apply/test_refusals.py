@@ -220,6 +220,7 @@ def test_a_size_that_did_not_start_on_its_node_leaves_a_training_where_it_is() -
     assert known.most() == {1: 0, 2: 1}, (
         "and a job that asks for the same per GPU is tried at its user's size"
     )
+    assert 1 not in known.refusals.bars(known.state).most, "it gives up nothing of what it has"
 
 
 def test_a_script_that_fails_on_a_second_node_gets_no_second_node() -> None:
