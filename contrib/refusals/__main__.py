@@ -202,15 +202,16 @@ class Play:
             traceback.print_exc()
             self.error = f"{type(error).__name__}: {error}"
             watched = self._sampler.jobs.get(self.job_id, Watched())
-        watched.end(self._stepped_at())
+        watched.end([at for at, _ in self._steps()])
         self.told = self._told()
         self._clean()
         return watched
 
-    def _stepped_at(self) -> list[float]:
+    def _steps(self) -> list[tuple[float, int]]:
+        """When the trainer made each step, and on how many GPUs."""
         made = self._out / "made.txt"
-        lines = made.read_text().splitlines() if made.exists() else []
-        return [float(line.split()[2]) for line in lines if len(line.split()) == 3]
+        words = [line.split() for line in made.read_text().splitlines()] if made.exists() else []
+        return [(float(at), int(gpus)) for _, gpus, at in (one for one in words if len(one) == 3)]
 
     def _submit(self) -> Watched:
         row, gpus = self._row, self._row.gpus
@@ -255,7 +256,9 @@ class Play:
 
     def _until_grown(self, watched: Watched) -> None:
         deadline = time.time() + GROWN_S
-        while watched.gpus < 4 and time.time() < deadline:
+        while time.time() < deadline and not (
+            watched.gpus >= 4 and [gpus for _, gpus in self._steps()[-1:]] == [4]
+        ):
             time.sleep(0.2)
 
     def _pin(self, on: bool) -> None:
@@ -311,6 +314,7 @@ def row_of(row: Row, beside: tuple[Play, Watched], control: tuple[Play, Watched]
         "slurm": ".".join(map(str, slurm_version())),
         "told": printable(play.told),
         "error": printable(play.error),
+        "commit": COMMIT,
     }
     both = {"final_gpus": here.gpus, "control_final_gpus": there.gpus}
     acted = {
@@ -338,15 +342,23 @@ def _start_s(watched: Watched) -> float:
     return (watched.started or time.time()) - watched.submitted
 
 
-def play_rows(rows: Sequence[tuple[int, Row]], out: Path) -> list[dict[str, object]]:
-    """Play the rows in batches, one for each partition."""
-    found: list[dict[str, object]] = []
+def play_rows(
+    rows: Sequence[tuple[int, Row]], out: Path, kept: Iterable[dict[str, object]] = ()
+) -> list[dict[str, object]]:
+    """Play the rows in batches, one for each partition; return their results and those that are `kept`."""
+    found = list(kept)
     with (
         place(SITE, (), nodes=SINGLE + 2 * DOUBLE, lease_s=20) as control,
         place(SITE, (), nodes=SINGLE + 2 * DOUBLE, lease_s=20) as site,
         ExitStack() as stack,
     ):
-        site.daemon = Polluxd(site.cluster, site.folder, slurm={"lease_s": 20}, policy={"start_gpus": 1})
+        site.daemon = Polluxd(
+            site.cluster,
+            site.folder,
+            slurm={"lease_s": 20},
+            moves={"own_loop_rest": 0},
+            policy={"start_gpus": 1},
+        )
         site.start()
         samplers = {}
         for each in (control, site):
@@ -442,6 +454,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="rows with one of these words in their cause")
     parser.add_argument("--act", default="", help="grow or shrink")
     parser.add_argument("--out", type=Path, default=Path("bench-out/refusals.json"))
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the rows of --out that are not played again"
+    )
     parser.add_argument("--page", type=Path, help="page that is written")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -450,9 +465,13 @@ def main() -> int:
         for number, row in enumerate(ROWS)
         if any(word in row.cause for word in arguments.only) and arguments.act in row.act
     ]
-    rows = play_rows(chosen, arguments.out)
+    played = {(row.act, row.cause) for _, row in chosen}
+    played |= {("start", cause) for act, cause in played if act == "grow"}
+    known = json.loads(arguments.out.read_text()) if arguments.keep and arguments.out.exists() else []
+    kept = [row for row in known if (row["act"], row["cause"]) in set(WANTED) - played]
+    rows = play_rows(chosen, arguments.out, kept)
     if arguments.page is not None:
-        arguments.page.write_text(page(rows, COMMIT, WANTED))
+        arguments.page.write_text(page(rows, ", ".join(sorted({str(row["commit"]) for row in rows})), WANTED))
     failed = wrong(rows)
     for one in failed:
         print(f"refusals: {one}", file=sys.stderr)

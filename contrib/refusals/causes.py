@@ -141,11 +141,6 @@ _COLLEAGUE = _beside(gpus=2)
 _POLLUX_COLLEAGUE = _beside("SBATCH --open-mode=append", "POLLUX min-gpus=2 max-gpus=2", gpus=2)
 
 
-def _depends(hands: Hands) -> None:
-    """The job is made to wait for another one while it runs."""
-    hands.update(f"JobId={hands.job_id}", f"Dependency=afterany:{hands.submit('before')}")
-
-
 _MINUTES = {
     "QOS MaxTRESMinsPerJob of GPUs": ("MaxTRESMinsPerJob=gres/gpu=150", ()),
     "QOS GrpTRESRunMins of GPUs": ("GrpTRESRunMins=gres/gpu=150", ()),
@@ -191,7 +186,6 @@ GROW = (
     Row("--mem=0", lines=("SBATCH --mem=0",)),
     Row("--exclusive", lines=("SBATCH --exclusive",)),
     Row("--gres-flags=enforce-binding", lines=("SBATCH --gres-flags=enforce-binding",)),
-    Row("--deadline", lines=(SECONDS_OF_LIMIT, "SBATCH --deadline=now+2hours")),
     Row("free GPUs without CPUs", before=_beside("SBATCH --ntasks=6")),
     Row("two threads of a core for each GPU", lines=("SBATCH --cpus-per-task=4 --hint=nomultithread",)),
     Row("QOS MaxTRESPerJob of nodes", nodes=2, qos=("MaxTRESPerJob=node=1",)),
@@ -242,7 +236,6 @@ GROW = (
         during=_node("AvailableFeatures=eth", "ActiveFeatures=eth"),
     ),
     Row("partition made exclusive", during=_scontrol("OverSubscribe=EXCLUSIVE")),
-    Row("dependency set while it runs", during=_depends),
     Row("requeue forbidden while it runs", during=_of_job("Requeue=0")),
     Row("site's hook refuses more GPUs", hook="desc.min_cpus == 4"),
     Row("site's hook refuses all updates", hook="uid ~= 0"),
