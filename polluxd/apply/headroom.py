@@ -155,13 +155,23 @@ def _of_running_minutes(
             tres = rule.partition("=")[2]
             if f"{rule} minutes" not in scope.enforced:
                 continue
-            others = sum(use for number, use in used[scope.name, tres].items() if number != job.job_id)
+            use = used[scope.name, tres]
+            factor = _usage_factor(job, scope.limits.counted_minutes.get(tres, 0), sum(use.values()))
+            others = factor * sum(minutes for number, minutes in use.items() if number != job.job_id)
             left = 0 if isinf(others) else max(0, most - int(others))
-            gpus = _in_gpus(tres, _over(left, minutes_left(job, state.taken_at)), job, *reach)
+            gpus = _in_gpus(tres, _over(left, factor * minutes_left(job, state.taken_at)), job, *reach)
             if gpus is not None:
                 gpus = max(gpus, sum(job.gpus_per_node_held.values()))
                 found.append((gpus, f"{rule}={most} of {scope.name}"))
     return min(found, default=None)
+
+
+def _usage_factor(job: SlurmJob, counted: int, used: float) -> float:
+    """By how much Slurm counts more than jobs use: a QOS has a UsageFactor.
+
+    What Slurm shows may be as old as a job that has ended since, so a waiting job does not go by it.
+    """
+    return counted / used if job.gpus_per_node_held and 0.0 < 1.2 * used < counted else 1.0
 
 
 def _in_gpus(tres: str, most: int, job: SlurmJob, kinds: set[str], largest: int) -> int | None:

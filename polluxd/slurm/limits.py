@@ -45,6 +45,8 @@ class GroupLimits:
     """Jobs that wait or run; None: no limit."""
     running_minutes: Tres = field(default_factory=dict)
     """What running jobs may still use until their time limits, together [minutes x TRES], by `GrpTRESRunMins=TRES`."""
+    counted_minutes: Tres = field(default_factory=dict)
+    """What Slurm counts of that now: a QOS's UsageFactor multiplies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +177,8 @@ def _of_each(pattern: re.Pattern[str], text: str) -> GroupLimits:
 def _group(fields: Mapping[str, str], *, safe: bool) -> GroupLimits:
     minutes, used = _tres(fields.get("GrpTRESMins", ""))
     used_up = [f"GrpTRESMins={name}={most}" for name, most in minutes.items() if used.get(name, 0) >= most]
-    running = {
-        f"GrpTRESRunMins={name}": most for name, most in _tres(fields.get("GrpTRESRunMins", ""))[0].items()
-    }
+    most, counted = _tres(fields.get("GrpTRESRunMins", ""))
+    running = {f"GrpTRESRunMins={name}": value for name, value in most.items()}
     if safe:
         running |= {f"GrpTRESMins={name}": max(0, most - used.get(name, 0)) for name, most in minutes.items()}
     wall = _NUMBER.fullmatch(fields.get("GrpWall", ""))
@@ -189,6 +190,7 @@ def _group(fields: Mapping[str, str], *, safe: bool) -> GroupLimits:
         tuple(used_up),
         _number(fields.get("GrpSubmitJobs", "")),
         running,
+        {name: counted.get(name, 0) for name in most},
     )
 
 

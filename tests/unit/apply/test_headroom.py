@@ -264,6 +264,17 @@ def test_minutes_of_running_jobs_leave_smaller_jobs_their_start() -> None:
     assert "GrpTRESRunMins=gres/gpu=600 of account vision" in found.eligibility[2].rule
 
 
+def test_what_slurm_counts_of_running_jobs_shows_the_factor_of_their_qos() -> None:
+    rule = {"GrpTRESRunMins=gres/gpu": 300}
+    mine = replace(running(1, 2, start_time=NOW, limit=HOUR), tres={"gres/gpu": 2})
+    for counted, most in ((118, 5), (120, 5), (240, 2)):
+        lab = account(running_minutes=rule, counted_minutes={"gres/gpu": counted})
+        assert allowed(limits(lab), mine).most[1][0] == most
+        assert allowed(limits(lab), waiting(2, limit=HOUR)).most[2][0] == 5, (
+            "it does not go by what may be old"
+        )
+
+
 def lending(job_id: int, *companions: int, **other: object) -> SlurmJob:
     lent = tuple(running(number, 4) for number in companions)
     held = {f"n{job_id}": 4} | {f"n{number}": 4 for number in companions}

@@ -96,6 +96,12 @@ def test_limits_are_read_before_their_time_where_a_training_is_to_be_stopped() -
     assert asked.limits()[0].associations[one.account, None, ""] == one, "the last answer stands"
 
 
+def test_what_slurm_counts_of_running_minutes() -> None:
+    text = HEAD + ROOT.replace("GrpTRESRunMins=cpu=N(0)", "GrpTRESRunMins=cpu=300(240)")
+    group = parse_limits(text)[0].associations["root", None, ""].group
+    assert (group.running_minutes, group.counted_minutes) == ({"GrpTRESRunMins=cpu": 300}, {"cpu": 240})
+
+
 def test_past_use_leaves_less_to_running_jobs_where_slurm_is_safe() -> None:
     text = HEAD + ROOT + LAB.replace("GrpTRESMins=cpu=10(10)", "GrpTRESMins=cpu=10(4)")
     assert parse_limits(text)[0].associations["lab", None, ""].group.running_minutes == {}
