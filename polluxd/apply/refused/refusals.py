@@ -141,6 +141,8 @@ class Refusals:
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""
         assert self._state is not None
+        # As it was observed: what was read of the job alone lacks the site's defaults, and would look changed.
+        job = next((one for one in self._state.jobs if one.job_id == job.job_id), job)
         self._learnt.setdefault(job.job_id, set()).add(move.id)
         if of_limit(reason):
             self._learn_limit(move, job, reason, self._state)

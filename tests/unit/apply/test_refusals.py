@@ -258,6 +258,15 @@ def test_what_worked_before_a_refusal_does_not_outlast_it() -> None:
     assert known.most()[1] == 1, "3 worked, but the limit may have been lowered since"
 
 
+def test_a_refusal_stays_whether_the_job_was_read_with_the_site_s_defaults_or_without() -> None:
+    shown = waiting(1, 4, mem_per_gpu_mb=400)
+    known = Learned(shown)
+    known.refuse(replace(shown, mem_per_gpu_mb=0), "scontrol update: Unspecified error", 4)
+    assert known.refusals.count == 1
+    known.most()
+    assert known.refusals.count == 1, "nothing has changed"
+
+
 def test_an_update_that_a_hook_refuses_stays_refused_while_nodes_come_and_go() -> None:
     stopped = running(1, 2)
     known = Learned(stopped)
