@@ -50,7 +50,7 @@ put pollux-login 755 usr/share/doc/pollux-login/examples contrib/examples/first.
 put polluxd 644 usr/share/doc/polluxd/examples/prometheus contrib/prometheus/*
 put polluxd 644 usr/lib/systemd/system contrib/systemd/*.service contrib/systemd/*.socket
 pages=$to/pages
-mkdir "$pages"
+mkdir -p "$pages"
 "$venv/bin/python3" -m contrib.man.generate "$pages"
 "$venv/bin/python3" -m contrib.grafana >"$pages/polluxd-prometheus.json"
 put polluxd 644 usr/share/doc/polluxd/examples/grafana "$pages/polluxd-prometheus.json"
