@@ -228,15 +228,13 @@ class Wrapper:
         log.error(
             "the trainer does not train on %d GPUs (%s); it has trained on %s. polluxd will not start it on %d again",
             self.gpus,
-            self._sizes.bad[self.gpus],
+            why.partition(":")[0],  # the log has the trainer's own words
             ", ".join(map(str, self._sizes.good)),
             self.gpus,
         )
         if self._sizes.fruitless >= FRUITLESS:
             return status
-        # polluxd has to know before it places the job again.
-        self.publisher.wake()
-        time.sleep(1.0)
+        self.publisher.close()  # with a last report: polluxd has to know before it places the job again
         if self._requeue():
             self._wait_for_end()
         return status
