@@ -200,7 +200,8 @@ class Job(JobReadings):
         coordinator.begin_loop()
         if progress.epoch >= count:
             last = coordinator.checkpointer.last_attempt
-            check_ended(training, coordinator.exchange, self._attempt.directory, last and last.gpus)
+            gpus = None if last is None else last.gpus
+            check_ended(training, coordinator.exchange, self._attempt.directory, gpus)
             coordinator.checkpointer.restore_random()
             if self.is_main:
                 already_finished(progress, count)
