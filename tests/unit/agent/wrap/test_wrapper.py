@@ -214,7 +214,7 @@ def test_a_trainer_that_saved_and_ended_is_not_started_while_slurm_ends_the_job(
     assert time.monotonic() - begun >= 3.0
 
 
-def test_a_trainer_that_ended_for_an_order_that_is_taken_back_is_started_soon(made, tmp_path, monkeypatch):
+def test_a_trainer_that_ended_for_an_order_that_is_taken_back_is_started_soon(made, tmp_path):
     code = (
         "import pathlib, signal, sys, time\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
@@ -223,7 +223,6 @@ def test_a_trainer_that_ended_for_an_order_that_is_taken_back_is_started_soon(ma
         "print('step 1', flush=True)\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.setattr(module, "ENDED_S", 0.1)
     it = made(code, signal=signal.SIGTERM, drain_wait=3600.0)
     later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
     later(lambda: it.publisher.order(0), lambda: it.publisher.acknowledged)
