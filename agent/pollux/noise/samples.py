@@ -89,11 +89,6 @@ class SampleBuffer:
     def full(self) -> bool:
         return len(self.kinds) >= self.rows
 
-    @property
-    def empty(self) -> bool:
-        """No samples wait to be read."""
-        return not self.kinds
-
     def add(self, kind: SampleKind, local: Squares, total: Squares) -> None:
         """Queue one sample; a full buffer drops it."""
         if self.full:
