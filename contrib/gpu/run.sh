@@ -8,12 +8,12 @@
 set -euo pipefail
 umask 022
 
+fail() { echo "run.sh: $1" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || fail "run it as root: slurmd starts jobs as their users"
 # A mount namespace of its own: slurmd 22.05 wants the first version of cgroups, and this run needs none.
 [ -n "${POLLUX_GPU_RUN:-}" ] || POLLUX_GPU_RUN=1 exec unshare --mount bash "$0" "$@"
 bundle=$(cd "$(dirname "$0")" && pwd)
 home=/opt/pollux-gpu
-fail() { echo "run.sh: $1" >&2; exit 1; }
-[ "$(id -u)" = 0 ] || fail "run it as root: slurmd starts jobs as their users"
 python=$(command -v "${PYTHON:-python3}") || fail "no ${PYTHON:-python3} here"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 "$python" -c 'import numpy, scipy, torch' || fail "$python needs torch, numpy and scipy; PYTHON names another one"
