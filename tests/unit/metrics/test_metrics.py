@@ -212,7 +212,8 @@ def test_a_request_to_slurm_that_fails_is_measured_too(error: type[Exception], r
 def test_a_timed_client_measures_every_request_that_goes_to_slurm() -> None:
     assert (
         " ".join(SLURM_CALLS)
-        == "observe jobs requeue run_again configure release limit_time probe shrink cancel renew"
+        == "observe jobs requeue run_again configure release limit_time probe ask_limits shrink cancel "
+        "renew"
     )
     slurm = FakeSlurm([])
     timed = timed_slurm(slurm, Metrics())
