@@ -84,7 +84,8 @@ def announce(training: Training, last: LastAttempt | None) -> None:
     if last is not None and (last.batch_size, last.gpus) != (choice.size(gpus), gpus):
         before = f" (before the restart: {last.batch_size} on {last.gpus})"
     grows = training.adaptive and training.most > limits.initial
-    later = f" from epoch {training.grow_after} on" if training.grow_after else ""
+    # Early growth can cost accuracy: whoever did not decide on it reads its name.
+    later = f" from epoch {training.grow_after} on" if training.grow_after else " (at once: no grow_after)"
     bounds = f"M0 = {limits.initial}, {f'up to {training.most}{later}' if grows else 'fixed'}"
     model = training.models[0]
     rates = ", ".join(f"{rate:.4g}" for rate in model.rates.rates())

@@ -52,7 +52,8 @@ def test_the_rates_are_those_that_the_optimizer_saw() -> None:
 def test_a_start_takes_a_line_with_m0_batch_size_rates_and_rule(capfd: Any) -> None:
     started()[0].close()
     assert capfd.readouterr().err.splitlines() == [
-        "pollux: batch size 16 on 1 GPU: 16 per GPU; M0 = 16, up to 64; learning rate 0.1, 0.3 by rule linear"
+        "pollux: batch size 16 on 1 GPU: 16 per GPU; M0 = 16, up to 64 (at once: no grow_after); "
+        "learning rate 0.1, 0.3 by rule linear"
     ]
 
 
