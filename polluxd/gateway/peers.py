@@ -40,14 +40,14 @@ class Peers:
         """Return the name of the client of a connection."""
         here = accepted.getsockname()
         theirs, ours = _plain(peer[0]), _plain(here[0])
-        uid = self._uid(theirs, peer[1], ours, here[1])
+        uid = self.uid_of(theirs, peer[1], ours, here[1])
         if uid is not None:
             return f"uid {uid}"
         if theirs.is_loopback:
             return "loopback"
         return str(ipaddress.ip_network((theirs, 64), strict=False) if theirs.version == 6 else theirs)
 
-    def _uid(self, theirs: Any, port: int, ours: Any, our_port: int) -> int | None:
+    def uid_of(self, theirs: Any, port: int, ours: Any, our_port: int) -> int | None:
         """Return the user of a socket of this machine; None: there is none, or the kernel does not tell."""
         self._number = (self._number + 1) % _ANY
         family = socket.AF_INET if theirs.version == 4 else socket.AF_INET6

@@ -82,7 +82,7 @@ def test_elsewhere_a_name_is_an_address_or_a_64(monkeypatch):
             return ("2001:db8::1", 9851, 0, 0)
 
     peers = Peers()
-    monkeypatch.setattr(peers, "_uid", lambda *_: None)
+    monkeypatch.setattr(peers, "uid_of", lambda *_: None)
     assert peers.name(Accepted(), ("2001:db8:1:2:3:4:5:6", 5, 0, 0)) == "2001:db8:1:2::/64"
     assert peers.name(Accepted(), ("::ffff:192.0.2.7", 5, 0, 0)) == "192.0.2.7"
     assert peers.name(Accepted(), ("127.0.0.9", 5)) == "loopback"
