@@ -38,7 +38,7 @@ def origin(attempt: Attempt) -> dict[str, Any]:
     return {
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
-        "lines": list(site.lines) if site else [],
+        "line": site.lines[-1] if site and site.lines else "",
         "code": site.code if site else 0,
         "loops": site.loops if site else "",
         "seed": seed if seed < _SEEDS else None,
@@ -55,10 +55,8 @@ def _differences(mine: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]
         found.append(
             f"it was that of {other['loops'] or 'no loop'}, and is that of {mine['loops'] or 'no loop'}"
         )
-    if mine["code"] == other["code"] and mine["lines"] != other["lines"]:
-        found.append(
-            f"it was attached at {' > '.join(other['lines'])}, and is at {' > '.join(mine['lines'])}"
-        )
+    if mine["code"] == other["code"] and mine["line"] != other["line"]:
+        found.append(f"it was attached at {other['line']}, and is at {mine['line']}")
     seeds = mine["seed"], other["seed"]
     if None not in seeds and seeds[0] != seeds[1] and (mine["loops"] or not same_job):
         found.append(f"its seed was {seeds[1]}, and is {seeds[0]}")

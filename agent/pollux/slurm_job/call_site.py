@@ -25,6 +25,16 @@ _LIBRARIES = (
 )
 """Folders whose code is no user's."""
 _LONGEST = 64
+_forked_in: FrameType | None = None
+"""The frame in which this process was forked: it is of what has started the process."""
+
+
+def _note_fork() -> None:
+    global _forked_in  # noqa: PLW0603 - a fork inherits nothing else
+    _forked_in = sys._getframe(1)
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ def call_site() -> CallSite:
 def frames_of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == "<frozen runpy>" or f"{os.sep}multiprocessing{os.sep}" in file:
+        if file == "<frozen runpy>" or frame is _forked_in:
             return  # beyond it is what has started the script, or this rank of it
         if not file.startswith(_LIBRARIES) and not file.startswith("<frozen"):
             yield frame
