@@ -72,8 +72,8 @@ def without_paths(app, doctree):
 
 def setup(app):
     """Write the generated pages before Sphinx looks for pages."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from generate import write  # noqa: PLC0415 - imports the whole daemon
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from docs.generate import write  # noqa: PLC0415 - imports the whole daemon
 
     write()
     app.connect("doctree-read", without_paths)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-from openapi import ERRORS, document, summary
 from pydantic import TypeAdapter
 from typer.cli import get_docs_for_click
 
+from docs.openapi import ERRORS, document, summary
 from pollux.version import __version__
 from polluxd.cli.ctl import app as polluxctl
 from polluxd.cli.daemon import app as polluxd
