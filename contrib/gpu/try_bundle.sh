@@ -24,6 +24,8 @@ if [ "${1:-}" != offline ]; then
   exec unshare --net --mount "$0" offline "$@"
 fi
 ip link set lo up
+# slurmctld finds no address to listen on where 127.0.0.1 is the only one (AI_ADDRCONFIG).
+ip addr add 127.0.0.2/8 dev lo
 out=$repository/bench-out bundle=$repository/dist/bundle
 mkdir -p "$out"
 # What run.sh installs goes with this layer: the machine is bare at each try.
