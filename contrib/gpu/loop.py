@@ -26,6 +26,8 @@ ONE_GPU = """\
 [ -z "$CUDA_VISIBLE_DEVICES" ] || echo "export CUDA_VISIBLE_DEVICES=$(sed 's/[^,]\\+/0/g' <<<"$CUDA_VISIBLE_DEVICES")"
 """
 """A TaskProlog."""
+CGROUPS = {"cgroup.conf": "CgroupPlugin=cgroup/v1\n"}
+"""Under run.sh, whose folders of cgroups are empty ones: slurmd does not recognise them by itself."""
 
 
 def run(scratch: Path, console: Console, sharing: Mapping[str, str]) -> dict[str, Any]:
@@ -48,7 +50,9 @@ def run(scratch: Path, console: Console, sharing: Mapping[str, str]) -> dict[str
         nodes=work.nodes,
         gpus_per_node=work.gpus_per_node,
         memory_mb=memory_mb,
-        site=SiteLines(lines=(f"TaskProlog={prolog}",)),
+        site=SiteLines(
+            lines=(f"TaskProlog={prolog}",), files=CGROUPS if "POLLUX_GPU_RUN" in os.environ else {}
+        ),
     )
     begun = time.monotonic()
     with cluster:
