@@ -12,8 +12,8 @@ ranks on one of two cores.
 Plain: torch's DataLoader, on several ranks with a DistributedSampler and DDP or fully_shard (FSDP2). Fixed and
 adaptive: `attach` with its defaults, its loader, measuring, timing, control exchange and refitting thread; the batch
 size stays (`adaptive`: since max_batch_size is M0). The first rounds of each variant are left out: in them kernels,
-connections and Adam's second moments warm up, and the noise scale becomes known. The examples of a batch are as many as
-make a plain step take about 3, 15 or 50 ms on one rank (of CPU time, on a CPU), and at least four.
+connections and Adam's second moments warm up, and the noise scale becomes known. A batch has at least four
+examples, and as many as bring a plain step to about 3, 15 or 50 ms on one rank (of CPU time, on a CPU).
 """
 
 from __future__ import annotations
