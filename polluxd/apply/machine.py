@@ -141,7 +141,7 @@ def _taken_back(at: Situation, job: SlurmJob) -> Action | None:
     return Withdraw(f"cancelled by {move.cancelled_by}", rest=True) if move.cancelled_by else None
 
 
-def _wait(at: Situation, limit_s: float, late: Fail) -> Action:
+def _wait(at: Situation, limit_s: float, late: Fail | Withdraw) -> Action:
     return late if at.waited > limit_s else Do.WAIT
 
 
@@ -292,11 +292,12 @@ def _started(at: Situation, job: SlurmJob) -> Action:
         return Fail("the job went back to the queue before its first step")
     if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
         return Reach(Step.TRAINING)
-    late = (
-        f"running, but no training step reported within {limit:.0f} s: does the script call pollux.attach()? "
-        "Its GPUs stay as they are"
-    )
-    return _wait(at, limit, Fail(late))
+    late = f"running, but no training step reported within {limit:.0f} s"
+    if report is not None and report.attempt == job.restart_count and report.immovable:
+        return _wait(
+            at, limit, Withdraw(f"{late}, and it cannot be moved: {report.immovable}")
+        )  # it has said why
+    return _wait(at, limit, Fail(f"{late}: does the script call pollux.attach()? Its GPUs stay as they are"))
 
 
 # --- in place ---

@@ -81,6 +81,9 @@ def report(attempt: int = 0, **more: Any) -> Report:
     return Report(attempt, NOW, limits, **{"first_step_at": 1.0, "checkpointed": True, **more})
 
 
+MUTE = report(1, first_step_at=None, immovable="mute")
+
+
 def act(the_move: Move, job: SlurmJob | None, found: Report | None = None, **more: Any) -> str:
     waited = NOW - max(the_move.times.values())
     words = {"room": free(n1=2, n2=4), "limits": MoveSettings(), "now": NOW, "waited": waited, **more}
@@ -202,9 +205,11 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("WAIT", move(DRAINING), slurm_job(COMPLETING, restarts=1), {}),
         # Training is confirmed by a report of this attempt.
         ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report()}),
+        ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": MUTE}),
         ("WAIT", move(STARTED), slurm_job(**AFTER), {"found": report(1, first_step_at=None)}),
         ("reach training: ", move(STARTED), slurm_job(**AFTER), {"found": report(1)}),
         ("fail: *attach*", move(STARTED, waited=121), slurm_job(**AFTER), {}),
+        ("withdraw: *cannot be moved: mute", move(STARTED, waited=121), slurm_job(**AFTER), {"found": MUTE}),
         # A user's hold during a move is obeyed, and a job made to wait for another one keeps no GPUs.
         ("fail: *held*", move(REQUEUED), slurm_job(PENDING, held_by_user=True), {}),
         ("fail keep-back: *Dependency*", move(REQUEUED), slurm_job(PENDING, dependent=True), {}),
