@@ -47,7 +47,7 @@ endef
 # is so long that the others wait for it. make shows the output of a part when the part has ended.
 PARTS := test-loop test-resizes test-frameworks test-agent test-slurm test-gateway test-polluxd test-rest test-store test-static
 LOOP := tests/integration/loop
-GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py)
+GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py wrap.py)
 RESIZES := $(addprefix $(LOOP)/test_,resize.py slurm_limits.py slurm_options.py slurm_rules.py spot.py unprivileged.py)
 FRAMEWORKS := tests/integration/integrations
 STORE := $(addprefix tests/integration/,store gateway cli)

@@ -174,8 +174,8 @@ class Checkpointer:
 
     def restore_random(self) -> None:
         """Take the checkpoint's random numbers. What a script draws after an ended training is then as it was."""
-        world, (states, steps) = self._training.world, self._random or ([], 0)
-        if states:
+        if self._random is not None:
+            (states, steps), world = self._random, self._training.world
             training_state.restore_rng(states, world.rank, self._attempt.seed, steps, world.device)
         self._random = None
 

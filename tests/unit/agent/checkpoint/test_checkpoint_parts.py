@@ -21,21 +21,25 @@ from pollux.ranks.control import ControlExchange
 
 
 class Exchange:
-    """One rank's exchange with the others; `told` is rank 0's word."""
+    """One rank's exchange with the others; `told` are rank 0's words: on the folder's lock, then on restarts."""
 
-    def __init__(self, rank: int = 0, told: str | None = None) -> None:
-        self.rank, self._told = rank, told
+    def __init__(self, rank: int = 0, told: tuple[str, str] = ("", "")) -> None:
+        self.rank, self._told = rank, iter(told)
 
     def gather(self, value: Any) -> list[Any]:
-        return [value] if self.rank == 0 else [self._told, value]
+        return [value] if self.rank == 0 else [next(self._told), value]
 
 
 def begin(
-    folder: Path, environ: dict[str, str], *, most: int = 2, rank: int = 0, told: str | None = None
+    folder: Path, environ: dict[str, str], *, most: int = 2, rank: int = 0, told: tuple[str, str] = ("", "")
 ) -> Any:
     restarts = FruitlessRestarts(folder, most, environ)
     restarts.begin(cast(ControlExchange, Exchange(rank, told)))
     return restarts
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("automatic", [{"SLURM_RESTART_COUNT": "3"}, {"POLLUX_RESTARTS": "1"}])
@@ -54,7 +58,7 @@ def test_too_many_restarts_without_a_checkpoint_end(tmp_path: Path, automatic: d
 @pytest.mark.parametrize("by_hand", [{}, {"SLURM_RESTART_COUNT": "0", "POLLUX_RESTARTS": ""}])
 def test_a_start_by_hand_counts_as_none(tmp_path: Path, by_hand: dict[str, str]) -> None:
     begin(tmp_path, by_hand)
-    assert [*tmp_path.iterdir()] == [], "no file without a restart"
+    assert files(tmp_path) == [".in-use"], "no count without a restart"
     for _ in range(2):
         begin(tmp_path, {"SLURM_RESTART_COUNT": "1"})
     begin(tmp_path, by_hand)
@@ -65,7 +69,7 @@ def test_a_checkpoint_ends_the_count(tmp_path: Path) -> None:
     automatic = {"SLURM_RESTART_COUNT": "1"}
     begin(tmp_path, automatic)
     begin(tmp_path, automatic).checkpointed()
-    assert [*tmp_path.iterdir()] == []
+    assert files(tmp_path) == [".in-use"]
     begin(tmp_path, automatic)
     begin(tmp_path, automatic)
 
@@ -81,9 +85,11 @@ def test_a_file_that_is_no_count_counts_as_none(tmp_path: Path, text: str) -> No
 
 def test_rank_0_alone_counts_and_all_ranks_hear(tmp_path: Path) -> None:
     begin(tmp_path, {"SLURM_RESTART_COUNT": "1"}, rank=1)
-    assert [*tmp_path.iterdir()] == []
+    assert files(tmp_path) == []
     with pytest.raises(RestartLoop, match="too many"):
-        begin(tmp_path, {}, rank=1, told="too many")
+        begin(tmp_path, {}, rank=1, told=("", "too many"))
+    with pytest.raises(CheckpointError, match="process 7 on n1"):
+        begin(tmp_path, {}, rank=1, told=("process 7 on n1", ""))
 
 
 # -- what a checkpoint says of itself -----------------------------------------------------------------------------
