@@ -74,7 +74,9 @@ class Trained:
         assert set(self.made) == set(range(1, self._steps + 1))
         moves = self._loop.store.moves(self.job_id)
         # One that was withdrawn, at the training's end or before its first checkpoint, is none.
-        failed = [m for m in moves if m.step is Step.FAILED and not re.search("ended|cannot be moved", m.detail)]
+        failed = [
+            m for m in moves if m.step is Step.FAILED and not re.search("ended|cannot be moved", m.detail)
+        ]
         # A refusing trainer's move fails, as it goes back to the queue before its first step there.
         assert bool(failed) is ("did not start" in self._told), failed
         return self
@@ -91,7 +93,9 @@ def loop(scratch: Path) -> Iterator[Loop]:
     with DevCluster(
         scratch / "wrap", nodes=8, gpus_per_node=4, lease_s=60, publish_interval_s=1.0
     ) as cluster:
-        yield from loop_on(cluster, polluxd(cluster, folder, cooldown=1.0, drain_timeout=3.0, training_timeout=120.0), folder)
+        yield from loop_on(
+            cluster, polluxd(cluster, folder, cooldown=1.0, drain_timeout=3.0, training_timeout=120.0), folder
+        )
 
 
 @pytest.fixture(scope="module")
