@@ -22,7 +22,7 @@ _CLASSES = (
     (
         r"Assoc|QOS|Max|Grp|Account|InvalidQOS|PartitionTimeLimit|PartitionNodeLimit|Licenses|Cleaning",
         "a limit of its account, QOS or partition, or licences in use, keep it out",
-        "it starts when jobs under the same limit end. Ask for less (GPUs, nodes, --time), or ask an administrator to "
+        "It starts when jobs under the same limit end. Ask for less (GPUs, nodes, --time), or ask an administrator to "
         "raise the limit.",
     ),
     (

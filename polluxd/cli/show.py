@@ -120,10 +120,10 @@ def explain(
 ) -> None:
     """Say why a job has what it has, and what more would do.
 
-    A job without a #POLLUX line is explained by what Slurm shows of it.
     First the one sentence that matters: what it has, what keeps it from more, what you can do. Then its fair share, the
     next larger size, who has the GPUs instead, what a move costs, and what was measured. MEASURED goodput is of the
-    last report, FITTED goodput of a model of all of them, so the two differ.
+    last report, FITTED goodput of a model of all of them, so the two differ. Of a job without a #POLLUX line it tells
+    what Slurm shows.
     """
     console = access.console()
     try:
