@@ -51,28 +51,30 @@ GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py wrap.py)
 RESIZES := $(addprefix $(LOOP)/test_,resize.py slurm_limits.py slurm_options.py slurm_rules.py spot.py unprivileged.py)
 FRAMEWORKS := tests/integration/integrations
 STORE := $(addprefix tests/integration/,store gateway cli)
+# A test that fails is run once more, and named among the results: real Slurm, processes and clocks share the machine.
+AGAIN := --reruns 1 -raR
 test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
 	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
 
 .PHONY: $(PARTS)
 test-loop:
-	$(call part,$(PYTHON) -m pytest $(LOOP) $(addprefix --ignore ,$(GATEWAY) $(RESIZES)))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(LOOP) $(addprefix --ignore ,$(GATEWAY) $(RESIZES)))
 test-gateway:
-	$(call part,$(PYTHON) -m pytest $(GATEWAY))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(GATEWAY))
 test-resizes:
-	$(call part,$(PYTHON) -m pytest $(RESIZES))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(RESIZES))
 test-frameworks:
-	$(call part,$(PYTHON) -m pytest $(FRAMEWORKS))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(FRAMEWORKS))
 test-store:
-	$(call part,$(PYTHON) -m pytest $(STORE))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(STORE))
 test-slurm:
-	$(call part,$(PYTHON) -m pytest tests/integration $(addprefix --ignore ,$(LOOP) $(FRAMEWORKS) $(STORE)))
+	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/integration $(addprefix --ignore ,$(LOOP) $(FRAMEWORKS) $(STORE)))
 test-agent:
-	$(call part,$(PYTHON) -m pytest tests/unit/agent)
+	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/unit/agent)
 test-polluxd:
-	$(call part,$(PYTHON) -m pytest tests/unit --ignore tests/unit/agent)
+	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/unit --ignore tests/unit/agent)
 test-rest:
-	$(call part,$(PYTHON) -m pytest tests/sim tests/fuzz)
+	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/sim tests/fuzz)
 test-static:
 	$(call part,make --no-print-directory --keep-going lint types docs)
 

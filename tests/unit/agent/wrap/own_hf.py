@@ -8,7 +8,7 @@ import time
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 OUT = sys.argv[1]
@@ -37,10 +37,16 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if "POLLUX_GPUS" in os.environ:
-            time.sleep(0.02)  # the training lasts longer than a checkpoint has to be quiet
         logits = self.layers(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Hold(TrainerCallback):
+    """Waits at the checkpoint of step `HOLD_AT` until the job is ended, so that a slow machine misses no move."""
+
+    def on_save(self, _arguments, state, _control, **_others) -> None:
+        if os.environ.get("HOLD_AT") == str(state.global_step):
+            time.sleep(600)
 
 
 set_seed(1)
@@ -58,7 +64,7 @@ arguments = TrainingArguments(
     remove_unused_columns=False,
     lr_scheduler_type="constant",
 )
-trainer = Trainer(Net(), arguments, train_dataset=Data())
+trainer = Trainer(Net(), arguments, train_dataset=Data(), callbacks=[Hold()])
 last = get_last_checkpoint(OUT) if os.path.isdir(OUT) else None
 print("resumes from", last, "on", WORLD, flush=True)
 trainer.train(resume_from_checkpoint=last)

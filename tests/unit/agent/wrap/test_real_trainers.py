@@ -45,15 +45,15 @@ class Publisher:
         return True
 
 
-def attempt(monkeypatch, folder, command, gpus, *, moved, checkpoints):
+def attempt(monkeypatch, folder, command, gpus, *, hold_at, checkpoints):
     monkeypatch.setattr(module, "Publisher", Publisher)
     monkeypatch.setattr(module, "PASSED_ON", ())
     known = SimpleNamespace(settings=AgentSettings(drain_wait=0.1), times=Times(launched_at=time.time()))
     contract = Contract(command, f"{folder}/out/{checkpoints}")
     visible = ",".join(map(str, range(gpus)))
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": visible}
-    it = Wrapper(contract, known, SimpleNamespace(job_id=7, attempt=1 - moved), folder, environ)
-    it.publisher.it, it.publisher.moves = it, int(moved)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": visible, "HOLD_AT": str(hold_at)}
+    it = Wrapper(contract, known, SimpleNamespace(job_id=7, attempt=0 if hold_at else 1), folder, environ)
+    it.publisher.it, it.publisher.moves = it, int(bool(hold_at))
     return it, it.run()
 
 
@@ -63,15 +63,18 @@ KINDS = {
         "checkpoint-*/trainer_state.json",
         r"'loss': '?(?P<loss>[\d.]+)'?.*?'epoch': '?(?P<at>[\d.]+)'?",
         (20, 2.0),
+        20,
     ),
     "accelerate": (
         "own_accelerate.py",
         "checkpoint_*/random_states_0.pkl",
         r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)",
         (40, 40.0),
+        30,
     ),
 }
-"""By package: the script, what a checkpoint completes, the line of a loss; lines, and the last one's step."""
+"""By package: the script, what a checkpoint completes, the line of a loss; lines, and the last one's step; the step
+whose checkpoint the moved run waits at."""
 
 
 @pytest.mark.parametrize("package", KINDS)
@@ -79,7 +82,7 @@ def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
     tmp_path, monkeypatch, capfdbinary, package
 ):
     pytest.importorskip(package)
-    name, checkpoints, line, (lines, last) = KINDS[package]
+    name, checkpoints, line, (lines, last), hold_at = KINDS[package]
     script = str(HERE / name)
 
     def losses(printed):
@@ -87,17 +90,17 @@ def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
         found = re.finditer(line, printed.decode())
         return {float(one["at"]): float(one["loss"]) for one in found}
 
-    def run(command, gpus, *, moved):
-        return attempt(monkeypatch, tmp_path, command, gpus, moved=moved, checkpoints=checkpoints)
+    def run(command, gpus, hold_at=0):
+        return attempt(monkeypatch, tmp_path, command, gpus, hold_at=hold_at, checkpoints=checkpoints)
 
     alone = subprocess.run([sys.executable, script, str(tmp_path / "fixed")], capture_output=True, check=True)
     fixed = losses(alone.stdout)
     assert len(fixed) == lines
     out = str(tmp_path / "out")
-    first, status = run([sys.executable, script, out], 1, moved=True)
+    first, status = run([sys.executable, script, out], 1, hold_at)
     assert status == 128 + 9, "Slurm has ended it after its checkpoint"
     assert first.report()["checkpointed"]
-    second, status = run([*TORCHRUN, "--nproc-per-node=2", script, out], 2, moved=False)
+    second, status = run([*TORCHRUN, "--nproc-per-node=2", script, out], 2)
     assert status == 0
     printed = capfdbinary.readouterr().out
     assert re.search(rb"resumes from \S*checkpoint.\d+ on 2", printed)
