@@ -25,6 +25,7 @@ from polluxd.apply.placed import ends_at, geometry, limit_reached_at, no_larger,
 from polluxd.apply.plain_jobs import at_risk, taken_by
 from polluxd.apply.protected import Protection
 from polluxd.apply.refused.asked import AskedFirst
+from polluxd.apply.refused.bars import Bars
 from polluxd.apply.refused.refusals import Refusals
 from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids, of_limit
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
@@ -91,7 +92,7 @@ class Reconciler:
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
         """Return what may be done with each job now."""
-        self.refusals.observe(seen.state)
+        self.refusals.observe(seen.state, records.moves)
         bars = self.refusals.bars(seen.state)
         allowed = bars.lowered(self.others.lowered(headroom(seen.state, records.moves), seen.state))
         may_start = self.eligibility(seen.state, allowed)
@@ -186,10 +187,10 @@ class Reconciler:
         self.acted_on = {move.job_id: move for move in moves}
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.open.keep(moves, seen.state.nodes)
-        self._asked.keep(jobs)
+        self.refusals.observe(seen.state, moves)
+        self._asked.keep(jobs, moves)
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
         self.past.keep(holding, jobs.keys() - holding)
-        self.refusals.observe(seen.state)
 
     def _act(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], records: CycleRecords) -> int:
         """Take the next action of each move; return how many stay open."""
@@ -203,8 +204,7 @@ class Reconciler:
             limits=allowed.groups,
         )
         may_start = self.eligibility(seen.state, allowed)
-        bars = self.refusals.bars(seen.state)
-        bars = replace(bars, most=bars.lowered(allowed).most)
+        bars = self._bars(seen.state, allowed)
         risks = at_risk(seen.state, self.waiting.contending)
         # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
         ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
@@ -228,7 +228,10 @@ class Reconciler:
                 companion=seen.pending_companions.get(move.id),
                 forbidden=""
                 if goes_back
-                else forbids(may_start.get(move.job_id), move) or bars.forbids(move) or taken_by(risks, move),
+                else forbids(may_start.get(move.job_id), move)
+                or forbids(bars.eligibility.get(move.job_id), move)
+                or bars.forbids(move)
+                or taken_by(risks, move),
                 kept_off=kept_off,
                 owed=owed,
                 insist=owed and self.past.undrained(move.job_id) > 0,
@@ -241,11 +244,18 @@ class Reconciler:
                 waiting.append((move, at.waited))
             with self.open.about(move):
                 still_open += self._carry_out(at, action)
+            if action in (Do.DRAIN, Do.CONFIGURE, Do.RECRUIT):
+                bars = self._bars(seen.state, allowed)  # it leaves less to the next ones
         if not records.settings.paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
             long = self._limits.planned_timeout_s / 4
             self._untie([move for move, waited in waiting if stuck or waited > long], jobs, room)
         return still_open
+
+    def _bars(self, state: ClusterState, allowed: Headroom) -> Bars:
+        """Return what is barred to the jobs that move."""
+        bars = self.refusals.bars(state, self.acted_on)
+        return replace(bars, most=bars.lowered(allowed).most)
 
     def _untie(self, waiting: Sequence[Move], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
         """Drain one move of a ring of moves that wait for each other's GPUs.
@@ -374,6 +384,7 @@ class Reconciler:
     def _reach(self, move: Move, step: Step, detail: str = "", *, ends_at: float | None = None) -> None:
         epoch = self.authorize()
         self._store.advance(move.id, step, self._clock(), epoch=epoch, detail=detail, ends_at=ends_at)
+        self.refusals.begins(move)
         log.info("job %d: move %d reached %s %s", move.job_id, move.id, step, detail)
         if step.terminal:
             self.past.completed(move, self._since_planned(move))

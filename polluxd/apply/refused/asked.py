@@ -6,14 +6,17 @@ refused to a polluxd that ran before this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from polluxd.apply.actions import Fail, Withdraw
 from polluxd.apply.refused.refusals import Refusals
 from polluxd.errors import SlurmRefused
-from polluxd.model import JobState, Move
+from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmClient, SlurmJob
 from polluxd.store import CycleStore
+
+_BEFORE = (Step.PLANNED, Step.RECRUITING)
+"""Steps of moves before which no training is stopped."""
 
 
 class AskedFirst:
@@ -28,9 +31,16 @@ class AskedFirst:
         self._authorize = authorize
         self._probed: frozenset[int] = frozenset()
         """Running jobs that polluxd was let update."""
+        self._known: frozenset[int] = frozenset()
+        """Open moves, of whose jobs this process knows what they were refused."""
 
-    def keep(self, jobs: Mapping[int, SlurmJob]) -> None:
-        """Forget the attempts that have ended."""
+    def keep(self, jobs: Mapping[int, SlurmJob], moves: Iterable[Move]) -> None:
+        """Forget the attempts that have ended; read what the jobs were refused that a former polluxd has stopped."""
+        stopped = {move.id: move for move in moves if move.source and move.step not in _BEFORE}
+        for number in stopped.keys() - self._known:
+            if (job := jobs.get(stopped[number].job_id)) is not None and job.job_id not in self._probed:
+                self._refusals.recall(stopped[number], job, self._store.moves(job.job_id))
+        self._known = frozenset(stopped)
         self._probed = frozenset(n for n in self._probed if n in jobs and jobs[n].state is JobState.RUNNING)
 
     def refusal(self, move: Move, job: SlurmJob) -> Fail | Withdraw | None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
@@ -101,6 +101,14 @@ def _bounded(limits: dict[Counted, _Limit]) -> dict[Counted, _Limit]:
     return of_site | newest_of_users(of_jobs, lambda one: one.job.user)
 
 
+def _held(job: SlurmJob, key: Counted, state: ClusterState) -> float:
+    """What a limit counts of the job now."""
+    if job.state not in _HOLDS:
+        return 0.0
+    held = job.gpus_per_node_held
+    return weight(job, sum(held.values()), len(held), key, state.taken_at)
+
+
 class Refusals:
     """What Slurm has refused, and has not been seen to allow since."""
 
@@ -112,12 +120,15 @@ class Refusals:
         self._spans: dict[int, tuple[int, str]] = {}
         """By job: the most nodes that its script runs on, and why."""
         self._state: ClusterState | None = None
+        self._coming: dict[int, Placement] = {}
+        """What jobs with an open move past its plan will hold."""
         self._learnt: dict[int, set[int]] = {}
         """By job: the moves that this process has seen fail."""
 
-    def observe(self, state: ClusterState) -> None:
-        """Take in the cluster; forget the refusals whose cause has changed, or that no job can meet any more."""
+    def observe(self, state: ClusterState, moves: Iterable[Move] = ()) -> None:
+        """Take in the cluster and the open moves; forget refusals whose cause has changed, or that no job can meet."""
         self._state = state
+        self._coming = {move.job_id: move.target for move in moves if move.step is not Step.PLANNED}
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         self._limits = {
             key: limit
@@ -248,36 +259,45 @@ class Refusals:
         """What other jobs use of the limit that have started before a time."""
         if key.alone:
             return 0.0
-        sharing = (
-            job
-            for job in state.jobs
-            if job.job_id != but and job.state in _HOLDS and (job.start_time or 0.0) <= before
-        )
         return sum(
-            weight(
-                job, sum(job.gpus_per_node_held.values()), len(job.gpus_per_node_held), key, state.taken_at
-            )
-            for job in sharing
-            if shares(job, key)
+            _held(job, key, state)
+            for job in state.jobs
+            if job.job_id != but and (job.start_time or 0.0) <= before and shares(job, key)
         )
+
+    def _promised(self, job: SlurmJob, key: Counted, state: ClusterState) -> float:
+        """What the job uses of the limit, or will once its move has ended: of two, the larger."""
+        coming, holds = self._coming.get(job.job_id), _held(job, key, state)
+        if not coming or job.state.finished:
+            return holds
+        return max(holds, weight(job, coming.gpus, len(coming.nodes), key, state.taken_at))
 
     # -- what it bars ----------------------------------------------------------------------------------------
 
-    def bars(self, state: ClusterState) -> Bars:
-        """Return what is barred to each job now."""
+    def begins(self, move: Move) -> None:
+        """Take in that the move is past its plan: what limits leave to others is less by its target."""
+        self._coming[move.job_id] = move.target
+
+    def bars(self, state: ClusterState, of: Container[int] | None = None) -> Bars:
+        """Return what is barred now to each job, or to each `of` some."""
         most: dict[int, tuple[int, str]] = {}
         found: dict[int, Eligibility] = {}
         if not (self._limits or self._nodes or self._spans):
             return Bars()
         gpus = {node.name: node.gpus for node in state.nodes}
-        used = {key: self._used(key, -1, state) for key in self._limits}
+        used = {
+            key: 0.0
+            if key.alone
+            else sum(self._promised(job, key, state) for job in state.jobs if shares(job, key))
+            for key in self._limits
+        }
         held = Counter[str]()
         for job in state.jobs:
             held.update(job.gpus_per_node_held if job.spec is not None else {})
         free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
         spans: dict[int, int] = {}
         for job in state.jobs:
-            if job.spec is None or job.state.finished or job.tasks:
+            if job.spec is None or job.state.finished or job.tasks or (of and job.job_id not in of):
                 continue
             met = list(self._met(job, state, used, free))
             if (span := self._span(job, state, used)) is not None:
@@ -302,9 +322,7 @@ class Refusals:
             again = not job.gpus_per_node_held and self._monotonic() - limit.tried_at >= TRIED_AGAIN_S
             if key.unit != "node" or not shares(job, key) or again:
                 continue
-            own = 0.0
-            if not key.alone and job.state in _HOLDS:
-                own = weight(job, 0, len(job.gpus_per_node_held), key, state.taken_at)
+            own = 0.0 if key.alone else self._promised(job, key, state)
             most = self._most_nodes(job, key, limit, used[key] - own)
             if most >= 1:
                 found.append((most, f"Slurm's refusal ({limit.reason})"))
@@ -328,9 +346,7 @@ class Refusals:
         found: list[tuple[Bar, float]] = []
         for key, limit in self._limits.items():
             if shares(job, key):
-                own = 0.0
-                if not key.alone and job.state in _HOLDS:
-                    own = weight(job, holds, len(job.gpus_per_node_held), key, state.taken_at)
+                own = 0.0 if key.alone else self._promised(job, key, state)
                 bar = self._by_limit(job, holds, key, limit, used[key] - own, state)
                 found.append((bar, limit.tried_at))
         demands = demands_of(job) if self._nodes else ()

@@ -13,6 +13,7 @@ KEPT = {
     10_058: "where a waiting job is tried again at the size that was refused",
     10_059: "where a job counts as one that worked beside a training that had left before",
     10_321: "where a start ends a refusal at a larger size",
+    200_609: "that forgets what a training under way was refused, or counts it at nothing while it waits",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

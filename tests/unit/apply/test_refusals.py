@@ -98,6 +98,25 @@ def test_a_limit_of_a_group_ends_when_others_use_less() -> None:
     assert known.most(jobs=(stopped, ended, waits))[1] == 6
 
 
+def test_a_move_under_way_counts_at_what_it_comes_to() -> None:
+    """It has stopped its training: nobody else may start with what the limit leaves to it."""
+    moved, waits = running(1, 2), waiting(2, asked=2)
+    known = Learned(moved, waits)
+    known.refuse(moved, "QOSMaxGRESPerUser", 4, held=2)
+    assert known.most() == {1: 2, 2: 1}, "4 in all were refused"
+    ends = replace(moved, state=JobState.COMPLETING)
+    assert known.most(jobs=(ends, waits)) == {1: 2, 2: 3}, "Slurm counts no job that is completing"
+    move = build_move("requeue", Placement(("n1",), 2), Placement(("n1",), 3), Step.DRAINING, job_id=1)
+    known.refusals.begins(move)
+    bars = known.refusals.bars(known.state, {2})
+    assert not bars.eligibility[2].nodes, (
+        "with the 3 of the move, no GPU is left below those that were refused"
+    )
+    assert not bars.most.keys() & {1}, "of others, nothing was asked"
+    known.refusals.observe(known.state, [replace(move, step=Step.PLANNED)])
+    assert known.refusals.bars(known.state).most[2][0] == 3, "what is planned may still be withdrawn"
+
+
 def test_one_user_s_refusal_closes_no_account_to_others() -> None:
     alice, hers, bea = waiting(1), waiting(2, account="vision"), waiting(3, user="bea")
     known = Learned(alice, hers, bea)
