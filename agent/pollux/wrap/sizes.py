@@ -55,7 +55,7 @@ class Sizes:
     every: float | None = None
     """Steps from one checkpoint to the next."""
     step: float = 0.0
-    """The newest step that is known."""
+    """Steps up to the newest checkpoint, from which a start goes on."""
     line: str = ""
     """The pattern that named it: another one may count in another unit."""
     start: float = 0.0

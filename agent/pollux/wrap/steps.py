@@ -18,6 +18,9 @@ MOST = 1e12
 """A step from this number on is none."""
 LEAP = 1000.0
 """A step number that rises this many times as fast as steps are made begins the count again: it is no progress."""
+AGAIN = 0.5
+"""A number that falls to this part of the one before begins another count. Ranks that print each theirs, in any order,
+and a trainer that goes back to its last checkpoint fall less."""
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 """Colours, and the cursor's movements of a progress bar."""
 
@@ -25,17 +28,20 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 class Steps:
     """Steps and step times of one start of the trainer; thread-safe.
 
-    A number that falls begins another count: of an evaluation if the former one goes on later, else of an epoch.
+    A number that falls begins another count: of an evaluation if the former one leaps back to where it was, else of an
+    epoch or a phase, whose steps are added. So does a first number far below that of the checkpoint.
 
     Args:
         patterns: tried in order on each line until one matches; only those before it are tried from then on. Their
             first group is the step; groups `done` and `of`, where they have them, say what part of the next one is
             done.
         line: the pattern that matched last in the attempts before.
+        begin: steps made up to the checkpoint that this start goes on from, in the unit of `line`.
     """
 
-    def __init__(self, patterns: Sequence[re.Pattern[str]], line: str = "") -> None:
+    def __init__(self, patterns: Sequence[re.Pattern[str]], line: str = "", begin: float = 0.0) -> None:
         known = [pattern.pattern for pattern in patterns]
+        self._known = line
         self._patterns = tuple(patterns)[: known.index(line) + 1 if line in known else None]
         self.line = ""
         """The pattern that matches."""
@@ -45,20 +51,22 @@ class Steps:
         """When the first step was printed."""
         self.last_line = ""
         """The newest line of any kind that is not blank, for an error's cause."""
-        self._begin()
+        self._begin(begin)
 
-    def _begin(self) -> None:
+    def _begin(self, begin: float = 0.0) -> None:
         self._times, self._times_aside = deque[float](maxlen=KEPT), deque[float](maxlen=KEPT)
         """Seconds of a step, by each interval; those while another count runs."""
         self._skipped = 0
-        self._last: float | None = None
-        """The newest number."""
-        self._top = self._top_at = 0.0
-        """The highest number, and its time."""
+        self.last: float | None = None
+        """The newest number that was printed."""
+        self._apart = 0.0
+        """Between the two newest of one count."""
+        self._before, self._top, self._top_at = begin, 0.0, 0.0
+        """Steps made before this count began; its highest number, and the time of that."""
+        self._former: tuple[float, float, float] | None = None
+        """The same of the count that was left first."""
         self._mark = 0.0, 0.0
         """Number and time from which the next interval is taken."""
-        self._number = self._aside = 0.0
-        """Steps made, and those of a count that began since the highest number."""
 
     def feed(self, stream: int, data: bytes, now: float) -> None:
         """Take in what the trainer has printed to one of its streams at a POSIX time."""
@@ -85,36 +93,41 @@ class Steps:
                 continue
             if pattern.pattern != self.line:
                 self.line, self._patterns = pattern.pattern, self._patterns[: index + 1]
-                self._begin()
+                self._begin(self._before if pattern.pattern == self._known else 0.0)
             self._step(step, now)
             return
 
     def _step(self, step: float, now: float) -> None:
+        before, self.last = self.last, step
         self.first_at = self.first_at or now
-        before, self._last = self._last, step
         if before is None:
-            self._number, self._top, self._top_at, self._mark = step, step, now, (step, now)
+            self._before = max(self._before - step, 0.0) if step <= AGAIN * self._before else 0.0
+            self._top, self._top_at, self._mark = step, now, (step, now)
             return
-        times = self._times
-        if step > self._top:
-            steps, usual, elapsed = step - self._top, self._median(), now - self._top_at
-            resumed, self._top, self._top_at, self._aside = before < self._top, step, now, 0.0
-            leapt = usual is not None and steps > LEAP * max(elapsed / usual, 1.0)
-            self._number += 0.0 if leapt else steps
-            if leapt or resumed:
-                self._mark = step, now
-                self._times_aside.clear()
-                return
-        elif step > before:
-            self._aside += step - before
-            times = self._times_aside
-        else:
+        if step <= AGAIN * before:
+            self._former = self._former or (self._before, self._top, self._top_at)
+            self._before += self._top + self._apart - step
+            self._top, self._top_at, self._mark = step, now, (step, now)
+            return
+        if self._former is not None and step > self._former[1] and step - before > self._apart:
+            self._before, self._top, self._top_at = self._former
+            self._former = None
+            self._times_aside.clear()
+            self._mark = step, now
+        if step <= self._top:
+            return
+        steps, usual, elapsed = step - self._top, self._median(), now - self._top_at
+        self._top, self._top_at = step, now
+        if usual is not None and steps > LEAP * max(elapsed / usual, 1.0):
+            self._before -= steps
             self._mark = step, now
             return
+        self._apart = steps
         # Lines that come at the same time were kept back: their steps took the time up to the next ones.
         if now > self._mark[1]:
             self._skipped += 1
             if self._skipped > FIRST:
+                times = self._times if self._former is None else self._times_aside
                 times.append((now - self._mark[1]) / (step - self._mark[0]))
             self._mark = step, now
 
@@ -131,9 +144,9 @@ class Steps:
 
     @property
     def number(self) -> float:
-        """The newest step, less what was no progress."""
+        """Steps made up to the newest one, those of all counts together."""
         with self._lock:
-            return self._number + self._aside
+            return self._before + self._top
 
     @property
     def seconds(self) -> float | None:

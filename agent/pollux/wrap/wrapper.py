@@ -122,8 +122,10 @@ class Wrapper:
         # An agent in the trainer would report for the job beside this process.
         self._environ.pop(SUBMITTED, None)
         self.file, self._sizes = of_training(folder, contract.checkpoints, access.attempt)
-        self.steps = Steps([contract.step] if contract.step else PATTERNS, self._sizes.line)
         self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
+        patterns = [contract.step] if contract.step else PATTERNS
+        begin = self._sizes.step if self._checkpoints.present else 0.0
+        self.steps = Steps(patterns, self._sizes.line, begin)
         self.child: TrainerProcess
         self._asked = False
         """The trainer was sent the signal since its start: its end is none of the training."""
@@ -138,7 +140,9 @@ class Wrapper:
         self._unseen = False
         """No step was recognised, and that was said."""
         self._ended_as = ""
-        self._batch = self._batch_at(self._sizes.step)
+        self._reached = begin
+        """The most steps that were seen: an evaluation counts for a while, and the batch size does not go back."""
+        self._batch = self._batch_at(begin)
         self._ends_at = time_limit_at(environ, ask=True)
         self._continues = yes(environ, "POLLUX_CONTINUE", False)
 
@@ -162,7 +166,7 @@ class Wrapper:
                 self._keep()
                 self._watch_limit()
                 status, order = self.child.status, self.order
-                finished = status == 0 and self.steps.number >= (self._contract.steps or math.inf)
+                finished = status == 0 and (self.steps.last or 0.0) >= (self._contract.steps or math.inf)
                 if status is not None and (not self._asked or self._told.is_set() or finished):
                     self.child.join()
                     return self._ended(status)
@@ -288,6 +292,7 @@ class Wrapper:
             self._write()
         if not saved and not ended:
             return
+        self._write()
         if not saved:
             log.warning(
                 "the trainer ended without a checkpoint: %.0f s of it are trained again",
@@ -339,13 +344,12 @@ class Wrapper:
 
     def _keep(self) -> None:
         """Keep what was measured for later attempts, once it is known and once a minute."""
-        if self.steps.first_at is not None:
-            self._sizes.step = self.steps.number
         if self.steps.line and self.steps.line != self._sizes.line:
             if self._sizes.line:  # its rows count in another unit
                 self._sizes.every, self._sizes.rows = None, {}
             self._sizes.line = self.steps.line
-        if (batch := self._batch_at(self._sizes.step)) != self._batch:
+        self._reached = max(self._reached, self.steps.number)
+        if (batch := self._batch_at(self._reached)) != self._batch:
             self._batch = batch
             self.steps.forget_times()
             self.publisher.wake()
@@ -365,6 +369,7 @@ class Wrapper:
         return next(batch for begin, batch in reversed(self._contract.batches) if step >= begin)
 
     def _write(self) -> None:
+        self._sizes.step = self._checkpoints.last_step or self._sizes.step
         try:
             self._sizes.write(self.file)
         except OSError as error:
@@ -373,7 +378,7 @@ class Wrapper:
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""
         batch, seconds, sizes, first_at = self._batch, self.steps.seconds, self._sizes, self.steps.first_at
-        params, most = sizes.fitted(), sizes.most_allowed()
+        params, most, progress = sizes.fitted(), sizes.most_allowed(), self.steps.number
         throughput = batch / seconds if seconds else 0.0
         least_each = 1 if most is None else max(1, -(-batch // most))
         measured = sizes.rows or {(0, 0, 0): 0.0}
@@ -389,10 +394,10 @@ class Wrapper:
             "explored_nodes": max(nodes for nodes, _, _ in measured),
             **{"gpus": self.gpus, "nodes": self.nodes, "batch_size": batch, "accumulation": 0},
             "local_batch": max(1, batch // self.gpus),
-            **{"goodput": throughput, "throughput": throughput, "progress": sizes.step},
+            **{"goodput": throughput, "throughput": throughput, "progress": progress},
             # Where the batch size changes, a step is no unit of what remains.
             "target": self._contract.steps if len(self._contract.batches) == 1 else None,
-            **{"epoch": 0.0, "lr_factor": 1.0, "gain": 1.0, "optimizer_steps": int(sizes.step)},
+            **{"epoch": 0.0, "lr_factor": 1.0, "gain": 1.0, "optimizer_steps": int(progress)},
             "checkpointed": self._checkpoints.present and self._checkpoints.age <= self._contract.oldest,
             "barred": sizes.barred() or None,
             "least_gpus": sizes.least_allowed(),

@@ -135,6 +135,9 @@ def test_lines_of_other_things_name_no_step(line):
     assert steps.first_at is None
 
 
+LINE = next(trainer.line for trainer in TRAINERS if trainer.name == "any other")
+
+
 def fed(steps, numbers, now, each):
     for number in numbers:
         now += each
@@ -152,12 +155,12 @@ def test_an_evaluation_that_counts_its_own_steps_is_no_progress_and_moves_no_tim
     assert steps.seconds == pytest.approx(1.0)
 
 
-def test_a_count_that_begins_again_with_each_epoch_goes_on():
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_count_that_begins_again_with_each_epoch_goes_on(first):
     steps, now = Steps(PATTERNS), 0.0
-    for _ in range(4):
-        before = steps.number
-        now = fed(steps, range(1, 101), now, 1.0)
-        assert steps.number >= before + 99
+    for epoch, length in enumerate((100, 103, 98, 100)):
+        now = fed(steps, range(first, first + length), now, 1.0)
+        assert steps.number == sum((100, 103, 98, 100)[: epoch + 1]) - 1 + first
     assert steps.seconds == pytest.approx(1.0)
     late = Steps(PATTERNS)
     now = fed(late, [99, 100], 0.0, 1.0)
@@ -184,3 +187,67 @@ def test_a_better_line_takes_over_and_counts_in_its_own_unit():
     again.feed(0, bar, 1.0)
     assert again.first_at is None, "what was measured before is in the other unit"
     assert Steps(PATTERNS, "no pattern").feed(0, bar, 1.0) is None
+
+
+LOOPS = {
+    "steps of an epoch": ("Epoch [{epoch}/9], Step [{step}/600], Loss: 0.4123\n", 600),
+    "a bar for each epoch": ("Train, pass {epoch}:  12%|# | {step}/250 [07:10<51:10,  2.86it/s]\r", 250),
+    "phases": (
+        "DLL 2026-01-02 10:00:00 - Training Epoch: 0 Training Iteration: {step}  average_loss : 11.2\n",
+        7038,
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_steps_of_epochs_and_phases_are_added_over_starts(loop):
+    """As such trainers print them; the second start goes on in the middle of an epoch, or counts from 0."""
+    line, length = LOOPS[loop]
+
+    def train(steps, epoch, begin, end, now):
+        for step in range(begin, end + 1, 10):
+            now += 1.0
+            steps.feed(0, line.format(epoch=epoch, step=step).encode(), now)
+        return now
+
+    steps = Steps(PATTERNS)
+    now = train(steps, 1, 10, length, 0.0)
+    train(steps, 2, 10, length // 2, now)
+    made = length // 10 * 10 + length // 20 * 10
+    assert steps.number == made
+    for begin in (length // 2 + 10, 10):
+        again = Steps(PATTERNS, steps.line, steps.number)
+        now = train(again, 2, begin, begin, now)
+        assert again.number == made, "its first line may stand for any number of steps"
+        train(again, 2, begin + 10, length, now)
+        assert again.number >= made + (length - begin) // 10 * 10
+
+
+def test_a_trainer_that_goes_back_to_a_checkpoint_counts_its_steps_once():
+    steps = Steps(PATTERNS, LINE, 500.0)
+    assert steps.number == 500, "before its first line"
+    now = fed(steps, range(421, 560), 0.0, 1.0)
+    assert steps.number == 559
+    now = fed(steps, range(501, 600), now, 1.0)
+    assert steps.number == 599, "it has gone back by itself"
+    assert steps.seconds == pytest.approx(1.0)
+
+
+def test_ranks_that_print_each_theirs_in_any_order_count_once():
+    steps, now = Steps(PATTERNS), 0.0
+    for step in range(1, 400):
+        now += 1.0
+        for rank in (0, 1, 2, 3):
+            own = max(step - (rank * step % 3 == 2), 1)
+            steps.feed(rank % 2, f"[rank{rank}] step {own}: x\n".encode(), now + 0.01 * rank)
+    assert steps.number == pytest.approx(399, abs=2)
+    assert steps.seconds == pytest.approx(1.0, rel=0.05)
+
+
+def test_an_evaluation_longer_than_the_training_so_far_is_left_out_after_the_next_one():
+    steps, now = Steps(PATTERNS), 0.0
+    for begin in range(0, 500, 50):
+        now = fed(steps, range(begin + 1, begin + 51), now, 1.0)
+        now = fed(steps, range(1, 131), now, 0.1)
+    fed(steps, range(501, 502), now, 1.0)
+    assert steps.number == 501

@@ -19,6 +19,7 @@ from pollux.slurm_job.environment import Times
 from pollux.wrap import process
 from pollux.wrap import wrapper as module
 from pollux.wrap.sizes import Sizes, of_training
+from pollux.wrap.trainers import PATTERNS
 from pollux.wrap.wrapper import Contract, Wrapper
 
 NO_ARRAY = {"SLURM_JOB_ID": "7"}
@@ -172,14 +173,33 @@ def test_a_process_that_the_trainer_leaves_behind_keeps_nobody(made):
         os.kill(int(it.steps.last_line), signal.SIGKILL)
 
 
-def test_the_batch_size_follows_the_users_schedule(made):
+def test_the_batch_size_follows_the_users_schedule(made, tmp_path):
     it = made(STEPS, batches=((0.0, 8), (4.0, 32)))
     assert (it.report()["limits"]["initial"], it.report()["target"]) == (8, None)
     assert it.run() == 0
     limits = it.report()["limits"]
     assert (limits["initial"], limits["maximum"], limits["local_max"]) == (32, 32, 32)
     Sizes(step=4.0).write(it.file)
-    assert made(STEPS, batches=((0.0, 8), (4.0, 32))).report()["batch_size"] == 32, "at its next start, too"
+    again = {"code": STEPS, "batches": ((0.0, 8), (4.0, 32))}
+    assert made(**again).report()["batch_size"] == 8, "without a checkpoint it begins again"
+    (tmp_path / "step-4").touch()
+    assert made(**again).report()["batch_size"] == 32, "at its next start, too"
+
+
+def test_a_trainer_that_counts_from_1_after_its_checkpoint_keeps_its_place_in_the_schedule(made, tmp_path):
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
+    (tmp_path / "step-1000").touch()
+    line = next(pattern.pattern for pattern in PATTERNS if pattern.search("step 1"))
+    Sizes(step=1000.0, line=line).write(file)
+    it = made(
+        STEPS + f"    if n == 4: open({str(tmp_path / 'step-2')!r}, 'w').close()\ntime.sleep(3)\n",
+        batches=((0.0, 8), (1005.0, 32)),
+        steps=8.0,
+    )
+    assert it.run() == 0
+    report = it.report()
+    assert (report["progress"], report["batch_size"]) == (1007, 32), "the step of its first line is not known"
+    assert 1001 <= Sizes.read(file).step <= 1007, "what it would go on from"
 
 
 def test_a_trainer_that_saves_on_a_signal_is_waited_for_as_long_as_its_grace(made):
