@@ -38,6 +38,8 @@ _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SECRET = 65536
 """Bytes of the largest file that holds a secret."""
 _NAMED = 1 << 30
+_STEM = 200
+"""Bytes of a name that its temporary file's has, too: a name has at most 255."""
 
 
 class UnsafePath(PermissionError):
@@ -131,7 +133,7 @@ class Folder:
         Temporary file, fsync, rename, fsync of the folder: after a crash at any point the old file, or none, or the
         whole new one is there. Writers that may come at the same time give their temporary files a `mark` each.
         """
-        temporary = f".{name}{mark}.tmp"
+        temporary = f".{os.fsdecode(os.fsencode(name)[:_STEM])}{mark}.tmp"
         # A crash left this file, or a user put a link there. Do not write to it.
         self.remove(temporary)
         try:
@@ -245,15 +247,29 @@ def write_named(path: Path, content: str | bytes) -> None:
 
     What has this name stays if it is a link, another user's, or no regular file.
     """
-    mode = 0o666  # less the umask
     with Folder.make(path.parent) as folder:
-        with contextlib.suppress(FileNotFoundError):
-            facts = os.stat(path.name, dir_fd=folder.descriptor, follow_symlinks=False)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-                raise UnsafePath(f"{path}: expected a file of uid {os.geteuid()}, or none")
-            mode = stat.S_IMODE(facts.st_mode) & 0o777
+        mode = _mode_of_named(folder, path)
         data = content.encode() if isinstance(content, str) else content
         folder.write(path.name, lambda file: file.write(data), mark=f".{secrets.token_hex(4)}", mode=mode)
+
+
+def require_named(path: Path) -> None:
+    """Raise now, before long work, the OSError with which `write_named` would refuse its result."""
+    with Folder.make(path.parent) as folder:
+        _mode_of_named(folder, path)
+        if not os.access(folder.reached, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+
+
+def _mode_of_named(folder: Folder, path: Path) -> int:
+    """Return the mode of a file that is to be written. Raises OSError where the name is too long, or taken."""
+    try:
+        facts = os.stat(_below(path.name), dir_fd=folder.descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return 0o666  # less the umask
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise UnsafePath(f"{path}: expected a file of uid {os.geteuid()}, or none")
+    return stat.S_IMODE(facts.st_mode) & 0o777
 
 
 @contextlib.contextmanager

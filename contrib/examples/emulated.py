@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import pollux
-from pollux.private_folder import write_named
+from pollux.private_folder import require_named, write_named
 
 HELD_OUT = 0.2
 """Share of each data set that is never trained on."""
@@ -108,6 +108,8 @@ def arguments(
     )
     parser.add_argument("--result", type=Path, help="write the held-out accuracy there, as JSON")
     args = parser.parse_args()
+    if args.result is not None:
+        require_named(args.result)
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     return args

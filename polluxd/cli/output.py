@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic_core import to_jsonable_python
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -22,7 +24,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from polluxd.errors import PolluxError
+from pollux.private_folder import require_named, write_named
+from polluxd.errors import ConfigError, PolluxError
 from polluxd.printable import printable
 
 Row = Mapping[str, Any]
@@ -48,6 +51,24 @@ def plain(value: Any) -> str:
 def count(how_many: int, what: str) -> str:
     """`1 GPU`, `2 GPUs`."""
     return f"{how_many} {what}" + ("" if how_many == 1 else "s")
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Raise ConfigError before long work whose result could not be written."""
+    for path in filter(None, paths):
+        try:
+            require_named(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}: give another file") from None
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a file that the user named, and say so. Raises ConfigError."""
+    try:
+        write_named(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    typer.echo(f"written: {path}", err=True)
 
 
 FEW_JOBS = 20

@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pollux.private_folder import write_named
 from polluxd.config.setting_info import policy_info
 from polluxd.errors import ConfigError
 from polluxd.sim import plots
@@ -28,7 +27,7 @@ from polluxd.sim.recorded import fitting, replayed
 from polluxd.sim.scenario_file import read_scenario
 from polluxd.sim.workload import Submission, read_workload
 
-from .output import Column, Row, duration, jsonable, number, of_few_jobs, table
+from .output import Column, Row, duration, jsonable, number, of_few_jobs, require_writable, table, write_page
 
 COLUMNS = (
     Column("policy", "POLICY"),
@@ -118,6 +117,7 @@ def simulate(
     for path in (as_json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist; make it first")
+    require_writable(as_json, plot)
     kind = None if workload is None else recognise(workload)
     console = Console(highlight=False)
     left_out = {*(["cost"] if scenario.cloud is None else []), *([] if "pollux" in names else ["idle_s"])}
@@ -152,7 +152,7 @@ def simulate(
             console.print(few, markup=False)
     if as_json is not None:
         document = {"workload": title, "scenario": asdict(scenario)} | found
-        write_named(as_json, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+        write_page(as_json, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
     if plot is not None:
         assumed = "" if kind is None else ", if users tuned"
         plots.page(results, f"{title}: {len(jobs)} jobs on {_hardware(scenario)}{assumed}", plot)

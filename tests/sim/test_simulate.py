@@ -167,6 +167,7 @@ def test_only_one_source_of_jobs_is_taken(trace):
         (["--objective", "speed"], "simulate: policy.objective: .*got 'speed'"),
         (["--scenario", "no-such.toml"], "no-such.toml: cannot be read"),
         (["--json", "no/such/folder.json"], "its folder does not exist"),
+        (["--plot", "a" * 252 + ".png"], "File name too long: give another file"),
         (["--profiles", "no-such-folder"], "no such directory"),
     ],
 )

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pollux.errors import PolluxAgentError
-from pollux.private_folder import temporary_folder, write_named
+from pollux.private_folder import require_named, temporary_folder, write_named
 from pollux.version import __version__
 
 Figures = dict[str, float | int | str]
@@ -234,6 +234,11 @@ def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) ->
     parser.add_argument("--only", nargs="+", choices=names, metavar="CHECK", help="these checks alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args(argv)
+    if options.json is not None:
+        try:
+            require_named(options.json)
+        except OSError as error:
+            parser.error(f"--json: {error}")
     import torch  # noqa: PLC0415 - `--help` needs none of it
 
     machine = this_machine(cpu=options.cpu)

@@ -18,7 +18,7 @@ from polluxd.site_report.gpu_hours import CAUSES, DEMANDS
 from polluxd.slurm.commands import Commands
 
 from ..access import point
-from ..output import Column, jsonable, number, plain
+from ..output import Column, jsonable, number, plain, require_writable, write_page
 from .drawings import Polyline, chart
 from .templates import environment
 
@@ -103,6 +103,7 @@ def report(
         typer.echo(f"{machine.events_command(first, last)} > events.txt")
         typer.echo(f"{machine.reservations_command(first, last)} > reservations.txt")
         return
+    require_writable(as_json, html)
     if sacct is not None:
         site = _given(sacct, nodes, closed or [], begin, end)
     else:
@@ -114,9 +115,9 @@ def report(
     for line in [*document.summary(found), *replay.lines(found["replay"])]:
         typer.echo(line)
     if as_json is not None:
-        _write(as_json, json.dumps(jsonable(found), indent=1, allow_nan=False) + "\n")
+        write_page(as_json, json.dumps(jsonable(found), indent=1, allow_nan=False) + "\n")
     if html is not None:
-        _write(html, page(found))
+        write_page(html, page(found))
 
 
 def _utc(at: float) -> str:
@@ -166,14 +167,6 @@ def _asked(folder: Path, first: str, last: str) -> tuple[Path, Path | None, list
 def _words(command: str) -> list[str]:
     """Return the words of a command without its environment: `Commands` sets it, too."""
     return [word for word in shlex.split(command) if not word.startswith(("TZ=", "SLURM_TIME_FORMAT="))]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_named(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    typer.echo(f"written: {path}", err=True)
 
 
 def page(found: Mapping[str, Any]) -> str:

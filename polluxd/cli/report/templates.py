@@ -10,26 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pollux.private_folder import write_named
-from polluxd.errors import ConfigError
 from polluxd.printable import printable
 
-from ..output import clock, duration, number
+from ..output import clock, duration, number, write_page
 from .drawings import Chart
 
 
 def write_charts(path: Path, title: str, charts: Sequence[Chart]) -> None:
     """Write charts as a page that needs no network. Raises ConfigError: the file cannot be written."""
     text = environment().get_template("charts.html.jinja").render(title=title, charts=charts)
-    try:
-        write_named(path, text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    typer.echo(f"written: {path}", err=True)
+    write_page(path, text)
 
 
 def environment() -> Environment:

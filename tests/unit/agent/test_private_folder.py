@@ -20,6 +20,7 @@ from pollux.private_folder import (
     is_own,
     read_named,
     read_secret,
+    require_named,
     write_durably,
     write_named,
 )
@@ -232,6 +233,24 @@ def test_what_the_user_named_is_written_beside_files_of_others(tmp_path: Path) -
     write_named(page, b"second")
     assert (page.read_bytes(), page.stat().st_mode & 0o777) == (b"second", 0o640)
     assert [each.name for each in page.parent.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127 + "x"])
+def test_a_name_may_be_as_long_as_linux_allows(name: str, tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        require_named(tmp_path / name)
+        write_named(tmp_path / name, content)
+    assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [(name, "second")]
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "ä" * 128, "folder", "..", "fifo"])
+def test_what_cannot_be_written_is_refused_before_the_work(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for refuse in (require_named, lambda path: write_named(path, "content")):
+        with pytest.raises(OSError, match=r"too long|expected a file|expected the name"):
+            refuse(tmp_path / name)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["fifo", "folder"]
 
 
 @pytest.mark.parametrize("put", ["link", "fifo", "folder", "other"])
