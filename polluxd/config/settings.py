@@ -162,7 +162,7 @@ class PolicySettings:
     """What a plan optimises: `completion-time` at a price per GPU, or `fair-share`, the p-mean of speedups."""
     kappa: Kappa = 2.0
     """Completion time: the last jobs to end count as much as this many further jobs, and as much again for each ten
-    jobs; inf: all jobs end as fairly as the worst-off can."""
+    jobs."""
     power: Power = -1.0
     """Fair share: exponent p of the p-mean fitness; 1 mean, 0 geometric mean, -1 harmonic mean, -inf max-min."""
     fairness_per: Owner = "job"

@@ -87,13 +87,7 @@ Power = Annotated[
     BeforeValidator(lambda value: -math.inf if value in ("-inf", "max-min") else value),
     expected("a number up to 1, or -inf for max-min fairness", "P"),
 ]
-Kappa = Annotated[
-    StrictFloat,
-    Ge(0),
-    Predicate(lambda kappa: kappa <= 1000 or kappa == math.inf),
-    BeforeValidator(lambda value: math.inf if value == "inf" else value),
-    expected("a number from 0 to 1000, or inf for max-min finish-time fairness", "K"),
-]
+Kappa = Annotated[StrictFloat, Ge(0), Le(1000), expected("a number from 0 to 1000", "K")]
 Exponent = Annotated[StrictFloat, Ge(-4), Le(4), expected("a number from -4 to 4", "Q")]
 Objective = Literal["fair-share", "completion-time"]
 Owner = Literal["job", "user", "account"]

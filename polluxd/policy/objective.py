@@ -39,21 +39,13 @@ OBJECTIVES = (COMPLETION_TIME, FAIR_SHARE)
 
 
 def is_priced(settings: PolicySettings) -> bool:
-    """Return whether plans are made at a price per GPU.
-
-    Completion times are, up to any finite kappa. Beyond it lies max-min finish-time fairness.
-    """
-    return settings.objective == COMPLETION_TIME and math.isfinite(settings.kappa)
+    """Return whether plans are made at a price per GPU: completion times are."""
+    return settings.objective == COMPLETION_TIME
 
 
 def summed_power(settings: PolicySettings) -> float:
-    """Return the power by which plans are ordered.
-
-    Completion times are a plain sum: power 1. Max-min finish-time fairness is max-min: power -inf.
-    """
-    if settings.objective == COMPLETION_TIME:
-        return 1.0 if is_priced(settings) else -math.inf
-    return settings.power
+    """Return the power by which plans are ordered; completion times are a plain sum: power 1."""
+    return 1.0 if is_priced(settings) else settings.power
 
 
 def fitness(x: Floats, weight: Floats, power: float) -> float:

@@ -62,7 +62,7 @@ class OptionTable:
     batch_size: Ints
     speedup: Floats
     rating: Floats
-    """[O]: the objective's x where the job does not move: speedup over the GPUs per node, or promptness."""
+    """[O]: the objective's x where the job does not move: speedup over the GPUs per node."""
     kept: Bools
     """[O]: the shape that the job holds now, where it can stay as it is."""
     factor: Floats
@@ -193,7 +193,7 @@ def build(
         goodput=goodput[row],
         batch_size=batch[row],
         speedup=speedup,
-        rating=valued.x,
+        rating=rated.x,
         kept=kept[row],
         factor=factor,
         pinned=(pinned | hopeless)[~gone],

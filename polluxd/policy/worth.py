@@ -85,28 +85,6 @@ def work_factors(remaining: Sequence[float | None], power: float) -> list[float]
     ]
 
 
-def promptness(
-    jobs: Sequence[SnapshotJob], goodput: Floats, fair: Floats, owner: NDArray[np.int64]
-) -> tuple[Floats, Floats]:
-    """Return promptness [O], and the seconds left at the fair share [J].
-
-    Promptness is the inverse of finish-time fairness: of the time from submission to the predicted end, over the time
-    alone on the fair share, whose goodput is `fair` [J] (Themis, Mahajan et al., 2020). An option without goodput has
-    promptness 0. A job of unknown length is expected
-    to need the median work of the others in seconds, or as much again as it has done.
-    """
-    left, done = np.array([market.work(job) for job in jobs], dtype=np.float64).reshape(-1, 2).T
-    with np.errstate(divide="ignore", invalid="ignore"):
-        seconds, done = left / fair, done / fair
-        known = seconds[np.isfinite(seconds)]
-        usual = float(np.median(known)) if known.size else market.UNKNOWN
-        seconds = np.where(np.isfinite(seconds), seconds, np.maximum(done, usual))
-        age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
-        finish = age[owner] + (seconds * fair)[owner] / goodput
-        inverse = np.where(goodput > 0, (seconds + done)[owner] / np.maximum(finish, 1e-9), 0.0)
-    return np.where(np.isfinite(inverse), inverse, 0.0), seconds
-
-
 MOST_SLOWDOWN = 10.0
 """A job that waits is slowed down by no more: beyond it, the jobs that wait are alike."""
 SHORTEST = 300.0
@@ -162,8 +140,6 @@ class Worth(NamedTuple):
     factor: Floats
     weight: Floats
     """[J]"""
-    x: Floats
-    """What the objective compares, where the job does not move."""
     market: market.Market | None = None
 
 
@@ -173,7 +149,7 @@ def by_price(
     """Utilities under the objective of completion times: mu_j g_j."""
     offers = market.MarketOptions(rated.gpus, rated.goodput, rated.kind, rated.start, capacity, limited)
     if not rated.jobs:
-        return Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight, rated.x)
+        return Worth(np.zeros(0), np.zeros(0), np.zeros(0), weight)
     work, done = np.array([market.work(job) for job in rated.jobs], dtype=np.float64).T
     limit = np.array([np.inf if job.time_limit is None else max(job.time_limit, 1.0) for job in rated.jobs])
     found = market.clear(offers, weight, work, done, settings.kappa, limit)
@@ -185,7 +161,7 @@ def by_price(
     # A running job that is parked pays for its next start: it loses as much as by a move from its placement.
     held = np.maximum.reduceat(np.where(rated.kept, stay * (1.0 - factor), 0.0), rated.start[:-1])
     move -= np.where(rated.gpus == 0, held[rated.owner], 0.0)
-    return Worth(stay, move, factor, weight, rated.x, found)
+    return Worth(stay, move, factor, weight, found)
 
 
 def _gained(rated: Rated, least_gain: float) -> Floats:
@@ -212,19 +188,15 @@ def by_share(
 ) -> Worth:
     """Value options under the paper's objective: powers of speedups.
 
-    Under max-min finish-time fairness, of promptness instead. `fair` [J]: goodput at the fair share.
+    `fair` [J]: goodput at the fair share.
     """
     jobs, start, gpus, x = rated.jobs, rated.start, rated.gpus, rated.x
-    power, costs = objective.summed_power(settings), _move_costs(rated)
-    if settings.objective == objective.COMPLETION_TIME:
-        x, seconds = promptness(jobs, rated.goodput, fair, rated.owner)
-        factor = market.paying_factors(jobs, seconds, costs, rated.owner, settings.hysteresis)
-    else:
-        factor = move_factors(jobs, costs, rated.owner, settings.hysteresis)
-        if settings.remaining_work_power:
-            remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
-            factors = np.array(work_factors(remaining, settings.remaining_work_power))
-            weight = within_owner(weight, factors, jobs, settings.fairness_per)
+    power = settings.power
+    factor = move_factors(jobs, _move_costs(rated), rated.owner, settings.hysteresis)
+    if settings.remaining_work_power:
+        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
+        factors = np.array(work_factors(remaining, settings.remaining_work_power))
+        weight = within_owner(weight, factors, jobs, settings.fairness_per)
     w, moved = weight[rated.owner], x * factor
     level, total = 0.0, float(weight.sum())
     if power <= objective.GENTLE and jobs:
@@ -232,7 +204,7 @@ def by_share(
         level = objective.worst_level(np.where(rated.kept, x, moved), w, gpus, start, offer, limited)
     stay = objective.utilities(x, w, power, level=level, total=total, jobs=len(jobs))
     move = objective.utilities(moved, w, power, level=level, total=total, jobs=len(jobs))
-    return Worth(stay, move, factor, weight, x)
+    return Worth(stay, move, factor, weight)
 
 
 def _move_costs(rated: Rated) -> Floats:

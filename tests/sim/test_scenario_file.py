@@ -39,7 +39,7 @@ most_jobs = 9
 remembers = false
 [policy]
 power = -inf
-kappa = inf
+kappa = 5.0
 start_gpus = 2
 user_weights = { user-1 = 2.0 }
 [moves]
@@ -75,7 +75,7 @@ def test_a_file_says_what_the_scenario_is(tmp_path):
         policy=PolicySettings(
             objective="fair-share",
             power=-math.inf,
-            kappa=math.inf,
+            kappa=5.0,
             start_gpus=2,
             user_weights={"user-1": 2.0},
         ),

@@ -85,22 +85,6 @@ def test_the_fair_share_is_an_equal_part_within_the_jobs_own_limits(capacity, jo
     assert worth.fair_share(capacity, jobs, 4, job(1, spec)) == share
 
 
-def test_promptness_is_the_time_alone_over_the_time_from_submission():
-    # 640 examples are done and 1,280 are left, at 10 a second on the fair share: 192 s alone.
-    jobs = [job(1, report=report(progress=10.0, target=30.0), age=100.0)]
-    owner = np.zeros(3, dtype=np.int64)
-    found, seconds = worth.promptness(jobs, np.array([0.0, 10.0, 20.0]), np.array([10.0]), owner)
-    assert seconds.tolist() == [128.0]
-    assert found == pytest.approx([0.0, 192 / (100 + 128), 192 / (100 + 64)])
-
-
-def test_a_job_of_unknown_length_is_expected_to_need_as_long_again():
-    jobs = [job(1, report=report(progress=10.0), age=0.0)]
-    found, seconds = worth.promptness(jobs, np.array([0.1]), np.array([0.1]), np.zeros(1, dtype=np.int64))
-    assert seconds.tolist() == [6400.0]
-    assert found == pytest.approx([2.0])
-
-
 @pytest.mark.parametrize("objective", ["completion-time", "fair-share"])
 def test_a_wide_job_that_has_waited_long_comes_before_elastic_ones(objective):
     """Eight jobs can use any number of the 16 GPUs, and one needs them all."""

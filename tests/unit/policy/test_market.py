@@ -191,24 +191,6 @@ def test_plan_lies_within_its_gap_of_the_best_there_is(make):
     assert len(short) <= 0.05 * len(found), short
 
 
-def test_max_min_finish_time_fairness_is_within_its_gap_and_within_two_percent_of_the_best():
-    found = compared(by_completion(small, kappa=float("inf")), range(120))
-    assert len(found) >= 10
-    assert not outside_the_gap(found)
-    assert max(c.shortfall for c in found) <= 0.02
-
-
-def test_beyond_all_kappa_the_job_that_waited_longest_for_its_share_is_served_first():
-    def given(kappa):
-        late, early = declared(1, 5_000, age=5_000.0), declared(2, 5_000, age=50.0)
-        plan = decide(snapshot(nodes(1), [late, early], kappa=kappa, waiting_power=0.0, **COMPLETION))
-        return [plan.of(n).placement.gpus for n in (1, 2)]
-
-    late, early = given(float("inf"))
-    assert late > early > 0
-    assert abs(given(0.0)[0] - given(0.0)[1]) < late - early
-
-
 @pytest.mark.parametrize(
     ("moves", "age", "grows"), [(0, 20_000.0, True), (100, 20_000.0, False), (0, 60.0, False)]
 )
