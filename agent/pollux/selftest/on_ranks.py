@@ -112,14 +112,12 @@ def train(
     return job
 
 
-def judged(
-    job: pollux.Job, steps: int, folder: Path, made: int | None = None, figures: Mapping[str, float] = {}
-) -> None:
+def judged(job: pollux.Job, steps: int, folder: Path, figures: Mapping[str, float] = {}) -> None:
     """Compare steps and weights with plain torch's."""
     done = job.progress.optimizer_steps
     if done != steps:
         raise RuntimeError(f"expected {steps} optimizer steps, got {done}")
-    error = error_of(job.module, steps if made is None else made, job.device)
+    error = error_of(job.module, steps, job.device)
     if error > TOLERANCE:
         raise RuntimeError(f"the weights differ from plain torch's by {error:.1e} of their norm")
     if job.rank == 0:
