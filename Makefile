@@ -247,5 +247,11 @@ bench_realloc-large = $(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $
 bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/wrap.json --markdown tests/benchmarks/wrap.md
 # `polluxctl report` on Philly's log and on a million records (minutes); tests/benchmarks/philly.md.
 bench_report = $(BENCH).site_report
+# Philly's virtual clusters under backfill, the paper's policy and polluxd, all jobs or JOBS of each (hours; kept run by
+# run in bench-out/philly); a section of tests/benchmarks/philly.md.
+bench_philly = $(BENCH).philly $(if $(JOBS),--jobs $(JOBS))
+# How far the report's replay is off on three logs of a real Slurm (as root; a quarter of an hour); a section of
+# tests/benchmarks/philly.md.
+bench_replay = $(BENCH).replay_error
 # The paper's evaluation replayed (minutes); then tests/benchmarks/simulator.md.
 bench_sim = $(BENCH).simulator

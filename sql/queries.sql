@@ -261,9 +261,11 @@ CROSS JOIN LATERAL (
 ORDER BY c.id DESC;
 
 -- name: cycles_between
+-- With `kept`, those alone whose snapshots are.
 SELECT id, epoch, mode, started_at, note, objective, upper_bound, gap, solver, durations, plan_digest
 FROM pollux.cycle
-WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until) ORDER BY id LIMIT 100000;
+WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until)
+  AND (snapshot IS NOT NULL OR NOT :kept) ORDER BY id LIMIT 100000;
 
 -- name: mean_speedups
 -- Over the time for which decisions held.
@@ -528,8 +530,10 @@ DELETE FROM pollux.cycle c WHERE cluster = :cluster AND started_at < to_timestam
   AND NOT EXISTS (SELECT FROM pollux.allocation a WHERE a.cycle_id = c.id);
 
 -- name: prune_snapshots
+-- One in ten of mode observe stays, for the report's chapter on it.
 UPDATE pollux.cycle SET snapshot = NULL
-WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at < to_timestamp(:before);
+WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at < to_timestamp(:before)
+  AND (mode <> 'observe' OR id % 10 <> 0);
 
 -- name: prune_jobs
 -- Ended jobs with all that hangs on them.

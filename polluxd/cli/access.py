@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -47,17 +48,21 @@ def job_id(text: str) -> int:
 
 
 def _job_id_of_task(text: str) -> int:
-    """Ask Slurm which job is this task: only Slurm knows, and only while it shows the job."""
-    words = ("--noheader", "--all", "--array", "--states=all", f"--jobs={text}", "--Format=JobID,ArrayTaskID")
+    """Ask Slurm which job is this task: slurmctld for as long as it shows the job, then accounting."""
+    shown = list[str]()
+    with suppress(SlurmError):  # it does not know the array any more
+        words = ("--all", "--array", "--states=all", "--Format=JobID,ArrayTaskID")
+        shown = Commands().ask("squeue", "--noheader", f"--jobs={text}", *words).split()
+    if len(shown) == 2 and shown[1] == text.partition("_")[2]:
+        return int(shown[0])
     try:
-        shown = Commands().ask("squeue", *words).split()
+        lines = Commands().ask("sacct", "-nXP", f"--jobs={text}", "--format=JobIDRaw,JobID").splitlines()
+        recorded = [line.split("|") for line in lines]
     except SlurmError as error:
-        raise typer.BadParameter(f"Slurm does not say which job {text} is: {error}") from None
-    if len(shown) != 2 or shown[1] != text.partition("_")[2]:
-        raise typer.BadParameter(
-            f"squeue shows no job {text} (any more): give its own id (`sacct -X -j {text} -o JobIDRaw`)"
-        )
-    return int(shown[0])
+        raise typer.BadParameter(f"squeue shows no job {text}, and sacct does not answer: {error}") from None
+    if not recorded or recorded[-1][1:] != [text]:
+        raise typer.BadParameter(f"neither squeue nor sacct shows a job {text}")
+    return int(recorded[-1][0])
 
 
 JobArgument = Annotated[int, typer.Argument(metavar="JOB", parser=job_id, help="Slurm job id, or ARRAY_TASK")]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from statistics import fmean, stdev
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from polluxd.errors import PolluxError
-from polluxd.model import Allocation, Plan, Snapshot
+from polluxd.model import Allocation, Plan
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
+from polluxd.site_report.shadow import gain, plans, sampled, speedups
 from polluxd.store import CycleSummary, CycleView
 from polluxd.store.written import plan_digest, same_decision
 
@@ -193,71 +192,6 @@ def _difference(job_id: int | None, what: str, recorded: Any, replayed: Any) -> 
     return {"job_id": job_id, "what": what, "recorded": recorded, "replayed": replayed}
 
 
-SAMPLES = 200
-"""Most decisions that are made again: about a second at 100 jobs."""
-BLOCKS = 10
-LONGEST_GAP_S = 600.0
-"""polluxd did not run in a longer gap between two decisions."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What the decisions would have brought."""
-
-    decisions: int
-    """Those that were made again."""
-    hours: float
-    """For which the decisions stand."""
-    held: float
-    """Mean over time of the jobs' SPEEDUPs, added up, as they held GPUs; a waiting job's is 0."""
-    planned: float
-    """The same as polluxd decided."""
-    error: float | None
-    """Half of the 95 % interval of `planned - held`, from means over blocks of time; None: too few decisions."""
-
-    @property
-    def gained_hours(self) -> float:
-        """Hours of training, each at a job's fair share, that the decisions would have added."""
-        return (self.planned - self.held) * self.hours
-
-
-def speedups(snapshot: Snapshot) -> tuple[float, float]:
-    """Return the sum of the jobs' SPEEDUPs with the GPUs that they hold, and as decided."""
-    running = tuple(replace(job, pinned=True, pin_reason="") for job in snapshot.jobs if job.placement)
-    held, planned = (decide(each, explained=False) for each in (replace(snapshot, jobs=running), snapshot))
-    return tuple(math.fsum(a.speedup for a in plan.allocations) for plan in (held, planned))  # type: ignore[return-value]
-
-
-def sampled(cycles: Sequence[CycleView], mode: str) -> list[tuple[CycleView, float]]:
-    """Return decisions of a mode with the seconds that each stands for, at most `SAMPLES` of `cycles`, oldest first.
-
-    A decision holds until the next one, whose mode may be another. Each of the sample stands for its neighbours, too.
-    """
-    lasted = [
-        (now, min(later.started_at - now.started_at, LONGEST_GAP_S))
-        for now, later in pairwise(cycles)
-        if now.mode == mode
-    ]
-    size = max(1, -(-len(lasted) // SAMPLES))
-    groups = [lasted[n : n + size] for n in range(0, len(lasted), size)]
-    return [(group[0][0], math.fsum(seconds for _, seconds in group)) for group in groups]
-
-
-def gain(spans: Sequence[tuple[float, float, float]]) -> Gain | None:
-    """Add up decisions: (seconds, speedups held, speedups planned), oldest first. None where no time passed."""
-    total = math.fsum(seconds for seconds, _, _ in spans)
-    if total <= 0:
-        return None
-    held, planned = (math.fsum(span[0] * span[n] for span in spans) / total for n in (1, 2))
-    size = len(spans) // BLOCKS
-    error = None
-    if size >= 1:
-        blocks = [spans[n * size : (n + 1) * size] for n in range(BLOCKS)]
-        means = [fmean(after - before for _, before, after in block) for block in blocks]
-        error = 2.262 * stdev(means) / math.sqrt(BLOCKS)  # Student's t, 9 degrees of freedom
-    return Gain(len(spans), total / 3600.0, held, planned, error)
-
-
 GAIN_COLUMNS = (
     Column("mode", "MODE"),
     Column("decisions", "DECISIONS", right=True),
@@ -286,7 +220,7 @@ def gain_(
     mode = kept[-1].mode if kept else ""
     found = gain(
         [
-            (seconds, *speedups(decode_snapshot(data)))
+            (seconds, *speedups(plans(decode_snapshot(data))))
             for cycle, seconds in sampled(kept, mode)
             if (data := store.cycle_snapshot(cycle.id)) is not None
         ]

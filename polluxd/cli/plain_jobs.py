@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from polluxd.errors import SlurmError
 from polluxd.model import JobState
@@ -39,60 +40,98 @@ _IN_TURN = ("Priority", "Resources")
 """Reasons of jobs that wait only for the jobs before them."""
 
 
-def told(job_id: int) -> list[str]:
-    """Return what Slurm tells of a plain job; empty for a Pollux job, and where Slurm knows no such job."""
+_ENDINGS = {
+    "TIMEOUT": "It reached its time limit: submit it again with more --time.",
+    "OUT_OF_MEMORY": "It used more memory than it had asked for: submit it again with more --mem.",
+    "NODE_FAIL": "Its node failed: submit it again; with --requeue Slurm does so by itself.",
+    "PREEMPTED": "A job that comes before it took its place: submit it again.",
+    "DEADLINE": "It could not have ended before its --deadline.",
+}
+"""What to do about an end that Slurm itself made."""
+_OUTPUT = re.compile(r"(?:^|\s)StdOut=(.*?)(?=\s+\w+=|$)", re.MULTILINE)
+
+Facts = dict[str, Any]
+
+
+def told(job_id: int) -> Facts:
+    """Return what Slurm tells of a plain job; empty for a Pollux job, and where Slurm knows no such job.
+
+    `said` has it as sentences; the other values are for programs, times as POSIX seconds, None where not known.
+    """
     slurm = ScontrolClient()
     try:
         job = slurm.jobs([job_id]).get(job_id)
         if job is not None and (job.spec is not None or job.left_alone or job.companion is not None):
-            return []
+            return {}
         if job is None or job.state not in (JobState.PENDING, JobState.RUNNING):
             return _ended(job_id, slurm)
-        return _pending(job, slurm) if job.state is JobState.PENDING else [_running(job)]
+        return _pending(job, slurm) if job.state is JobState.PENDING else _running(job)
     except SlurmError:
-        return []
+        return {}
 
 
-def _pending(job: SlurmJob, slurm: ScontrolClient) -> list[str]:
-    what, owner = next(
-        ((what, owner) for pattern, what, owner in _CLASSES if re.match(pattern, job.reason)),
+def _pending(job: SlurmJob, slurm: ScontrolClient) -> Facts:
+    what, action = next(
+        ((what, action) for pattern, what, action in _CLASSES if re.match(pattern, job.reason)),
         ("Slurm has not considered it yet" if job.reason == "None" else "Slurm keeps it waiting", ""),
     )
+    action, before, starts = action.format(job=job.job_id), None, None
     said = [f"Job {job.job_id}, a plain Slurm job, is pending: {what} ({job.reason})."]
-    if owner:
-        said.append(owner.format(job=job.job_id))
+    if action:
+        said.append(action)
     if job.reason in _IN_TURN:
         waiting = ("--noheader", "--array", "--states=PENDING", f"--partition={job.partition}")
         lines = slurm.ask("squeue", *waiting, "--format=%Q %r").splitlines()
         queue = [line.split() for line in lines]
         before = sum(int(priority) > job.priority for priority, *why in queue if why[0] in _IN_TURN)
+        others = f"{count(before, 'waiting job')} of partition {job.partition} that you may see"
+        said.append(f"{others} {'has' if before == 1 else 'have'} a higher priority.")
+    shown = slurm.ask("squeue", "--start", "--noheader", f"--jobs={job.job_id}", "--format=%S").strip()
+    if shown.isdecimal():
+        starts = float(shown)
         said.append(
-            f"{count(before, 'waiting job')} of partition {job.partition} that you may see: higher priority."
+            f"Slurm expects it to start at {clock(starts)}. Jobs that end earlier or come before change that."
         )
-    starts = slurm.ask("squeue", "--start", "--noheader", f"--jobs={job.job_id}", "--format=%S").strip()
-    if starts.isdecimal():
-        said.append(
-            f"Slurm expects it to start at {clock(int(starts))}. Jobs that end earlier or come before change that."
-        )
-    return said
+    return {
+        **{"job_id": job.job_id, "state": "PENDING", "reason": job.reason, "class": what, "action": action},
+        **{"jobs_before": before, "expected_start": starts, "said": said},
+    }
 
 
-def _running(job: SlurmJob) -> str:
+def _running(job: SlurmJob) -> Facts:
     gpus = sum(job.gpus_per_node_held.values())
-    return (
+    said = (
         f"Job {job.job_id}, a plain Slurm job, is running with {count(gpus, 'GPU') if gpus else 'no GPUs'} on "
         f"{','.join(job.nodes)}. It keeps them until it ends: polluxd moves only jobs with a #POLLUX line."
     )
+    held = {"gpus": gpus, "nodes": list(job.nodes), "started_at": job.start_time}
+    return {"job_id": job.job_id, "state": "RUNNING", **held, "said": [said]}
 
 
-def _ended(job_id: int, slurm: ScontrolClient) -> list[str]:
+def _ended(job_id: int, slurm: ScontrolClient) -> Facts:
     columns = "State,ExitCode,End,AdminComment"
     for line in slurm.ask("sacct", "-nXP", f"--jobs={job_id}", f"--format={columns}").splitlines()[-1:]:
         state, ending, end, comment = line.split("|", 3)
         if comment.startswith("pollux:"):
-            return []
-        code, _, signal = ending.partition(":")
-        how = f"signal {signal}" if signal not in ("", "0") else f"exit status {code}"
+            return {}
+        code, signal = (int(part or 0) for part in re.sub(r"[^0-9:]", "", ending + ":").split(":")[:2])
+        how = f"signal {signal}" if signal else f"exit status {code}"
         at = f" at {clock(int(end))}" if end.isdecimal() else ""
-        return [f"Job {job_id}, a plain Slurm job, ended{at}: {state}, {how}. Its output says why."]
-    return []
+        output = _output(job_id, slurm)
+        action = _ENDINGS.get(state.split(" ", 1)[0], "")
+        said = [f"Job {job_id}, a plain Slurm job, ended{at}: {state}, {how}.", *filter(None, [action])]
+        said.append(f"Its output is in {output}." if output else "Its output says why.")
+        return {
+            **{"job_id": job_id, "state": state, "exit_status": code, "signal": signal, "action": action},
+            **{"ended_at": int(end) if end.isdecimal() else None, "output": output, "said": said},
+        }
+    return {}
+
+
+def _output(job_id: int, slurm: ScontrolClient) -> str | None:
+    """Return where the job's output is, as long as slurmctld knows the job."""
+    try:
+        found = _OUTPUT.search(slurm.ask("scontrol", "-o", "show", "job", str(job_id)))
+    except SlurmError:
+        return None
+    return found[1] if found else None

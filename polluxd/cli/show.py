@@ -133,9 +133,12 @@ def explain(
             return
         answer = ask("explain", job)
     except PolluxError:
-        if as_json or not (plain_job := plain_jobs.told(job)):
+        if not (plain_job := plain_jobs.told(job)):
             raise
-        console.print(Text(" ".join(plain_job)), soft_wrap=not console.is_terminal)
+        if as_json:
+            emit_json(plain_job)
+        else:
+            console.print(Text(" ".join(plain_job["said"])), soft_wrap=not console.is_terminal)
         return
     if as_json:
         emit_json({key: answer[key] for key in ("job", "decision", "sizes", "moves", "settings")})

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from polluxd.apply.idle_watch import PREFIX as IDLE
 from polluxd.apply.open_moves import in_step_since, stuck_moves
 from polluxd.apply.refused.refusals import STUCK
 from polluxd.config.settings import CycleSettings, MoveSettings
+from polluxd.errors import PolluxError
 from polluxd.model import Move
 from polluxd.printable import printable
 from polluxd.store.views import TROUBLES
@@ -21,13 +22,20 @@ from polluxd.store.views import TROUBLES
 from . import access
 from .access import ConfigOption, JsonOption
 from .output import clock, count, duration, emit_json, number, plain
+from .report.at_rest import idle_jobs, mail
 from .table_rows import is_silent, job_rows, status_row
 
 _NAMED = 5
 """Jobs that `status` names of those with doubted reports, and of those without any."""
 
 
-def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def status(
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    mail_owners: Annotated[
+        bool, typer.Option("--mail-owners", help="also mail the owners of jobs whose GPUs do nothing")
+    ] = False,
+) -> None:
     """Show who leads and when polluxd last decided.
 
     Exit status: 0 polluxd works, 1 it does not decide, 2 something is stuck, or GPUs idle beside a job that may
@@ -38,7 +46,13 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     silent = [{name: row[name] for name in names} for row in job_rows(store, ended=False) if is_silent(row)]
     silent.sort(key=lambda job: (-job["gpus"] * job["silent_s"], job["job_id"]))
     gpus = count(sum(job["gpus"] for job in silent), "GPU")
-    found = {**status_row(store), "silent": silent}
+    idle, unknown = list[dict[str, Any]](), list[str]()
+    try:
+        idle = idle_jobs(loaded.metrics)
+        unknown = mail(idle) if mail_owners else []
+    except PolluxError as error:
+        unknown = [str(error)]
+    found = {**status_row(store), "silent": silent, "idle": idle, "idle_unknown": unknown}
     verdict = health(found, store.open_moves(), loaded.cycle, loaded.moves, time.time())
     if as_json:
         emit_json({**found, "health": verdict.message, "stuck_since": verdict.stuck_since})
@@ -59,6 +73,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ("solver", plain(found["solver"])),
         ("doubted reports", _named(found["doubted"], "of {jobs}")),
         ("silent jobs", _named(silent, f"{{jobs}} on {gpus} without a training step")),
+        ("GPUs at rest", "; ".join([_at_rest(idle, asked=bool(loaded.metrics.prometheus)), *unknown])),
         ("reports today", _reported(found["reported"])),
         ("note", plain(found["note"])),
         ("moves under way", found["open_moves"]),
@@ -98,6 +113,20 @@ def _named(jobs: list[dict[str, Any]], text: str) -> str:
     )
     more = " and others" if len(jobs) > _NAMED else ""
     return f"{text.format(jobs=count(len(jobs), 'job'))}: {named}{more} (`polluxctl explain JOB`)"
+
+
+def _at_rest(idle: list[dict[str, Any]], *, asked: bool) -> str:
+    """Name the jobs whose GPUs do nothing, by what Prometheus knows."""
+    if not idle:
+        return "none" if asked else "not known (metrics.prometheus)"
+    gpus = count(sum(job["idle"] for job in idle), "GPU")
+    named = ", ".join(
+        f"{job['job_id']} ({job['name']}, {job['user']}: {job['idle']} of {count(job['gpus'], 'GPU')})"
+        for job in idle[:_NAMED]
+    )
+    return f"{gpus} of {count(len(idle), 'job')} do nothing: {named}" + (
+        " and others" if len(idle) > _NAMED else ""
+    )
 
 
 INTERVALS = 3

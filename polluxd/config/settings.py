@@ -42,6 +42,7 @@ from polluxd.config.value_types import (
     Owner,
     PostgresUrl,
     Power,
+    PrometheusUrl,
     SbatchOptions,
     Seconds,
     Share,
@@ -49,6 +50,7 @@ from polluxd.config.value_types import (
     StartGpus,
     Weight,
     example,
+    expected,
     run_time_only,
 )
 
@@ -299,6 +301,14 @@ class MetricsSettings(_Section):
 
     listen: ListenAddress = "127.0.0.1:9850"
     """Where polluxd serves `/metrics`; empty: nowhere. Whoever reaches the address can read, so keep users off it."""
+    prometheus: Annotated[PrometheusUrl, example("http://127.0.0.1:9090")] = ""
+    """The Prometheus that `polluxctl status` asks which GPUs of running jobs do nothing; empty: it asks none."""
+    idle_query: Annotated[str, expected("a query of Prometheus", "PROMQL")] = (
+        'count by (hpc_job) ((max_over_time(DCGM_FI_DEV_GPU_UTIL{hpc_job!=""}[30m]) == 0) '
+        'and (DCGM_FI_DEV_GPU_UTIL{hpc_job!=""} offset 30m))'
+    )
+    """What it asks: by job id, the GPUs that have done nothing for long. The default is for NVIDIA's dcgm-exporter with
+    its mapping of GPUs to jobs."""
 
 
 class GatewaySettings(_Section):

@@ -119,6 +119,13 @@ ListenAddress = Annotated[
     Predicate(_is_listen_address),
     expected("HOST:PORT such as 127.0.0.1:9850, or an empty text", "ADDRESS"),
 ]
+PrometheusUrl = Annotated[
+    str,
+    Predicate(
+        lambda url: not url or (urlsplit(url).scheme in ("http", "https") and bool(urlsplit(url).netloc))
+    ),
+    expected("a URL such as http://127.0.0.1:9090, or an empty text", "URL"),
+]
 GatewayUrls = Annotated[
     tuple[str, ...],
     Field(strict=False),

@@ -175,7 +175,8 @@ def _obtained(site: Sources, holdings: Holdings, whole: Division) -> list[str]:
             else ""
         ),
         "Held: AllocTRES from Start to End, divided evenly over the nodes of a job",
-        "Waits: from Eligible to Start, so time in which a dependency, a begin time or a hold barred a job is none",
+        "Waits: from Eligible to Start, so time in which a dependency, a begin time or a hold barred a job is none. "
+        "sacct leaves out jobs that were never eligible, such as those held to the end: they are not in this report",
         "Fits: enough idle GPUs on as many nodes of its partitions as the job had or asked for. CPUs, memory, "
         "features, limits and holds are not in the log: a job that fits by its GPUs may have waited for one of these",
         "Lost work: what a job's state says. A job that timed out or was cancelled may have kept a checkpoint, or may "
@@ -351,7 +352,9 @@ def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(at))
 
 
-def span(seconds: float) -> str:
+def span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

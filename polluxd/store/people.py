@@ -103,9 +103,9 @@ class PeopleStore(Session):
         found = self._ask("cycles", newest=newest)
         return [CycleSummary(rows.cycle(r), r["jobs"], r["changed"], r["kept"]) for r in found]
 
-    def cycles_between(self, since: float, until: float) -> list[CycleView]:
-        """Return the cycles that began between two POSIX times, oldest first."""
-        return [rows.cycle(row) for row in self._ask("cycles_between", since=since, until=until)]
+    def cycles_between(self, since: float, until: float, *, kept: bool = False) -> list[CycleView]:
+        """Return the cycles that began between two POSIX times, oldest first; `kept`: those with a stored snapshot."""
+        return [rows.cycle(row) for row in self._ask("cycles_between", since=since, until=until, kept=kept)]
 
     def mean_speedups(self, since: float, until: float) -> dict[int, float]:
         """Return each job's predicted speedup while it had GPUs, as its mean between two POSIX times."""

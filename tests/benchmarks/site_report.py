@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -71,6 +72,14 @@ def measured(path: Path, *words: str) -> str:
     )
 
 
+def placed_in(page: Path, title: str, text: str) -> None:
+    """Put a section in the place of the one with this title, or at the end of the page."""
+    parts = re.split(r"(?m)^(?=## )", page.read_text())
+    place = next((n for n, part in enumerate(parts) if part.startswith(f"{title}\n")), len(parts))
+    parts[place : place + 1] = [text]
+    page.write_text("\n\n".join(part.strip() for part in parts) + "\n")
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--records", type=int, default=RECORDS)
@@ -92,7 +101,11 @@ def main() -> None:
         log = Path(folder) / "sacct.txt"
         generate(log, chosen.records)
         text.append(measured(log))
+    before = re.split(r"(?m)^(?=## )", PAGE.read_text())[1:] if PAGE.exists() else []
     PAGE.write_text("\n\n".join(text).rstrip() + "\n")
+    for part in before:  # sections of other programs
+        if (title := part.partition("\n")[0]) not in text:
+            placed_in(PAGE, title, part)
 
 
 if __name__ == "__main__":

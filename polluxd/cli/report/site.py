@@ -13,11 +13,13 @@ import typer
 
 from pollux.private_folder import temporary_folder, write_named
 from polluxd.errors import ConfigError, SlurmError
-from polluxd.site_report import document, job_log, machine, replay
+from polluxd.model.snapshot_json import decode_snapshot
+from polluxd.site_report import document, job_log, machine, replay, shadow
 from polluxd.site_report.gpu_hours import CAUSES, DEMANDS
 from polluxd.slurm.commands import Commands
 
-from ..access import point
+from .. import access
+from ..access import ConfigOption, point
 from ..output import Column, jsonable, number, plain, require_writable, write_page
 from .drawings import Polyline, chart
 from .templates import environment
@@ -86,6 +88,11 @@ def report(
             "--replay", metavar="JOBS", min=0, help="also replay so many jobs under Pollux (minutes)"
         ),
     ] = 0,
+    shadowed: Annotated[
+        bool,
+        typer.Option("--shadow", help="also what polluxd in mode observe would have done (its database)"),
+    ] = False,
+    config: ConfigOption = None,
 ) -> None:
     """Show what a cluster's GPU hours went to, from Slurm's accounting alone.
 
@@ -112,12 +119,25 @@ def report(
     site = document.anonymised(site) if anonymise else site
     found = document.made(site)
     found["replay"] = replay.replayed_log(site, jobs)
-    for line in [*document.summary(found), *replay.lines(found["replay"])]:
+    found["shadow"] = _shadow(site, config) if shadowed else None
+    for line in _lines(found):
         typer.echo(line)
     if as_json is not None:
         write_page(as_json, json.dumps(jsonable(found), indent=1, allow_nan=False) + "\n")
     if html is not None:
         write_page(html, page(found))
+
+
+def _shadow(site: document.Sources, config: Path | None) -> Mapping[str, Any]:
+    store, _ = access.open_store(config)
+    cycles = store.cycles_between(site.since, site.until, kept=True)
+    decided = shadow.sampled([cycle for cycle in cycles if cycle.solver is not None], "observe")
+    kept = ((seconds, store.cycle_snapshot(cycle.id)) for cycle, seconds in decided)
+    return shadow.chapter([(seconds, decode_snapshot(data)) for seconds, data in kept if data], site.records)
+
+
+def _lines(found: Mapping[str, Any]) -> list[str]:
+    return [*document.summary(found), *replay.lines(found["replay"]), *shadow.lines(found.get("shadow"))]
 
 
 def _utc(at: float) -> str:
@@ -190,7 +210,7 @@ def page(found: Mapping[str, Any]) -> str:
         .get_template("site.html.jinja")
         .render(
             title="Where the GPU hours went",
-            lines=[*document.summary(found), *replay.lines(found["replay"])],
+            lines=_lines(found),
             bars=widths,
             over_time=chart("GPUs", over_time, times=True),
             found=found,
@@ -203,6 +223,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Any], Sequence[Column]]]:
+    shadowed = (found.get("shadow") or {"jobs": ()})["jobs"][: document.MOST_ROWS]
     return [
         (title, rows, [_column(name) for name in names if any(row[name] for row in rows)])
         for title, rows, names in (
@@ -221,6 +242,7 @@ def _tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Any], Sequence
             ("One training at several sizes: speedup, 95 % interval", found["experiments"], _EXPERIMENTS),
             ("GPU hours past 50 % efficiency, by user", found["past_half"], ("name", "gpu_hours")),
             ("Time limits of completed jobs, by user", found["limits"]["users"], _LIMITS),
+            ("What polluxd would have done in mode observe, job by job", shadowed, _SHADOW),
         )
     ]
 
@@ -229,13 +251,17 @@ _HELD = ("name", "jobs", "gpu_hours", "finished", "running", "lost")
 _WAITS = ("name", "jobs", "median_s", "p90_s", "hours", *(f"while_{name}" for name in DEMANDS))
 _EXPERIMENTS = ("user", "name", "from_gpus", "gpus", "speedup", "low", "high", "efficiency", "gpu_hours")
 _LIMITS = ("name", "jobs", "median_used", "gpu_hours_unused")
+_SHADOW = (
+    *("job_id", "name", "user", "state", "hours", "waited_s", "decided_wait_s"),
+    *("held_gpu_hours", "decided_gpu_hours", "trained_h", "decided_h", "gained_h"),
+)
 
 
 def _column(name: str) -> Column:
     shares = ("efficiency", "median_used", *(f"while_{each}" for each in DEMANDS))
     show = (
         plain
-        if name in ("name", "user", "jobs")
+        if name in ("name", "user", "jobs", "job_id", "state")
         else document.span
         if name.endswith("_s")
         else _share
@@ -243,7 +269,7 @@ def _column(name: str) -> Column:
         else _hours
     )
     title = name.removesuffix("_s").replace("_", " ").upper()
-    return Column(name, title, show, right=name not in ("name", "user"), flexible=name == "name")
+    return Column(name, title, show, right=name not in ("name", "user", "state"), flexible=name == "name")
 
 
 def _share(value: float | None) -> str:

@@ -314,11 +314,14 @@ def test_a_period_has_its_cycles_and_mean_speedups(store, seen):
     store.sync_jobs([seen(7), seen(8)])
     begin = time.time() - 1000
     numbers = []
+    words = {"mode": "observe", "snapshot_json": lambda: "{}"}
     for place, (at, speedup) in enumerate(((-10, 9.0), (10, 1.0), (20, 2.0), (2000, 9.0))):
         waits = Allocation(8, NO_PLACEMENT, 0.0, 0.5, 0, False, "waits")
         held = Allocation(7, N1, 90.0, speedup, 128, False, f"reason {place}")
-        numbers.append(record(store, held, waits, started_at=begin + at))
-    assert [cycle.id for cycle in store.cycles_between(begin, begin + 100)] == numbers[1:3]
+        numbers.append(record(store, held, waits, started_at=begin + at, **words))
+    unkept = record(store, started_at=begin + 50)
+    assert [cycle.id for cycle in store.cycles_between(begin, begin + 100)] == [*numbers[1:3], unkept]
+    assert [cycle.id for cycle in store.cycles_between(begin, begin + 100, kept=True)] == numbers[1:3]
     # 9 for 10 s, 1 for 10 s, 2 for 80 s; job 8 had no GPUs.
     assert store.mean_speedups(begin, begin + 100) == {7: pytest.approx(2.6)}
     assert store.mean_speedups(0.0, 1.0) == {}
@@ -411,7 +414,7 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     move = store.plan_move(7, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
     store.advance(move.id, Step.TRAINING, now - 5990, epoch=epoch)
     store.plan_move(8, 0, "requeue", N1, N1, "x", epoch, at=now - 6000)
-    words = {"mode": "observe", "snapshot_json": lambda: "{}"}
+    words = {"mode": "enforce", "snapshot_json": lambda: "{}"}
     old = record(store, Allocation(8, N1, 1, 1, 32, False, "r"), started_at=now - 9000, **words)
     recent = record(store, started_at=now - 500, **words)
     latest = record(store, started_at=now - 10, **words)
@@ -425,6 +428,17 @@ def test_pruning_forgets_the_old_and_keeps_the_rest(store, seen, agent, postgres
     assert [m.job_id for m in store.moves()] == [8]
     assert [point.job_id for point in store.report_history()] == [8], "the latest of a job stays"
     assert set(store.reports()) == {8}
+
+
+def test_of_mode_observe_one_snapshot_in_ten_is_kept_for_the_report(store, epoch):
+    now = time.time()
+    words = {"mode": "observe", "snapshot_json": lambda: "{}"}
+    numbers = [record(store, started_at=now - 9000 + n, **words) for n in range(20)]
+    assert [cycle.id for cycle in store.cycles_between(0.0, now, kept=True)] == numbers
+    store.prune(now, history_s=1e6, snapshots_s=100, jobs_s=1e6)
+    kept = [number for number in numbers if number % 10 == 0]
+    assert [cycle.id for cycle in store.cycles_between(0.0, now, kept=True)] == kept
+    assert len(kept) == 2
 
 
 def test_a_cycle_is_recorded_without_a_snapshot_that_the_database_refuses(store, seen, caplog):

@@ -102,6 +102,7 @@ class MemoryStore:
     leased: bool = True
     decided_at: float = NOW - 7
     points: list[HistoryPoint] = field(default_factory=list)
+    shadowed: list[CycleView] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def jobs_view(
@@ -159,8 +160,8 @@ class MemoryStore:
     def report_history(self, job_id: int | None = None, *, since: float = 0.0) -> list[HistoryPoint]:
         return [p for p in self.points if p.job_id == job_id and p.at >= since]
 
-    def cycles_between(self, since: float, until: float) -> list[CycleView]:
-        return [cycle for cycle in [self.latest_cycle()] if cycle and since <= cycle.started_at <= until]
+    def cycles_between(self, since: float, until: float, *, kept: bool) -> list[CycleView]:
+        return [cycle for cycle in self.shadowed if since <= cycle.started_at <= until]
 
     def mean_speedups(self, since: float, until: float) -> dict[int, float]:
         return {7: 1.25}

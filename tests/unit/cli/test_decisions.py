@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from pollux.goodput import NoiseScale
-from polluxd.cli.decisions import BLOCKS, SAMPLES, differences, gain, sampled, speedups
+from polluxd.cli.decisions import differences
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Placement, Plan, Snapshot, SnapshotJob
 from polluxd.model.snapshot_json import encode
 from polluxd.policy import decide
 from polluxd.sim.policies.autoscale import desired_nodes
+from polluxd.site_report.shadow import BLOCKS, SAMPLES, gain, plans, sampled, speedups
 from polluxd.slurm.shares import ShareWeights
 from polluxd.store import CycleSummary, CycleView
 from tests.build import job as build_job
@@ -287,19 +288,19 @@ def held(*placements: Placement) -> Snapshot:
 
 
 def test_waiting_jobs_have_nothing_now():
-    now, planned = speedups(WAITING)
+    now, planned = speedups(plans(WAITING))
     assert now == 0.0
     assert planned == math.fsum(a.speedup for a in decide(WAITING).allocations) > 0
 
 
 def test_jobs_that_hold_what_is_decided_gain_nothing():
     plan = decide(WAITING)
-    now, planned = speedups(held(*(a.placement for a in plan.allocations)))
+    now, planned = speedups(plans(held(*(a.placement for a in plan.allocations))))
     assert now == pytest.approx(planned)
 
 
 def test_jobs_on_fewer_gpus_than_decided_gain():
-    now, planned = speedups(held(Placement(("n1",), 1), Placement(("n2",), 1)))
+    now, planned = speedups(plans(held(Placement(("n1",), 1), Placement(("n2",), 1))))
     assert 0 < now < planned
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from polluxd.cli.report.site import page
+from polluxd.model.snapshot_json import encode
 from polluxd.site_report import document, replay, right_sizes
 from polluxd.site_report.gpu_hours import CAUSES
 from polluxd.site_report.job_log import read
 from polluxd.site_report.machine import Nodes
 from polluxd.site_report.replay import lines, replayed_log
+from polluxd.store import CycleView
+from tests.unit.site_report.shadow_site import LOG, snapshots
 from tests.unit.site_report.site_text import T0, written
 
 EVIL = "<script>alert(1)</script>"
@@ -194,3 +198,25 @@ def test_a_log_that_cannot_tell_says_why(tmp_path, site):
     told = replayed_log(document.Sources(philly, Nodes(), *document.period_of(philly), False, False), 30)
     assert "no starts" in lines(told)[0]
     assert page(document.made(site) | {"replay": told}).startswith("<!doctype html>")
+
+
+def test_the_chapter_on_mode_observe_is_read_from_the_database_and_shows_hostile_names_as_text(
+    tmp_path, store, polluxctl
+):
+    (_, first), (_, second) = snapshots()
+    ends = replace(second, taken_at=second.taken_at + 600.0)
+    for number, snapshot in enumerate((first, second, ends), 1):
+        view = CycleView(number, 5, "observe", snapshot.taken_at, "", 1.0, 1.0, 0.0, "counts", {})
+        store.shadowed.append(view)
+    store.cycle_snapshot = lambda number: encode((first, second, ends)[number - 1])
+    path, html, out = written(tmp_path / "log", LOG), tmp_path / "r.html", tmp_path / "r.json"
+    words = ("--sacct", str(path), "--html", str(html), "--json", str(out), "--since", "2000-01-01")
+    said = polluxctl("report", "--shadow", *words)
+    assert said.status == 0, said.err
+    assert "In the shadow: 0.333 h of decisions in mode observe. 3 jobs" in said.out
+    assert json.loads(out.read_text())["shadow"]["hours"] == pytest.approx(1 / 3)
+    text = html.read_text()
+    assert "What polluxd would have done in mode observe" in text
+    assert "<script" not in text
+    assert "\x1b" not in text + said.out
+    assert "shadow" not in polluxctl("report", *words[:2]).out
