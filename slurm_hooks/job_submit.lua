@@ -24,8 +24,6 @@ pollux_config:
 Runs inside slurmctld, under Lua 5.1 to 5.4: no database, no command, one small file read.
 ]]
 
-local NO_VAL16, NO_VAL = 65534, 4294967294
-
 -- From the folder of this file, wherever that is.
 local folder = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or ""
 dofile(folder .. "hostile_text.lua")
@@ -43,20 +41,12 @@ local function log_user(format, ...)
   slurm.log_user("%s", string.format(format, ...))
 end
 
-local quoted = pollux_quoted
+local quoted, given = pollux_quoted, pollux_given
 
 local MOST_OPTIONS = 1024 -- of SPANK plugins, of one job
 -- Of a job, and CPUs of a GPU; memory of a node [MB]. No machine has as much, and polluxd reads no larger numbers.
 local MOST_COUNT, MOST_MEMORY = 65533, 999999999
 local LATEST = 99999999999 -- a time of the year 5138
-
--- Nil for what sbatch leaves unset: Slurm says that with NO_VAL, NO_VAL16 or an empty string.
-local function given(value)
-  if value == nil or value == "" or value == NO_VAL16 or value == NO_VAL then
-    return nil
-  end
-  return value
-end
 
 -- Nil for memory that is unset. It has 64 bits, and Lua sees its NO_VAL as a large float.
 local function given_memory(value)

@@ -10,12 +10,15 @@ local LONGEST_TEXT, LONGEST_TYPE = 512, 64
 -- polluxd reads at most nine digits.
 local MOST = 999999999
 
-local function given(value)
+-- Nil for what sbatch leaves unset: Slurm says that with NO_VAL, NO_VAL16 or an empty string.
+function pollux_given(value)
   if value == nil or value == "" or value == NO_VAL16 or value == NO_VAL then
     return nil
   end
   return value
 end
+
+local given = pollux_given
 
 -- One expression without parentheses: names joined by "&" alone, or by "|" alone.
 local function one_level(text)
