@@ -337,6 +337,17 @@ def is_own(path: Path) -> bool:
         os.close(descriptor)
 
 
+def led_by_others(folder: Path) -> bool:
+    """Whether a link of another user stands on the way to a folder."""
+    try:
+        os.close(_walk(folder))
+    except UnsafePath:
+        return True
+    except OSError:
+        pass  # whoever looks there finds nothing
+    return False
+
+
 def _walk(path: Path, *, make: bool = False) -> int:
     """Return a descriptor of a folder for use as dir_fd (O_PATH), found component by component.
 

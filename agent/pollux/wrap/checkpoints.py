@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import functools
 import glob
 import os
 import stat
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from pollux.private_folder import led_by_others
 
 MOST_NAMES = 100_000
 """Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
@@ -26,8 +30,8 @@ class Checkpoints:
 
     Args:
         pattern: glob(7); `**` stands for any number of folders, and for none that a link leads to. Where it matches a
-            folder, the files right in it count. What another user makes or removes counts for nothing: an order would
-            be answered without a checkpoint.
+            folder, the files right in it count. What another user makes or removes counts for nothing, nor what is
+            found by another user's link: an order would be answered without a checkpoint.
         step: the trainer's newest one. Trainers save each so many steps, which take another time at another size.
     """
 
@@ -120,10 +124,11 @@ class Checkpoints:
     def _found(self) -> dict[str, tuple[float, int]]:
         """Return time of change and size of each file."""
         found, left, user = dict[str, tuple[float, int]](), iter(range(MOST_NAMES)), os.geteuid()
+        elsewhere = functools.cache(led_by_others)
         for name in matching(self._pattern, left):
             with contextlib.suppress(OSError):
                 facts = os.stat(name)
-                if facts.st_uid != user or os.lstat(name).st_uid != user:
+                if facts.st_uid != user or os.lstat(name).st_uid != user or elsewhere(Path(name).parent):
                     continue
                 if not stat.S_ISDIR(facts.st_mode):
                     found[name] = facts.st_mtime, facts.st_size

@@ -169,6 +169,24 @@ def test_another_users_files_are_no_checkpoint(tmp_path, clock, what):
     assert not checkpoints.present
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("pattern", ["*/last.pt", "run/last.pt", "run/step-*"])
+@pytest.mark.parametrize("owner", [0, 12345])
+def test_what_another_users_link_leads_to_is_no_checkpoint(tmp_path, clock, pattern, owner):
+    """The user's other training saves there all the time."""
+    other, shared = tmp_path / "other", tmp_path / "shared"
+    (other / "step-1").mkdir(parents=True)
+    shared.mkdir()
+    checkpoints = Checkpoints(f"{shared}/{pattern}", clock)
+    (shared / "run").symlink_to(other)
+    os.chown(shared / "run", owner, owner, follow_symlinks=False)
+    for path in (other / "last.pt", other / "step-1" / "model"):
+        path.write_text("x")
+    for _ in range(3):
+        look(checkpoints, clock, 1.0)
+    assert checkpoints.saved_since(100.0) == checkpoints.present == (owner == 0)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [
