@@ -30,15 +30,20 @@ THEMES = (
     *("reports", "shares", "output", "grows", "starts", "lengths", "rents", "shared_folders"),
 )
 """Importing a theme adds its attacks to the list."""
-ON_LARGE_NODES = ("starts",)
-"""Themes that need several GPUs per node, and few decisions."""
-ON_RENTED_NODES = ("rents",)
+SITES: dict[str, dict[str, Any]] = {
+    "starts": {"nodes": 7, "gpus_per_node": 4, "interval_s": 10.0},
+    "rents": {"nodes": 3, "settings": SETTINGS},
+}
+"""Of the themes that need another cluster than the usual one: several GPUs per node and few decisions; rented nodes."""
 
 
 def tried(attack: Attack, place: Site) -> Outcome:
     """Make one attempt. One that breaks proves nothing: it counts as a success."""
     try:
-        return attack.attempt(place)
+        found = attack.attempt(place)
+        if isinstance(found, Outcome):
+            return found
+        return Outcome(any(answer.ok for answer in found), "; ".join(answer.text for answer in found))
     except Exception as error:
         traceback.print_exc()
         print("the end of polluxd's log:", place.polluxd.log.read_text(errors="replace")[-1000:], flush=True)
@@ -76,16 +81,9 @@ def page(rows: list[dict[str, Any]], minutes: float) -> str:
     """Return the results as a page of Markdown."""
     prevented = sum(row["result"] == "prevented" for row in rows)
     head = f"# Attacks\n\n{prevented} of {len(rows)} attacks prevented, in {minutes:.0f} minutes.\n\n"
-    lines = [
-        f"| {r['result']} | {r['seen to succeed at']} | {r['actor']} | {r['attack'].replace('|', '/')} |"
-        for r in rows
-    ]
-    return (
-        head
-        + "| result | seen to succeed at | actor | attack |\n|---|---|---|---|\n"
-        + "\n".join(lines)
-        + "\n"
-    )
+    columns = ("result", "seen to succeed at", "actor", "attack")
+    lines = [columns, ["---"] * 4, *([row[name].replace("|", "/") for name in columns] for row in rows)]
+    return head + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> int:
@@ -100,18 +98,11 @@ def main() -> int:
     began = time.monotonic()
     rows: list[dict[str, Any]] = []
     chosen = [attack for attack in ATTACKS if arguments.only in attack.name and attack.theme in themes]
-    large = [attack for attack in chosen if attack.theme in ON_LARGE_NODES]
-    on_rented = [attack for attack in chosen if attack.theme in ON_RENTED_NODES]
-    small = [attack for attack in chosen if attack not in (*large, *on_rented)]
-    if small:
-        with site() as place:
-            rows += [told_row_of(attack, place) for attack in small]
-    if large:
-        with site(nodes=7, gpus_per_node=4, interval_s=10.0) as place:
-            rows += [told_row_of(attack, place) for attack in large]
-    if on_rented:
-        with site(nodes=3, settings=SETTINGS) as place:
-            rows += [told_row_of(attack, place) for attack in on_rented]
+    for words in ({}, *SITES.values()):
+        here = [attack for attack in chosen if SITES.get(attack.theme, {}) == words]
+        if here:
+            with site(**words) as place:
+                rows += [told_row_of(attack, place) for attack in here]
     minutes = (time.monotonic() - began) / 60
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -76,12 +76,7 @@ for _name, _statement in STATEMENTS:
 def cycle_frozen(site: Site) -> Outcome:
     """Users of an earlier version could change rows that polluxd writes."""
     job_id = site.pollux_job("alice")
-    tables = [
-        "report_history",
-        "acknowledgement",
-        "fingerprint",
-        "token",
-    ]
+    tables = ("report_history", "acknowledgement", "fingerprint", "token")
     locked = []
     for name, mode in itertools.product(tables, ("ROW EXCLUSIVE", "ACCESS EXCLUSIVE")):
         lock = f"LOCK TABLE pollux.{name} IN {mode} MODE"
@@ -106,16 +101,10 @@ def cycle_frozen(site: Site) -> Outcome:
 @attack("third", "row 12: a user logs in to the database")
 def logs_in(site: Site) -> Outcome:
     """The user knows how roles are named, and guesses passwords."""
-    agent = f"pollux_agent_{site.uid('third')}"
     roles = (
-        "pollux-third",
-        agent,
-        "pollux_agent",
-        "pollux_gateway",
-        "pollux_daemon",
-        "postgres",
-        "pollux_read",
-    )
+        "pollux-third pollux_agent pollux_gateway pollux_daemon postgres pollux_read "
+        f"pollux_agent_{site.uid('third')}"
+    ).split()
     logins = [daemon_login(site, role, password) for role in roles for password in ("pollux", role, "''")]
     results = site.sql("third", logins)
     return Outcome(any(r.ok for r in results), f"{len(results)} logins; {results[0].text[-90:]}")

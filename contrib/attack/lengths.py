@@ -9,24 +9,17 @@ from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from polluxd.slurm.queue import jobs_query
 
-_ANY_TYPES = """
-do
-  local read, submit, types = pollux_head, pollux_submit, nil
-  pollux_head = function(script)
-    types = string.match(script, "gpu%-types=%S+")
-    return read((string.gsub(script, "gpu%-types=%S+", "")))
+_LONG_COMMENT = """
+local submit = slurm_job_submit
+slurm_job_submit = function(job, ...)
+  local answer, types = submit(job, ...), string.match(job.script, "# types=(%S+)")
+  if types then
+    job.admin_comment = job.admin_comment .. " gpu-types=" .. types
   end
-  pollux_submit = function(job, ...)
-    types = nil
-    local answer = submit(job, ...)
-    if answer == slurm.SUCCESS and types then
-      job.admin_comment = job.admin_comment .. " " .. types
-    end
-    return answer
-  end
+  return answer
 end
 """
-"""The hook without a bound on GPU types and on AdminComment."""
+"""An administrator may write any AdminComment."""
 
 
 _LARGE = 1_000_000
@@ -59,8 +52,8 @@ def endless_types(site: Site) -> Outcome:
     job_id, refused = site.sbatch("mallory", script, "--gres=gpu:1")
     if job_id is not None:
         return Outcome(True, "the hook let the types pass")
-    # An AdminComment may be long all the same: polluxd has bounds of its own.
-    with site.hook(_ANY_TYPES):
+    script = site.script("types.sh", "#POLLUX max-gpus=1", f"# types={types}")
+    with site.hook(_LONG_COMMENT):
         since = site.cycles()
         job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--array=0-29")
         assert job_id is not None, trouble
@@ -86,13 +79,7 @@ def endless_dependencies(site: Site) -> Outcome:
     query = jobs_query()
     form = query.format
     words = (
-        "squeue",
-        "--local",
-        "--all",
-        "--noheader",
-        "--states=all",
-        "--array",
-        f"--jobs={','.join(map(str, arrays))}",
+        f"squeue --local --all --noheader --states=all --array --jobs={','.join(map(str, arrays))}".split()
     )
     answer = site.run("alice", *words, SQUEUE_FORMAT2=form).stdout
     jobs = answer.count(query.end)

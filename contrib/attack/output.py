@@ -15,7 +15,7 @@ ESCAPES = "x\x1b]0;owned\x07\x1b[2J"
 
 def _known(site: Site, name: str) -> int:
     """Submit mallory's job of this name, and wait until polluxd has it."""
-    with site.without_text_guard():
+    with site.names_unseen():
         words = (f"--job-name={name}", "--gres=gpu:1", "--open-mode=append")
         job_id, trouble = site.sbatch("mallory", site.script("named.sh", "#POLLUX max-gpus=1"), *words)
     assert job_id is not None, trouble

@@ -15,7 +15,7 @@ from contrib.attack.tokens import reporting
 
 
 @attack("mallory", "further: a task of mallory's array asks for tokens of the tasks of alice's array")
-def other_task(site: Site) -> Outcome:
+def other_task(site: Site) -> list[Answer]:
     """Every task has a job id of its own; the array's id is the last task's."""
 
     def tasks(user: str) -> list[int]:
@@ -37,9 +37,9 @@ def other_task(site: Site) -> Outcome:
     hers, his = tasks("alice"), tasks("mallory")
     for job_id in his:
         site.reported("mallory", job_id)
-    found = [site.ask("mallory", reporting(), payload=site.payload(task)) for task in hers]
-    answers = [answer for each in found for answer in each]
-    return Outcome(any(a.ok for a in answers), "; ".join(a.text for a in answers))
+    return [
+        answer for task in hers for answer in site.ask("mallory", reporting(), payload=site.payload(task))
+    ]
 
 
 @attack("mallory", "further: POLLUX_ variables of mallory's in the environment of a job")
@@ -107,19 +107,8 @@ def false_certificate(site: Site) -> Outcome:
     hers = str(site.resident("alice"))
     address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
     certificate, key = site.home("mallory") / "certificate.pem", site.home("mallory") / "key.pem"
-    words = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        f"/CN={address}",
-    ]
-    words += ["-addext", f"subjectAltName=IP:{address}", "-out", str(certificate), "-keyout", str(key)]
+    words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN={address} -addext".split()
+    words += [f"subjectAltName=IP:{address}", "-out", str(certificate), "-keyout", str(key)]
     subprocess.run(words, check=True, capture_output=True)
     for path in (certificate, key):
         os.chown(path, site.uid("mallory"), -1)

@@ -6,8 +6,8 @@ A theme is a file of functions; `__main__` lists the themes. A new attack is one
     def name_stops_polluxd(site: Site) -> Outcome:
         ...
 
-It must not succeed. `seen` names the commit at which it did: that of 386fa591 had a second half of this suite, which
-switched each defence off and attacked again.
+It must not succeed. One that returns answers of the gateway succeeds if it was let in once. `seen` names the commit at
+which it succeeded: 386fa591 had a second half of this suite, which switched each defence off and attacked again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contrib.attack.answers import Answer
 from contrib.attack.site import Site
 
 
@@ -27,7 +28,7 @@ class Outcome:
     """What was seen, in words that a reader can check."""
 
 
-Attempt = Callable[[Site], Outcome]
+Attempt = Callable[[Site], Outcome | list[Answer]]
 
 
 @dataclass(frozen=True, slots=True)

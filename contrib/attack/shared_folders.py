@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contrib.attack.files import as_user, shared_folder
@@ -97,34 +98,37 @@ def command_in_a_journal(site: Site) -> Outcome:
     return Outcome(won, f"mallory's script {'ran' if won else 'did not run'} as alice; {evidence}")
 
 
-@attack("mallory", "further: values of mallory's in a trial of alice's search", "386fa591")
-def values_in_a_trial(site: Site) -> Outcome:
-    said = []
-    for mode in MODES:
-        shared = _taken_first(site, "values", mode)
-        _forged(site, shared, {})
-        said.append(_hand(site, "alice", "trial", shared))
-    if not all("lr = " in each for each in said):
-        return Outcome(True, f"alice's trial did not begin: {said}")
-    return Outcome(any("lr = 1000000" in each for each in said), f"alice's trials: {said}")
+def _journal(name: str, order: dict[str, object], won: Callable[[Site, str], bool]) -> None:
+    """Add an attack by a journal of mallory's, with which alice's trial begins.
+
+    Args:
+        order: see `contrib.attack.hands.searches.forge`; {home} stands for alice's.
+        won: whether the attack has succeeded, by what her trial says.
+    """
+
+    @attack("mallory", f"further: {name}", "386fa591")
+    def attempt(site: Site) -> Outcome:
+        as_user(site, "alice", f"os.makedirs({str(site.home('alice') / 'thesis')!r}, exist_ok=True)")
+        said = []
+        for mode in MODES:
+            shared = _taken_first(site, "journal", mode)
+            _forged(site, shared, json.loads(json.dumps(order).replace("{home}", str(site.home("alice")))))
+            said.append(_hand(site, "alice", "trial", shared))
+        succeeded = any("lr = " not in each or won(site, each) for each in said)
+        return Outcome(succeeded, f"alice's trials: {said!a}")
 
 
-@attack("mallory", "further: alice's trial ended, with an escape for her terminal as the reason", "386fa591")
-def trial_ended(site: Site) -> Outcome:
-    shared = _taken_first(site, "ended", 0o777)
-    _forged(site, shared, {"state": "PRUNED", "trial": {"why": "x\x1b]0;owned\x07"}})
-    said = _hand(site, "alice", "trial", shared)
-    return Outcome("\x1b" in said or "lr = " not in said, f"alice's trial: {said!a}")
-
-
-@attack("mallory", "further: a folder of alice's at home renamed by the journal's word", "386fa591")
-def folder_renamed(site: Site) -> Outcome:
-    thesis = site.home("alice") / "thesis"
-    as_user(site, "alice", f"os.makedirs({str(thesis)!r}, exist_ok=True)")
-    shared = _taken_first(site, "adopts", 0o777)
-    _forged(site, shared, {"trial": {"adopts": str(thesis), "parent": 0}})
-    said = _hand(site, "alice", "trial", shared)
-    return Outcome(not thesis.exists(), f"alice's trial: {said}")
+_journal("values of mallory's in a trial of alice's search", {}, lambda _, said: "lr = 1000000" in said)
+_journal(
+    "alice's trial ended, with an escape for her terminal as the reason",
+    {"state": "PRUNED", "trial": {"why": "x\x1b]0;owned\x07"}},
+    lambda _, said: "\x1b" in said,
+)
+_journal(
+    "a folder of alice's at home renamed by the journal's word",
+    {"trial": {"adopts": "{home}/thesis", "parent": 0}},
+    lambda site, _: not (site.home("alice") / "thesis").exists(),
+)
 
 
 @attack("mallory", "further: a link in place of a journal cuts, or makes, a file of alice's", "386fa591")

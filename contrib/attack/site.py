@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,16 @@ ROOT = Path(__file__).resolve().parents[2]
 USERS = ("pollux-alice", "pollux-mallory", "pollux-third")
 """Alice is honest, mallory is not, and the third user has no jobs."""
 
-_WITHOUT_TEXT_GUARD = "pollux_hostile = function(_) return nil end\nPOLLUX_SCRIPT_BYTES = 1e9\n"
+_NAME_UNSEEN = """
+local submit = slurm_job_submit
+slurm_job_submit = function(job, ...)
+  local name = job.name
+  job.name = "unseen"
+  local answer = submit(job, ...)
+  job.name = name
+  return answer
+end
+"""
 
 
 class Site:
@@ -339,15 +348,13 @@ class Site:
         finally:
             self.query(on)
 
-    @contextmanager
-    def without_text_guard(self) -> Iterator[None]:
-        """Switch off what the submission hook does about hostile text: polluxd has defences of its own."""
-        with self.hook(_WITHOUT_TEXT_GUARD):
-            yield
+    def names_unseen(self) -> AbstractContextManager[None]:
+        """Hide names of jobs from the submission hook, as a site's own hook may: polluxd has defences of its own."""
+        return self.hook(_NAME_UNSEEN)
 
     @contextmanager
     def hook(self, lines: str) -> Iterator[None]:
-        """Append lines to the submission hook."""
+        """Append lines to the site's submission hook."""
         hook = self.cluster.slurm_conf.with_name("job_submit.lua")
         before = hook.read_text()
         self._rewrite(hook, before + lines)

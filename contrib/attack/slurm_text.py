@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -11,16 +10,16 @@ from contrib.attack.site import Site
 
 
 def _submitted(site: Site, name: str, *head: str, gpus: int = 0) -> tuple[int, str]:
-    """Submit Mallory's job of this name without the hook's text guard.
+    """Submit Mallory's job of this name, unseen by the hook.
 
-    Return the job's id, and what the guard says of the same job.
+    Return the job's id, and what the hook says of the same job.
     """
     script = site.script("plain.sh", *head)
     options = (f"--job-name={name}", "--ntasks=1", *([f"--gres=gpu:{gpus}"] if gpus else []))
     refused, said = site.sbatch("mallory", script, *options)
     if refused is not None:
         raise AssertionError(f"the hook let {name!r} pass")
-    with site.without_text_guard():
+    with site.names_unseen():
         job_id, trouble = site.sbatch("mallory", script, *options)
     assert job_id is not None, trouble
     return job_id, said
@@ -112,24 +111,12 @@ def changed_after_submission(site: Site) -> Outcome:
     job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--begin=now+600")
     assert job_id is not None, trouble
     updates = (
-        *(
-            "NumCPUs=2",
-            "MinCPUsNode=2",
-            "MinMemoryNode=7",
-            "Partition=pollux",
-            "TimeMin=1",
-            "QOS=normal",
-            "Account=root",
-            "JobName=y",
-            "NumNodes=2-2",
-        ),
-        *("StartTime=now+700", "CPUsPerTask=2"),
+        "NumCPUs=2 MinCPUsNode=2 MinMemoryNode=7 Partition=pollux TimeMin=1 QOS=normal Account=root JobName=y "
+        "NumNodes=2-2 StartTime=now+700 CPUsPerTask=2 Comment=x"
     )
-    done = {
-        word: site.run("mallory", "scontrol", "update", f"JobId={job_id}", word).returncode == 0
-        for word in updates
-    }
-    harmless = site.run("mallory", "scontrol", "update", f"JobId={job_id}", "Comment=x").returncode == 0
-    if not harmless:
-        return Outcome(True, "the hook refuses what a user may change")
-    return Outcome(any(done.values()), json.dumps(done))
+    done = [
+        word
+        for word in updates.split()
+        if site.run("mallory", "scontrol", "update", f"JobId={job_id}", word).returncode == 0
+    ]
+    return Outcome(done != ["Comment=x"], f"of {updates}, these were changed: {done}")

@@ -40,30 +40,25 @@ def _what_alice_gets(site: Site, his: list[int]) -> Outcome:
     return Outcome(started < HERS or held > share + len(his), evidence)
 
 
-@attack("mallory", "further: jobs that never report and come one after another, each on the GPUs of a node")
-def never_report(site: Site) -> Outcome:
-    """A running job that never reported keeps its GPUs."""
-    site.resident("alice")
-    his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
-    return _what_alice_gets(site, his)
+def _never_measured(name: str, again: int) -> None:
+    """Add an attack by jobs that nobody has measured, of which `again` report, and give way to new ones."""
+
+    @attack("mallory", f"further: {name}")
+    def attempt(site: Site) -> Outcome:
+        site.resident("alice")
+        his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
+        for _ in range(again):
+            gpus = _gpus(site, his[:1])
+            site.reported("mallory", his[0], gpus=gpus, explored_gpus=gpus)
+            site.run("mallory", "scancel", str(his.pop(0)))
+            his.append(site.pollux_job("mallory", "max-gpus=4"))
+        return _what_alice_gets(site, his)
 
 
-@attack("mallory", "further: jobs that report, are cancelled and submitted again, and so are never measured")
-def always_new(site: Site) -> Outcome:
-    """A job that has reported can be moved; the next one cannot."""
-    site.resident("alice")
-    his = [site.pollux_job("mallory", "max-gpus=4") for _ in range(JOBS)]
-    for _ in range(JOBS):
-        _reported(site, his[0])
-        site.run("mallory", "scancel", str(his.pop(0)))
-        his.append(site.pollux_job("mallory", "max-gpus=4"))
-    return _what_alice_gets(site, his)
-
-
-def _reported(site: Site, job_id: int) -> None:
-    """Publish a sound report of a job of mallory's."""
-    gpus = _gpus(site, [job_id])
-    site.reported("mallory", job_id, gpus=gpus, explored_gpus=gpus)
+# A running job that never reported keeps its GPUs.
+_never_measured("jobs that never report and come one after another, each on the GPUs of a node", 0)
+# A job that has reported can be moved; the next one cannot.
+_never_measured("jobs that report, are cancelled and submitted again, and so are never measured", JOBS)
 
 
 @contextmanager

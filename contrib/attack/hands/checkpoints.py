@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import struct
 import time
 import zlib
 from dataclasses import asdict
@@ -64,7 +65,7 @@ def bomb(folder: Path, mark: str) -> None:
         trailer = asdict(file.CheckpointFile(saved, state).trailer)
     data = content.getvalue()
     raw = json.dumps(trailer | {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}).encode()
-    state.write_bytes(data + raw + file._TAIL.pack(len(raw), zlib.crc32(raw), file.MAGIC))
+    state.write_bytes(data + raw + struct.pack("<QI8s", len(raw), zlib.crc32(raw), file.MAGIC))
     for path, mode in ((folder, 0o755), (folder / NAME, 0o755), (state, 0o644)):
         path.chmod(mode)
 
