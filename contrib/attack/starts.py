@@ -41,7 +41,7 @@ def _what_alice_gets(site: Site, his: list[int]) -> Outcome:
 
 
 def _never_measured(name: str, again: int) -> None:
-    """Add an attack by jobs that nobody has measured, of which `again` report, and give way to new ones."""
+    """Add an attack by jobs that nobody has measured; so many of them report, and give way to new ones."""
 
     @attack("mallory", f"further: {name}")
     def attempt(site: Site) -> Outcome:
