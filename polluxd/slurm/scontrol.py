@@ -31,6 +31,8 @@ _ARRAYS_AT_ONCE = 20
 """Arrays whose throttle is asked for at a time: each takes one request."""
 _TASKS_AT_ONCE = 100
 """Tasks of an array that get a record of their own at a time: each takes one request."""
+_WORDS_AT_ONCE = 8000
+"""Jobs whose present words are asked for at a time: Linux allows 128 KiB of one argument."""
 
 _STATE = re.compile(r"\sJobState=(\S+)")
 """The first one in a record is Slurm's: the hook keeps such words out of names, and a path with them comes later."""
@@ -102,9 +104,13 @@ class ScontrolClient(Commands):
         self, jobs: tuple[SlurmJob, ...]
     ) -> tuple[tuple[SlurmJob, ...], Mapping[str, str]]:
         """Return jobs as administrators and users have changed them since their submission."""
-        command = ("squeue", "--local", "--all", "--noheader")
-        text = self.ask(*command, environment={"SQUEUE_FORMAT": FORMAT})
         ours = {job.array[0] if job.array else job.job_id for job in jobs if job.spec is not None}
+        text, asked = "", sorted(ours)
+        for start in range(0, len(asked), _WORDS_AT_ONCE):
+            # Plain jobs have lists of 16 KiB. The first job twice: squeue refuses one that is gone if it is alone.
+            some = ",".join(map(str, [asked[start], *asked[start : start + _WORDS_AT_ONCE]]))
+            command = ("squeue", "--local", "--all", "--noheader", f"--jobs={some}")
+            text += self.ask(*command, environment={"SQUEUE_FORMAT": FORMAT})
         self._words.read(text, ours)
         for array in self._words.unknown_throttles(jobs)[:_ARRAYS_AT_ONCE]:
             self._words.read_throttle(array, self._rarely.array(array))

@@ -23,9 +23,9 @@ name = "squeue" if form else "show-" + sys.argv[-1] if shown else "other"
 answers = json.load(open(folder + "/answers"))
 answer = answers.get(name) or dict()
 time.sleep(answer.get("sleep", 0))
-one = [word[len("--jobs="):] for word in sys.argv if word.startswith("--jobs=")]
-jobs = [job for job in answers["jobs"] if not one or job["JobID"] == one[0]]
-if one and not jobs:
+one = [job for word in sys.argv if word.startswith("--jobs=") for job in word[len("--jobs="):].split(",")]
+jobs = [job for job in answers["jobs"] if not one or job["JobID"] in one]
+if len(one) == 1 and not jobs:
     answer = dict(rc=1, err="slurm_load_jobs error: Invalid job id specified")
 if form and "rc" not in answer:
     fields = [word.replace(":1<", ":<").split(":", 1) for word in form.split(",")]

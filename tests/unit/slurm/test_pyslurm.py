@@ -155,7 +155,7 @@ def test_it_reads_through_a_worker_and_never_imports_pyslurm_itself(
     (node,) = state.nodes
     assert (node.gpus, node.gpu_type, node.foreign_gpus, node.cpus) == (4, "a100", 2, 8)
     assert (node.foreign_cpus, node.schedulable) == (2, True)
-    asked = ["--version", "topology", "partition", "reservation", "config", "--noheader"]
+    asked = ["--version", "topology", "partition", "reservation", "config", "--jobs=7,7"]
     assert [call[-1] for call in stand_in.commands] == asked
     assert set(slurm.jobs([7])) == {7}
     assert set(slurm.jobs([7, 9])) == {7, 9}

@@ -46,6 +46,19 @@ def test_one_poll_is_a_few_calls_whatever_the_number_of_jobs(commands: Commands)
     assert commands.since(12) == ["squeue", "node", "topology", "partition", "reservation", "config", "words"]
 
 
+def test_only_words_of_pollux_jobs_are_asked_for(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain job's lists of nodes may have 16 KiB, and a user may have ten thousand such jobs."""
+    monkeypatch.setattr("polluxd.slurm.scontrol._WORDS_AT_ONCE", 2)
+    commands.answer([job(3), *(job(i, admin_comment="") for i in range(10, 20)), job(5), job(4)])
+    client().observe()
+    asked = [words[-1] for words, environment in commands.calls if "SQUEUE_FORMAT" in environment]
+    assert asked == ["--jobs=3,3,4", "--jobs=5,5"]
+    commands.answer([job(9, admin_comment="")])
+    before = len(commands.calls)
+    client().observe()
+    assert "words" not in commands.since(before)
+
+
 def test_the_words_that_separate_fields_are_secret_and_new_each_time(commands: Commands) -> None:
     slurm = client()
     slurm.observe()
