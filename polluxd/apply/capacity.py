@@ -6,7 +6,7 @@ The counts ensure that no intermediate state uses more GPUs than a node has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement, Step
@@ -31,10 +31,15 @@ class Capacity:
     """GPUs that no job outside Pollux holds."""
     limits: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """By job id: the limits that count its GPUs, as names in `free` and `leaving`."""
+    ways_back: dict[int, Counter[str]] = field(default_factory=dict)
+    """By job id: what stays set aside of its former place until it trains."""
 
     def fits_now(self, target: Placement, job_id: int) -> bool:
         """True when every node of `target` has its GPUs free at this moment."""
-        return self._open(target) and all(self.free[n] >= gpus for n, gpus in self._of(target, job_id))
+        own = self.ways_back.get(job_id, Counter())
+        return self._open(target) and all(
+            self.free[n] + own[n] >= gpus for n, gpus in self._of(target, job_id)
+        )
 
     def fits_soon(self, target: Placement, own: Placement, job_id: int) -> bool:
         """Tell whether `target` fits once the GPUs that are leaving, and the job's `own`, are free."""
@@ -76,6 +81,7 @@ class Capacity:
 
     def forget(self, move: Move, job: SlurmJob) -> None:
         """Free what a move through the queue has set aside for its job, which waits."""
+        self.free.update(self.ways_back.pop(move.job_id, ()))
         if move.step is Step.CONFIGURED:
             for n, gpus in self._of(move.target, move.job_id):
                 self.free[n] += gpus
@@ -135,6 +141,7 @@ def capacity(
     pending_companions: Mapping[int, SlurmJob] | None = None,
     orphans: Iterable[SlurmJob] = (),
     limits: Iterable[GpuLimit] = (),
+    unproven: Collection[int] = (),
 ) -> Capacity:
     """Count free GPUs from Slurm's present state and the moves under way.
 
@@ -143,6 +150,7 @@ def capacity(
 
     Args:
         pending_companions: by move; companions that no job counts as its own.
+        unproven: jobs that may not train on the part of their place to which a move brings them.
         orphans: further companions that no job counts as its own.
         limits: limits of Slurm on several jobs, without what other jobs hold of them.
     """
@@ -162,6 +170,8 @@ def capacity(
     for move in moves:
         if (job_now := jobs.get(move.job_id)) is not None:
             _under_way(result, move, job_now, pending_companions.get(move.id))
+            if move.job_id in unproven:
+                _keep_way_back(result, move, job_now)
     return result
 
 
@@ -180,6 +190,20 @@ def _under_way(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob 
             result.leaving[limit] += sum(job.gpus_per_node_held.values()) - move.target.gpus
     elif move.step is Step.DRAINING:
         result.promise(move.target, move.source, move.job_id)
+
+
+def _keep_way_back(result: Capacity, move: Move, job: SlurmJob) -> None:
+    """Set aside the place that a move through the queue leaves, until its job trains on a part of it."""
+    kept = Counter(dict.fromkeys(move.source.nodes, move.source.gpus_per_node))
+    leaves = move.step in _LEAVING
+    if not leaves or job.gpus_per_node_held:
+        kept.subtract(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
+    if leaves and job.gpus_per_node_held:
+        result.leaving.subtract(kept)
+    elif leaves or move.step in (Step.CONFIGURED, Step.STARTED):
+        kept.update(dict.fromkeys(result.limits.get(move.job_id, ()), kept.total()))
+        result.free.subtract(kept)
+        result.ways_back[move.job_id] = kept
 
 
 def _within(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob | None) -> None:

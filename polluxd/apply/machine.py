@@ -289,7 +289,7 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
 def _started(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.training_timeout_s
     if job.state is JobState.PENDING:
-        return Fail("the job went back to the queue before its first step")
+        return Fail("the job went back to the queue before its first step", keep_back=True)
     if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
         return Reach(Step.TRAINING)
     late = f"running, but no training step reported within {limit:.0f} s"

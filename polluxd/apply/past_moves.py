@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from polluxd.apply.placed import part_of
 from polluxd.model import Move
-from polluxd.slurm.protocol import ClusterState
+from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class _Past:
     """A person has cancelled the newest move."""
     undrained: int = 0
     """Drains that the job's agent refused, or left unanswered."""
+    least: float = math.inf
+    """Fewest GPUs on which this process has seen it train after a move."""
 
 
 class PastMoves:
@@ -54,10 +57,18 @@ class PastMoves:
         """Return how many drains the job left undone."""
         return self._jobs[job_id].undrained if job_id in self._jobs else 0
 
+    def unproven(self, move: Move, job: SlurmJob | None) -> bool:
+        """Whether a move leaves the job a part of its place on which its trainer may not work, as far as is known."""
+        size = job.spec.own_size if job is not None and job.spec is not None else None
+        if size is None or move.path != "requeue" or not part_of(move.target, move.source):
+            return False
+        return move.target.gpus < min(size, self._jobs.get(move.job_id, _Past()).least)
+
     def completed(self, move: Move, took: float) -> None:
         """Begin a cooldown, no longer than the move took [s]; none after a resize in place."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.cancelled = False
+        past.least = min(past.least, move.target.gpus or math.inf)
         self._rest(past, 0.0 if move.path == "resize" else took)
 
     def failed(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
@@ -80,7 +91,9 @@ class PastMoves:
     def keep(self, holding: Collection[int], waiting: Collection[int]) -> None:
         """Forget all jobs but these; of those that wait, the cooldowns that no cancelled move began."""
         self._jobs = {
-            job_id: past if job_id in holding or past.cancelled else _Past(undrained=past.undrained)
+            job_id: past
+            if job_id in holding or past.cancelled
+            else _Past(undrained=past.undrained, least=past.least)
             for job_id, past in self._jobs.items()
             if job_id in holding or job_id in waiting
         }

@@ -24,6 +24,11 @@ def same_place(job: SlurmJob, target: Placement) -> bool:
     return job.gpus_per_node_held == dict.fromkeys(target.nodes, target.gpus_per_node)
 
 
+def part_of(one: Placement, other: Placement) -> bool:
+    """Tell whether a job on `other` that moves to `one` takes no further GPU."""
+    return set(one.nodes) <= set(other.nodes) and one.gpus_per_node <= other.gpus_per_node
+
+
 def geometry(job: SlurmJob, target: Placement, gpu_type: str = "", *, anywhere: bool = False) -> Geometry:
     """Return the resources that the job requests at `target`.
 

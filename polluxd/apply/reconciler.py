@@ -202,12 +202,18 @@ class Reconciler:
             pending_companions=seen.pending_companions,
             orphans=seen.orphans,
             limits=allowed.groups,
+            unproven={
+                move.job_id for move in records.moves if self.past.unproven(move, jobs.get(move.job_id))
+            },
         )
         may_start = self.eligibility(seen.state, allowed)
         bars = self._bars(seen.state, allowed)
         risks = at_risk(seen.state, self.waiting.contending)
-        # Smallest growth first: moves that give GPUs back come before moves that take GPUs.
-        ordered = sorted(records.moves, key=lambda m: (m.target.gpus - m.source.gpus, m.id))
+        # A stopped training goes back first. Then moves that give GPUs back come before those that take them.
+        ordered = sorted(
+            records.moves,
+            key=lambda m: (not m.reason.startswith(BACK), m.target.gpus - m.source.gpus, m.id),
+        )
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         waiting: list[tuple[Move, float]] = []
         still_open = 0

@@ -174,7 +174,9 @@ def _clock(at: float) -> str:
 
 _NOT_LOOKED_AT = re.compile(r"|None|Priority|BeginTime|Cleaning|Prolog|Dependency\w*|JobHeld\w+|Unknown")
 _OF_NODES = re.compile(r"Resources|ReqNodeNotAvail(?!.*Reserved)|NodeDown")
-_LIMIT = re.compile(r"QOS|Assoc|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit")
+_LIMIT = re.compile(
+    r"(Invalid)?QOS|Assoc|(Invalid)?Account|Max\w+Per|MaxJobs|Partition|Licenses|JobArrayTaskLimit"
+)
 _LEAST = re.compile(r"(QOS|Assoc)Min")
 
 

@@ -42,6 +42,10 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: SnapshotJob) -
     return FairShare(-(-gpus // gpus_per_node), gpus)
 
 
+LEAST_LEFT = 0.001
+"""Of the time of a job that waits, what counts as not lost to its moves."""
+
+
 def move_factors(
     jobs: Sequence[SnapshotJob], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
 ) -> Floats:
@@ -51,14 +55,17 @@ def move_factors(
 
     T is the job's age. C is the time that the job's moves have cost so far [s]. delta (`cost` [O]) is the expected cost
     of a move to the option, from measurements. `owner` [O] is the option's job. A job that never ran loses nothing by
-    starting: its factor is 1. The hysteresis avoids moves back and forth between options whose predictions differ by
-    less than their error.
+    starting: its factor is 1. One that waits has not lost all its time, whatever a clock that has stepped says: on
+    GPUs that nobody else wants it starts all the same. The hysteresis avoids moves back and forth between options whose
+    predictions differ by less than their error.
     """
     age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
     lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
+    waits = np.array([not job.placement for job in jobs], dtype=np.bool_)
+    remains = np.maximum(age - lost, np.where(waits, LEAST_LEFT * age, 0.0))
     total = age[owner] + cost
     # Age and cost are both zero, so the move neither gains nor loses time.
-    left = np.where(total > 0, np.maximum(age - lost, 0.0)[owner] / np.where(total > 0, total, 1.0), 1.0)
+    left = np.where(total > 0, remains[owner] / np.where(total > 0, total, 1.0), 1.0)
     started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 

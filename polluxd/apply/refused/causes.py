@@ -11,7 +11,7 @@ from polluxd.apply.startable import time_left
 from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
-_OF_ONE_JOB = re.compile(r"Per(Job|Node)|Partition|Wall|Licenses")
+_OF_ONE_JOB = re.compile(r"Per(Job|Node)|Partition|Wall|Licenses|Invalid|NotAllowed")
 _UNITS = (
     (r"PerNode", "per node"),
     (r"C(PU|pu)", "cpu"),
@@ -41,9 +41,17 @@ def counted(job: SlurmJob, reason: str) -> Counted:
         shared = (("licenses", ",".join(sorted(job.licenses))),)
     elif reason.startswith("JobArrayTaskLimit") and job.array is not None:
         shared = (("array", str(job.array[0])),)
+    elif re.match(r"InvalidQOS|QOSNotAllowed", reason):
+        # It was taken from the association of the user, or the partition admits it no more: no size starts.
+        shared = (
+            ("qos", job.qos),
+            ("account", job.account),
+            ("user", job.user),
+            ("partition", job.partition),
+        )
     elif reason.startswith("Partition"):
         shared = (("partition", job.partition),)
-    elif reason.startswith("Assoc") or "PerAccount" in reason:
+    elif re.match("Assoc|InvalidAccount|AccountNotAllowed", reason) or "PerAccount" in reason:
         # It may be the user's own association, or the account's.
         shared = (("account", job.account), ("user", job.user))
     else:
@@ -51,7 +59,8 @@ def counted(job: SlurmJob, reason: str) -> Counted:
         shared = (("qos", job.qos), ("partition", job.partition))
         shared = (*shared, ("user", job.user)) if "PerUser" in reason else shared
     if re.search(
-        r"Jobs|Submit|Licenses|JobArray|Wall|TimeLimit|PartitionDown|PartitionInactive|Config", reason
+        r"Jobs|Submit|Licenses|JobArray|Wall|TimeLimit|PartitionDown|PartitionInactive|Config|Invalid|NotAllowed",
+        reason,
     ):
         unit = "jobs"
     else:

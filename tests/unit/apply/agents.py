@@ -38,6 +38,10 @@ class Training:
     """Its agent dies of each order to drain."""
     saves: bool = True
     """What it acknowledges is on disk."""
+    least: int = 1
+    """Fewest GPUs on which its trainer works: on fewer, it fails at its start, and the job goes back to the queue."""
+    known_least: int = 1
+    """Of these, what it has learnt by a failure."""
     nodes: tuple[str, ...] = ()
     """Where its ranks are."""
     lent: dict[int, tuple[str, ...]] = field(default_factory=dict)

@@ -21,12 +21,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from polluxd.apply.actions import REFUSED_SIZE, REFUSED_START
 from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import StoreUnavailable
-from polluxd.model import JobState, Move, Placement, Step
+from polluxd.model import JobSpec, JobState, Move, Placement, Step
 from polluxd.policy import decide
 from polluxd.slurm.fake.fake_job import FakeJob
 from polluxd.slurm.protocol import Geometry
@@ -49,34 +49,71 @@ class Violation(AssertionError):
     """An invariant that did not hold."""
 
 
+class Start(NamedTuple):
+    """What Slurm is to start."""
+
+    user: str
+    gpus: int
+    """Of each node."""
+    nodes: Sequence[str]
+    minutes: float
+    """Its time limit."""
+    beside: Sequence[tuple[str, int, float]] = ()
+    """Of each job that runs: its user, its GPUs, and its minutes left."""
+
+    @property
+    def total(self) -> int:
+        return self.gpus * len(self.nodes)
+
+    def of(self, user: str) -> list[tuple[str, int, float]]:
+        """Of those beside it, the jobs of a user."""
+        return [one for one in self.beside if one[0] == user]
+
+
 @dataclass
 class Cause:
     """A rule by which Slurm or the site refuses starts, which no record shows."""
 
-    reason: str
+    kind: str
     most: int
     node: str = ""
     user: str = ""
     version: int = 0
     """Counts its changes."""
 
-    def bars(self, user: str, gpus: int, nodes: Sequence[str], minutes: float, others: int) -> bool:
-        """Whether it refuses a start of a user on so many GPUs of each of these nodes."""
-        total = gpus * len(nodes)
-        match self.reason:
-            case "QOSMaxGRESPerJob" | "update":
-                return total > self.most
-            case "QOSMaxGRESPerUser":
-                return user == self.user and others + total > self.most
-            case "QOSMaxGRESMinutesPerJob":
-                return total * minutes > self.most * 60.0
-            case "PartitionNodeLimit":
-                return len(nodes) > 1
-            case "Resources":
-                return self.node in nodes and gpus > self.most
-        raise ValueError(self.reason)
+    @property
+    def reason(self) -> str:
+        """What squeue says."""
+        return _SAYS.get(self.kind, self.kind)
+
+    def bars(self, one: Start) -> bool:
+        """Whether it refuses a start."""
+        return _BARS[self.kind](self, one)
 
 
+_BARS: dict[str, Callable[[Cause, Start], bool]] = {
+    "QOSMaxGRESPerJob": lambda rule, one: one.total > rule.most,
+    "update": lambda rule, one: one.total > rule.most,
+    "QOSMaxGRESPerUser": lambda rule, one: (
+        one.user == rule.user and sum(gpus for _, gpus, _ in one.of(rule.user)) + one.total > rule.most
+    ),
+    "QOSMaxGRESMinutesPerJob": lambda rule, one: one.total * one.minutes > rule.most * 60.0,
+    "PartitionNodeLimit": lambda rule, one: len(one.nodes) > 1,
+    "Resources": lambda rule, one: rule.node in one.nodes and one.gpus > rule.most,
+    "QOSMaxJobsPerUserLimit": lambda rule, one: (
+        one.user == rule.user and len(one.of(rule.user)) + 1 > rule.most
+    ),
+    "QOSGrpGRES": lambda rule, one: sum(gpus for _, gpus, _ in one.beside) + one.total > 2 * rule.most,
+    "QOSGrpGRESRunMinutes": lambda rule, one: (
+        sum(gpus * minutes for _, gpus, minutes in one.beside) + one.total * one.minutes > rule.most * 120.0
+    ),
+    "Licenses": lambda rule, one: len(one.beside) + 1 > rule.most,
+    "QOSMaxWallDurationPerJobLimit": lambda rule, one: one.minutes > rule.most * 30.0,
+    "InvalidQOS": lambda rule, one: one.user == rule.user,
+    "reservation": lambda rule, one: rule.node in one.nodes and one.minutes > rule.most * 15.0,
+    "switches": lambda rule, one: rule.node in one.nodes and len(one.nodes) > 1,
+    "features": lambda rule, one: rule.node in one.nodes,
+}
 REASONS = (
     "QOSMaxGRESPerJob",
     "QOSMaxGRESPerUser",
@@ -85,6 +122,14 @@ REASONS = (
     "Resources",
     "update",
 )
+MORE_FROM = 1_000_000
+"""Seeds from here on play lives with more reasons, and with trainers of one size: others stay what they were."""
+MORE_REASONS = tuple(_BARS)
+_SAYS = {
+    "reservation": "ReqNodeNotAvail, May be reserved for other job",
+    "switches": "Resources",
+    "features": "BadConstraints",
+}
 
 
 @dataclass
@@ -148,6 +193,7 @@ class Life(Cluster):
         super().__init__(nodes, exit_s, poll_s=2.0, interval_s=15.0)
         self.random = random
         self.broken: Broken | None = None
+        self.more = seed >= MORE_FROM
         self.world.door = lambda name, inner: inner if name == "authorize" else Door(self, name, inner)
         self.process = Process(self.world)
         self.events = self.random.choice(EVENTS)
@@ -177,16 +223,24 @@ class Life(Cluster):
     # --- Slurm's answers ----------------------------------------------------------------------------
 
     def _cause_of(self, job: FakeJob, nodes: Sequence[str], gpus: int) -> Cause | None:
-        others = sum(
-            sum(one.held.values())
-            for one in map(self.world.slurm.raw, self.world.everybody)
-            if one.user == job.user and one.job_id != job.job_id
-        )
-        minutes = (job.time_limit_s or 86400.0) / 60.0
-        for cause in self.causes:
-            if cause.reason != "update" and cause.bars(job.user, gpus, nodes, minutes, others):
-                return cause
-        return None
+        running = [one for one in map(self.world.slurm.raw, self.world.everybody) if one.held]
+        beside = [
+            (one.user, sum(one.held.values()), self._minutes(one))
+            for one in running
+            if one.job_id != job.job_id
+        ]
+        start = Start(job.user, gpus, nodes, (job.time_limit_s or 86400.0) / 60.0, beside)
+        return next((cause for cause in self.causes if cause.kind != "update" and cause.bars(start)), None)
+
+    def _minutes(self, job: FakeJob) -> float:
+        """Until the time limit of a job that runs."""
+        began = self.world.slurm.clock() if job.started is None else job.started
+        return max(began + (job.time_limit_s or 86400.0) - self.world.slurm.clock(), 0.0) / 60.0
+
+    def _updates(self, gpus: int, nodes: Sequence[str]) -> Cause | None:
+        """What refuses an update to so many GPUs."""
+        one = Start("", gpus, nodes, 0.0)
+        return next((cause for cause in self.causes if cause.kind == "update" and cause.bars(one)), None)
 
     def _refuses(self, job: FakeJob, nodes: Sequence[str]) -> str:
         if job.spec is None:
@@ -200,11 +254,11 @@ class Life(Cluster):
     def _refuses_update(self, job_id: int, geometry: Geometry) -> str:
         if geometry.anywhere:
             return ""
-        for cause in self.causes:
-            if cause.reason == "update" and cause.bars("", geometry.gpus_per_node, geometry.nodes, 0.0, 0):
-                self._refused[job_id, self.world.truth(job_id).restart_count] = cause, cause.version
-                return f"the site allows {cause.most} GPUs"
-        return ""
+        cause = self._updates(geometry.gpus_per_node, geometry.nodes)
+        if cause is None:
+            return ""
+        self._refused[job_id, self.world.truth(job_id).restart_count] = cause, cause.version
+        return f"the site allows {cause.most} GPUs"
 
     def _unknown(self, move: Move) -> bool:
         """Whether a rule refused the move's start that had stopped no training since it changed."""
@@ -382,7 +436,7 @@ class Life(Cluster):
     def _changed(self, node: str) -> None:
         """A node went or came: what it refuses may have changed."""
         for cause in self.causes:
-            cause.version += cause.reason == "Resources" and cause.node == node
+            cause.version += cause.kind == "Resources" and cause.node == node
 
     def _depend(self, pick: int, seconds: float) -> None:
         job_id = self.job(pick, JobState.PENDING)
@@ -399,20 +453,26 @@ class Life(Cluster):
     def _submit(self) -> None:
         if sum(not job.state.finished for job in self.world.ours()) >= MOST_JOBS:
             return
-        number = self.random.randrange(len(USERS))
-        self.world.submit(
+        number, size = self.random.randrange(len(USERS)), 1
+        if self.more and self.random.random() < 0.3:
+            size = self.random.randint(2, 4)
+        job_id = self.world.submit(
+            spec=JobSpec(own_size=size) if size > 1 else None,
             work_s=self.random.choice((3.0, 60.0, 600.0)),
             time_limit_s=self.random.choice((None, 3600.0)),
             able=self.random.choice(ABLE),
             user=USERS[number],
             uid=1000 + number,
+            **({"nodes": 1, "gpus_per_node": size} if size > 1 else {}),
         )
+        if size > 1:
+            self.world.trainings[job_id].least = self.random.choice((1, size))
 
     def _new_cause(self) -> None:
         if len(self.causes) < 2:
             self.causes.append(
                 Cause(
-                    self.random.choice(REASONS),
+                    self.random.choice(MORE_REASONS if self.more else REASONS),
                     self.random.randint(1, 3),
                     self.random.choice(sorted(self.world.gpus)),
                     self.random.choice(USERS),
@@ -577,11 +637,12 @@ class Life(Cluster):
             used.update(one.gpus_per_node_held)
         for number in world.foreign:
             used.update(world.truth(number).gpus_per_node_held)
+        least = world.trainings[job_id].least
         for name, gpus in world.gpus.items():
-            refused = self._cause_of(job, (name,), 1)
-            updates = any(c.reason == "update" and c.bars("", 1, (name,), 0.0, 0) for c in self.causes)
+            refused = self._cause_of(job, (name,), least)
+            refused = refused or self._updates(1, (name,))
             open_ = f"node {name}" not in self.over
-            if open_ and used[name] < gpus and refused is None and not updates:
+            if open_ and used[name] + least <= gpus and refused is None:
                 raise Violation(f"job {job_id} waits beside {gpus - used[name]} idle GPUs of {name}: {shown}")
         owners, kept = Counter[str](), Counter[str]()
         for one in world.holders():
@@ -606,7 +667,7 @@ class Life(Cluster):
             owned[one.user] += sum(one.gpus_per_node_held.values())
             barred = any(
                 self._cause_of(world.slurm.raw(one.job_id), (name,), 1) is not None
-                or any(c.reason == "update" and c.bars("", 1, (name,), 0.0, 0) for c in self.causes)
+                or self._updates(1, (name,)) is not None
                 for name in world.gpus
             )
             waits |= one.user == self.guaranteed and one.state is JobState.PENDING and not barred

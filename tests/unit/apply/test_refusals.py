@@ -117,6 +117,19 @@ def test_a_move_under_way_counts_at_what_it_comes_to() -> None:
     assert known.refusals.bars(known.state).most[2][0] == 3, "what is planned may still be withdrawn"
 
 
+@pytest.mark.parametrize("reason", ["InvalidQOS", "InvalidAccount", "QOSNotAllowed"])
+def test_a_right_that_was_taken_away_stops_one_training_and_no_other(reason: str) -> None:
+    stopped, hers, waits = running(1, 2), running(2, 1), waiting(3)
+    bea, elsewhere = running(4, 1, user="bea"), running(5, 1, account="physics")
+    known = Learned(stopped, hers, waits, bea, elsewhere)
+    known.refuse(stopped, reason, 4, held=2)
+    assert known.most() == {1: 0, 2: 0, 3: 0}, "no job of hers would start again, at whatever size"
+    known.ticks += TRIED_AGAIN_S
+    assert known.most() == {1: 0, 2: 0}, "what waits is tried again"
+    known.refusals.works(build_move("start", target=Placement(("n1",), 1), job_id=3), waits)
+    assert known.most() == {}, "she has the right again"
+
+
 def test_one_user_s_refusal_closes_no_account_to_others() -> None:
     alice, hers, bea = waiting(1), waiting(2, account="vision"), waiting(3, user="bea")
     known = Learned(alice, hers, bea)

@@ -185,6 +185,10 @@ class Watched:
         self._about_to("limit_time", job_id)
         self._slurm.limit_time(job_id, seconds)
 
+    def release(self, job_id: int) -> None:
+        self._about_to("release", job_id)
+        self._slurm.release(job_id)
+
     def probe(self, job_id: int) -> None:
         self._about_to("probe", job_id)
         self._slurm.probe(job_id)
@@ -311,6 +315,9 @@ class World:
                 training.resized = training.refused = 0
             if training.silent or now < job.start_time + 1.0:
                 continue
+            if sum(job.gpus_per_node_held.values()) < training.least:
+                self._fails(job_id, training, now)
+                continue
             self._train(job_id, training, seconds, now)
             resize(self, job_id, training, now)
             if training.done_s >= training.work_s:
@@ -326,8 +333,18 @@ class World:
                     resize=training.able,
                     resized=training.resized,
                     refused=training.refused,
+                    least_gpus=training.known_least,
                     **self.words(job_id),
                 )
+
+    def _fails(self, job_id: int, training: Training, now: float) -> None:
+        """The wrapper says on how many GPUs its trainer works, and requeues the job."""
+        training.known_least, known = training.least, self.rows.reports.get(job_id)
+        if not self.rows.down and known is not None:
+            words = {"at": now, "first_step_at": None, "least_gpus": training.least}
+            attempt = self.truth(job_id).restart_count
+            self.rows.reports[job_id] = replace(known, attempt=attempt, **words)
+        self.slurm.requeue_by_hand(job_id)
 
     def _train(self, job_id: int, training: Training, seconds: float, now: float) -> None:
         stopped = training.stopped_at

@@ -104,3 +104,9 @@ def test_a_job_grows_in_place_where_it_would_not_be_requeued_to(objective):
 
     assert not grown().changed
     assert grown(resize_cost=1.0).placement == Placement(("n000", "n001"), 4)
+
+
+def test_a_waiting_job_starts_on_idle_gpus_whatever_its_moves_have_cost():
+    """The costs are differences of a clock, which may step."""
+    waits = job(1, report=report(), age=700.0, started=True, moves=5, lost_seconds=7200.0, move_cost=1440.0)
+    assert decide(snapshot(nodes(1), [waits])).of(1).placement

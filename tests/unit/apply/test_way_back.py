@@ -1,0 +1,79 @@
+"""A trainer of its own loop that fails on fewer GPUs: what it has left is there when it comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Placement, Plan, Snapshot, Step
+from tests import build
+
+from .world import Process, World
+
+WHOLE, HALF = Placement(("n1",), 4), Placement(("n1",), 2)
+
+
+class Shrunk:
+    """A training on a whole node. A plan gives half of it to another job until it hears of a failure."""
+
+    def __init__(self, spec: JobSpec, *, least: int = 1) -> None:
+        self.world = World(nodes=1, gpus=4, policy=self.plan)
+        self.world.words = lambda _job: {"explored_gpus": 4, "explored_nodes": 1}
+        self.stood = 0.0
+        self.process = Process(self.world)
+        self.job = self.world.submit(spec=spec)
+        self.world.trainings[self.job].least = least
+        self.other = 0
+        self.pass_time(10.0)
+        self.other = self.world.submit()
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        whole = not self.other or any(job.spec.min_gpus > 2 for job in snapshot.jobs)
+        wanted = {self.job: WHOLE if whole else HALF, self.other: NO_PLACEMENT if whole else HALF}
+        return build.plan(snapshot.jobs, {n: at for n, at in wanted.items() if n})
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(2 * seconds)):
+            self.process.turn_if_due()
+            self.world.pass_time(0.5)
+            self.stood += 0.5 * (self.world.truth(self.job).state is not JobState.RUNNING)
+
+    def held(self, job_id: int) -> int:
+        return sum(self.world.truth(job_id).gpus_per_node_held.values())
+
+    def moves(self, job_id: int) -> list[tuple[str, Step]]:
+        return [(move.path, move.step) for move in self.world.rows.moves if move.job_id == job_id]
+
+
+@pytest.fixture
+def own_loop() -> JobSpec:
+    return JobSpec(own_size=4, max_gpus=4)
+
+
+def test_a_trainer_that_fails_on_fewer_gpus_goes_back_at_once(own_loop: JobSpec) -> None:
+    life = Shrunk(own_loop, least=3)
+    before = life.stood
+    life.pass_time(60.0)
+    assert (life.held(life.job), life.held(life.other)) == (4, 0), "nobody has taken what it had"
+    assert life.moves(life.job)[1:] == [("requeue", Step.FAILED), ("start", Step.TRAINING)], (
+        "one try, and back"
+    )
+    assert life.stood - before < 10.0
+    assert life.world.truth(life.job).restart_count == 2, "the move's requeue, and the wrapper's"
+    life.world.close()
+
+
+def test_what_it_leaves_is_given_away_once_it_trains(own_loop: JobSpec) -> None:
+    life = Shrunk(own_loop)
+    life.pass_time(60.0)
+    assert (life.held(life.job), life.held(life.other)) == (2, 2)
+    given, taken = (life.world.rows.moves[-n].times for n in (2, 1))
+    assert taken[Step.CONFIGURED] >= given[Step.TRAINING], "not before"
+    life.world.close()
+
+
+def test_a_script_that_trains_at_any_size_is_not_waited_for() -> None:
+    life = Shrunk(JobSpec(max_gpus=4))
+    life.pass_time(60.0)
+    given, taken = (life.world.rows.moves[-n].times for n in (2, 1))
+    assert taken[Step.CONFIGURED] < given[Step.TRAINING]
+    life.world.close()
