@@ -67,7 +67,8 @@ def record_of(state: ClusterState, job: SlurmJob, target: Placement, *, updated:
 def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool:
     """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since.
 
-    What has come free is reason enough for a job that waits to try it, and not to stop one training twice.
+    What has come free is reason enough for a job that waits to try it, and not to stop one training twice: the training
+    may stand for a while, such as on its way back.
     """
     if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
         return False
@@ -76,14 +77,14 @@ def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool
         for now_used, then in zip(use(state, one.target, one.job_id), one.use, strict=False)
         for what, count in then.items()
     )
-    return not one.eased or (one.had > 0 and bool(job.gpus_per_node_held))
+    return not one.eased or one.had > 0
 
 
 def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) -> Bar:
     """What nodes that refused a job mean for a job with the same demands."""
     assert job.spec is not None
     where, own = frozenset(one.target.nodes), job.job_id == one.job_id
-    if one.eased and not own:
+    if one.eased and not (own and holds):
         return None, None
     rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
     if holds and one.target.gpus > holds and (own or one.updated):

@@ -14,6 +14,9 @@ KEPT = {
     10_059: "where a job counts as one that worked beside a training that had left before",
     10_321: "where a start ends a refusal at a larger size",
     200_609: "that forgets what a training under way was refused, or counts it at nothing while it waits",
+    301_468: "where a waiting job whose moves have cost more than its age, as a stepped clock says, starts no more",
+    301_918: "where a refusal of nodes is forgotten while the training that it stopped is on its way back",
+    1_000_025: "the same, after a shrink",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""
