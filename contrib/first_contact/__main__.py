@@ -1,8 +1,8 @@
 """`make first-contact`: what a new user meets, on a real cluster and in a real browser.
 
 The blocks of README.md and docs/start.md run in a fresh virtual environment, ordinary mistakes are made, and `polluxctl
-web` is opened in Chromium as an administrator and as an ordinary user. bench-out/first-contact.json has a row for each;
-the exit status is 1 where one is not as it should be. Run it as root.
+web` is opened in Chromium as an administrator and as an ordinary user, and used by both among 300 jobs.
+bench-out/first-contact.json has a row for each; the exit status is 1 where one is not as it should be. Run it as root.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from contrib.devcluster import DevCluster, Polluxd
 
 from .blocks import Environment, block_rows, submit_block, tutorial_row
 from .mistakes import agent_rows, command_rows, directive_rows
-from .pages import page_rows
-from .users import ADA, BOB, as_user, train
+from .pages import many_rows, page_rows
+from .users import ADA, BOB, as_user, many, train
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
+MANY = 300
+"""Jobs among which the page is used."""
 
 
 def main() -> int:
     out = ROOT / "bench-out" / "first-contact.json"
+    out.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="pollux-first-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -48,10 +51,12 @@ def main() -> int:
                 others = train(cluster, ROOT, jobs, BOB, "conv-b")
                 as_user(BOB, ["sbatch", "--gres=gpu:2", "--wrap", "sleep 600"], cluster, jobs)
                 found["page"] = page_rows(cluster, daemon.config, own, others, IMAGES)
+                print(f"{MANY} jobs", flush=True)
+                failed, plain = many(cluster, jobs, MANY)
+                found["page"] += many_rows(cluster, daemon.config, failed, plain, MANY, out.parent)
             finally:
                 daemon.stop()
     rows = [row for part in found.values() for row in part]
-    out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n")
     for row in rows:
         print(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pwd
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +25,10 @@ PATIENCE_S = 180.0
 
 
 @contextmanager
-def served(cluster: DevCluster, user: pwd.struct_passwd | None, *words: str) -> Iterator[str]:
-    """Run `polluxctl web`; yield its URL. `user`: None is who runs this."""
+def served(
+    cluster: DevCluster, user: pwd.struct_passwd | None, *words: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run `polluxctl web`; yield its URL and its process. `user`: None is who runs this."""
     env = {
         **cluster.client_environment,
         "POLLUX_GATEWAY": cluster.gateways.addresses[0],
@@ -41,8 +45,9 @@ def served(cluster: DevCluster, user: pwd.struct_passwd | None, *words: str) -> 
     )
     try:
         assert server.stdout is not None
-        yield server.stdout.readline().strip()
+        yield server.stdout.readline().strip(), server
     finally:
+        server.send_signal(signal.SIGCONT)
         server.terminate()
         server.wait(30)
 
@@ -85,12 +90,108 @@ def page_rows(
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        with served(cluster, None, "--config", str(config)) as url:
+        with served(cluster, None, "--config", str(config)) as (url, _):
             _administrator(browser, url, own, others, images, row)
-        with served(cluster, ADA) as url:
+        with served(cluster, ADA) as (url, _):
             _user(browser, url, own[0], others, row)
         browser.close()
     return rows
+
+
+def many_rows(
+    cluster: DevCluster, config: Path, failed: int, plain: int, jobs: int, images: Path
+) -> list[dict[str, Any]]:
+    """Use the page as an administrator and as ada, among so many jobs; `failed` and `plain` are jobs of ada's."""
+    rows: list[dict[str, Any]] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for who, user, words in (("root", None, ("--config", str(config))), ("ada", ADA, ())):
+            with served(cluster, user, *words) as (url, server):
+                page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+                page.goto(url)
+                rows += [
+                    {"element": f"{who}, {jobs} jobs: {element}", "ok": ok}
+                    for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png")
+                ]
+                page.close()
+        browser.close()
+    return rows
+
+
+def _used(
+    page: Page, server: subprocess.Popen[str], failed: int, plain: int, jobs: int, shot: Path
+) -> Iterator[tuple[str, bool]]:
+    base = page.url
+    yield "all are listed on demand", until(lambda: page.goto(f"{base}?all") and _listed(page) >= jobs)
+    times = sorted(page.evaluate(_REFRESH) for _ in range(5))
+    yield f"a refresh takes {times[2]:.2f} s (median of 5), under 0.5 s", times[2] < 0.5
+    page.goto(base)
+    page.screenshot(path=shot)
+    page.fill("input[name=find]", "held-7")
+    page.press("input[name=find]", "Enter")
+    page.wait_for_url("**find=held-7**")
+    yield "the filter leaves those with the text", until(lambda: 0 < _listed(page) < jobs / 5)
+    page.goto(base)
+    page.click("a:text-is('gpus')")
+    page.wait_for_url("**sort=gpus**")
+    held = [int(text) for text in _column(page, "GPUS")]
+    yield "sorted by GPUs", held[:20] == sorted(held[:20], reverse=True)
+    page.click("a:text-is('mine only')")
+    page.wait_for_url("**mine**")
+    yield "mine only", len(set(_column(page, "USER"))) <= 1
+    page.goto(base)
+    dot = page.locator("circle.value").last
+    dot.scroll_into_view_if_needed()
+    dot.hover(force=True)
+    told = page.evaluate("document.querySelector('circle.value:hover title')?.textContent ?? ''")
+    yield f"under the pointer: {told}", " at " in told
+    yield (
+        "plain jobs are listed",
+        until(lambda: page.goto(f"{base}?find={plain}") and f"{plain}" in page.inner_text("main")),
+    )
+    yield (
+        "nodes have their states",
+        any(page.query_selector(f".nodes small:text-is('{s}')") for s in ("mixed", "allocated", "idle")),
+    )
+    page.goto(base)
+    page.click(f"#ended ~ table a[href$='/jobs/{failed}']")
+    page.wait_for_selector(".gist")
+    story = page.inner_text("main")
+    yield "an ended job names signal and output", "by signal 9" in story and "Its output: /" in story
+    page.goto(base)
+    server.send_signal(signal.SIGSTOP)
+    lost = until(lambda: "not live" in page.inner_text("#state"))
+    before = _age(page)
+    page.wait_for_timeout(3500)
+    yield (
+        f"its age counts on when the connection is lost: {page.inner_text('#state')}",
+        lost and (_age(page) >= before + 3),
+    )
+    server.send_signal(signal.SIGCONT)
+    yield "and it is live again", until(lambda: page.inner_text("#state") == "")
+
+
+_REFRESH = """async () => {
+  const begun = performance.now();
+  const text = await (await fetch(location.pathname + "?part", { cache: "no-store" })).text();
+  document.querySelector("main").innerHTML = text;
+  document.body.getBoundingClientRect();
+  return (performance.now() - begun) / 1000;
+}"""
+
+
+def _listed(page: Page) -> int:
+    return len(_column(page, "JOB"))
+
+
+def _column(page: Page, title: str) -> list[str]:
+    """Return what stands in a column of the table of jobs."""
+    return list(page.locator("#queue ~ table").first.locator(f"[data-title={title}]").all_inner_texts())
+
+
+def _age(page: Page) -> int:
+    found = re.search(r"(\d+) s old", page.inner_text("#state"))
+    return int(found[1]) if found else -1
 
 
 Row = Callable[[str, bool], None]
@@ -164,6 +265,7 @@ def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: R
 
 def _pictures(page: Page, url: str, images: Path) -> None:
     """Save the cluster's page when its jobs have been measured."""
+    page.set_viewport_size({"width": 1200, "height": 900})
     page.goto(url)
     until(lambda: page.query_selector("td[data-title='GOODPUT']:not(.x)") is not None)
     picture(page, images / "live-page.png", height=900)

@@ -6,6 +6,7 @@ import os
 import pwd
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def as_user(
     home = home_of(user, folder)
     env = {**cluster.client_environment, "HOME": str(home), "COLUMNS": "200", **variables}
     return subprocess.run(
-        list(words), env=env, cwd=home, capture_output=True, text=True, check=False, timeout=120,
+        list(words), env=env, cwd=home, capture_output=True, text=True, check=False, timeout=600,
         user=user.pw_uid, group=user.pw_gid, extra_groups=[],
     )  # fmt: skip
 
@@ -51,3 +52,27 @@ def train(
     done = as_user(user, ["sbatch", "--parsable", str(script)], cluster, folder)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split(";")[0])
+
+
+def many(cluster: DevCluster, folder: Path, jobs: int) -> tuple[int, int]:
+    """Submit so many held jobs of ada and bob, a job of ada's that is killed, and a plain one; return the last two."""
+    for user in (ADA, BOB):
+        script = home_of(user, folder) / "held.sh"
+        script.write_text("#!/bin/bash\n#POLLUX max-gpus=2\npollux run train.py\n")
+        submit = "sbatch --parsable --hold --job-name=held-$n held.sh >/dev/null || exit"
+        loop = f"for n in $(seq {jobs // 2}); do {submit}; done"
+        done = as_user(user, ["bash", "-c", loop], cluster, folder)
+        assert done.returncode == 0, done.stderr
+    dies = home_of(ADA, folder) / "dies.sh"
+    dies.write_text("#!/bin/bash\n#POLLUX max-gpus=1\n# no `pollux run` is reached\nkill -9 $$\n")
+    found = []
+    for words in ([str(dies)], ["--hold", "--wrap", "true"]):
+        done = as_user(ADA, ["sbatch", "--parsable", *words], cluster, folder)
+        assert done.returncode == 0, done.stderr
+        found.append(int(done.stdout.split(";")[0]))
+    end = time.monotonic() + 300
+    while time.monotonic() < end and "JobState=FAILED" not in cluster.command(
+        "scontrol", "show", "job", str(found[0])
+    ):
+        time.sleep(1)
+    return found[0], found[1]

@@ -8,8 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import select
+import sys
+import termios
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tty
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -207,14 +212,20 @@ def newest(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> 
     return table(rows[-max(console.height - 2, 1) :], columns, console.width) if rows else Text("none yet")
 
 
-def redraw(draw: Callable[[], RenderableType], console: Console, every_s: float = 2.0) -> None:
-    """Redraw until Ctrl-C, and seldom where drawing takes long.
+def redraw(
+    draw: Callable[[], RenderableType],
+    console: Console,
+    every_s: float = 2.0,
+    press: Callable[[str], None] = lambda key: None,
+) -> None:
+    """Redraw until `q` or Ctrl-C, and seldom where drawing takes long. `press` gets every other key, then all is drawn.
 
     Where the database or the server stops answering, the last view stays, and the last line says so.
     """
     shown: RenderableType = Text("reading ...", style="dim")
     with (
         contextlib.suppress(KeyboardInterrupt),  # how one leaves it
+        _keys() as key_within,
         Live(shown, console=console, auto_refresh=False, screen=True) as live,
     ):
         while True:
@@ -224,4 +235,34 @@ def redraw(draw: Callable[[], RenderableType], console: Console, every_s: float 
                 live.update(shown, refresh=True)
             except PolluxError as error:
                 live.update(Group(shown, Text(str(error), style="red")), refresh=True)
-            time.sleep(max(every_s, 10 * (time.monotonic() - began)))
+            key = key_within(max(every_s, 10 * (time.monotonic() - began)))
+            if key == "q":
+                return
+            if key:
+                press(key)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Yield what waits up to so many seconds for a key and returns it; without a terminal there are none."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+
+    def key_within(seconds: float) -> str:
+        if not select.select([terminal], [], [], seconds)[0]:
+            return ""
+        return os.read(terminal, 1).decode(errors="replace") or "q"  # nothing to read: the terminal has gone
+
+    tty.setcbreak(terminal)
+    try:
+        yield key_within
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
@@ -24,6 +24,7 @@ from . import access, answering, plain_jobs
 from .access import ConfigOption, JobArgument, JsonOption, SinceOption, UserOption, WatchOption, job_id, point
 from .explained import SIZE_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, newest, number, plain, redraw, table
+from .slurm_view import PLAIN_COLUMNS, Beside, gpus_held, slurm_view
 from .table_rows import JOB_COLUMNS, MOVE_COLUMNS, move_rows
 
 CostBy = Literal["account", "user", "job", "type", "day"]
@@ -143,6 +144,8 @@ def explain(
     if as_json:
         emit_json({key: answer[key] for key in ("job", "decision", "sizes", "moves", "settings")})
         return
+    if answer["job"]["ended_at"] is not None:
+        answer["story"] += slurm_view(config).ending(job)
     for part in _parts(answer, console):
         console.print(part, soft_wrap=isinstance(part, Text) and not console.is_terminal)
 
@@ -288,36 +291,74 @@ def chosen(rows: Sequence[dict[str, Any]], user: str | None, sort: str) -> list[
     return sorted(known, key=lambda row: row[column], reverse=descends) + unknown
 
 
-def headline(status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], now: float) -> Text:
-    """One line: what polluxd does and how long ago it last decided."""
+def headline(
+    status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], now: float, beside: Beside | None = None
+) -> Text:
+    """One line: what polluxd does, how the GPUs are used, and how long ago it last decided."""
     running = sum(row["state"] == "RUNNING" for row in rows)
     waiting = sum(row["state"] == "PENDING" for row in rows)
-    gpus = sum(row["gpus"] or 0 for row in rows)
     decided = status.get("decided_at")
     words: list[str | tuple[str, str]] = [("polluxd ", "bold"), str(status.get("cluster", ""))]
     if status.get("paused"):
         words.append(("  PAUSED", "bold yellow"))
     else:
         words.append(f"  {status.get('mode') or 'never ran'}")
-    words.append(f"  {running} running, {waiting} waiting, {gpus} GPUs held")
+    words.append(f"  {running} running, {waiting} waiting  {gpus_held(beside, rows)}")
     if decided is not None:
         words.append(f"  decided {duration(now - decided)} ago")
     return Text.assemble(*words)
 
 
-def screen(
-    status: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], width: int, height: int, now: float
-) -> RenderableType:
-    """Everything that fits on the terminal."""
-    room = max(height - 4, 1)
-    parts: list[RenderableType] = [headline(status, rows, now), Text()]
-    if rows:
-        parts.append(table(rows[:room], JOB_COLUMNS, width))
-        if len(rows) > room:
-            parts.append(Text(f"and {len(rows) - room} more", style="dim"))
-    else:
-        parts.append(Text("no Pollux jobs", style="dim"))
-    return Group(*parts)
+@dataclass
+class Screen:
+    """What `top` draws: the order of the jobs, and whether plain jobs stand below them. Keys change both."""
+
+    sort: SortKey
+    plain: bool = True
+
+    def press(self, key: str) -> None:
+        """`s`: the next order. `p`: plain jobs come or go."""
+        if key == "s":
+            orders = list(SortKey)
+            self.sort = orders[(orders.index(self.sort) + 1) % len(orders)]
+        if key == "p":
+            self.plain = not self.plain
+
+    def draw(self, found: Seen, width: int, height: int, now: float, *, keys: bool = True) -> RenderableType:
+        """Everything that fits on the terminal. `keys`: name them."""
+        rows = chosen(found.rows, found.user, self.sort)
+        beside = found.beside.plain_jobs if self.plain and found.beside is not None else []
+        # Jobs of Pollux come first; plain jobs have what they leave, and a third of the screen where there are many.
+        room = max(height - 5, 1)
+        for_plain = min(len(beside), max(room - len(rows), room // 3) - 2) if beside else 0
+        for_jobs = max(room - (for_plain + 2 if for_plain > 0 else 0), 1)
+        parts: list[RenderableType] = [headline(found.status, found.rows, now, found.beside), Text()]
+        parts += _lines(rows, JOB_COLUMNS, width, for_jobs, "no Pollux jobs")
+        if for_plain > 0:
+            parts += [Text(), *_lines(beside, PLAIN_COLUMNS, width, for_plain, "")]
+        parts.append(
+            Text(f"q quit   s sort ({self.sort})   p plain jobs {'off' if self.plain else 'on'}", "dim")
+        )
+        return Group(*parts)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look: polluxd's answer, and what Slurm shows beside it. `user`: whose jobs to list; None: everybody's."""
+
+    status: Row
+    rows: list[dict[str, Any]]
+    beside: Beside | None
+    user: str | None
+
+
+def _lines(
+    rows: Sequence[Row], columns: Sequence[Column], width: int, room: int, empty: str
+) -> list[RenderableType]:
+    if not rows:
+        return [Text(empty, style="dim")]
+    parts: list[RenderableType] = [table(rows[:room], columns, width)]
+    return [*parts, Text(f"and {len(rows) - room} more", style="dim")] if len(rows) > room else parts
 
 
 def top(
@@ -331,20 +372,31 @@ def top(
     ] = SortKey.job,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch the jobs live. Ctrl-C ends it.
+    """Watch the jobs live.
 
-    With --json, and where standard output is no terminal, it prints once.
+    Pollux jobs, then plain Slurm jobs; the first line has the cluster's GPUs. Keys: q or Ctrl-C quits, s sorts by the
+    next column, p hides or shows plain jobs. With --json, and where standard output is no terminal, it prints once.
     """
     ask, console = answering.source(config), access.console()
+    slurm, view = slurm_view(config), Screen(sort)
 
-    def read() -> tuple[Row, list[dict[str, Any]]]:
+    def read() -> Seen:
         found = ask("top")
-        return found["status"], chosen(found["jobs"], access.whose(user, config), sort)
+        return Seen(found["status"], found["jobs"], slurm.read(), access.whose(user, config))
 
-    status, rows = read()
+    first = read()
     if as_json:
-        emit_json({"status": status, "jobs": [{c.key: row.get(c.key) for c in JOB_COLUMNS} for row in rows]})
+        rows = [
+            {c.key: row.get(c.key) for c in JOB_COLUMNS} for row in chosen(first.rows, first.user, view.sort)
+        ]
+        emit_json({"status": first.status, "jobs": rows, "slurm": first.beside and asdict(first.beside)})
     elif console.is_terminal:
-        redraw(lambda: screen(*read(), console.width, console.height, time.time()), console, interval)
+        redraw(
+            lambda: view.draw(read(), console.width, console.height, time.time()),
+            console,
+            interval,
+            view.press,
+        )
     else:
-        console.print(screen(status, rows, console.width, len(rows) + 5, time.time()))
+        lines = len(first.rows) + len(first.beside.plain_jobs if first.beside else ()) + 9
+        console.print(view.draw(first, console.width, lines, time.time(), keys=False))

@@ -185,11 +185,12 @@ def at_time(steps: Points, at: float) -> float:
 
 
 _OF_USE = {
-    "held": ("held by Pollux jobs", "c0"),
+    "held": ("held by Pollux jobs", "ink"),
     "plain": ("held by plain jobs", "plain"),
-    "idle": ("idle", "c4"),
-    "waiting": ("that waiting jobs need at least", "c1"),
+    "idle": ("idle", "ink dotted"),
+    "waiting": ("that waiting jobs need at least", "ink dashed"),
 }
+"""Colours are those of jobs alone."""
 
 
 def use_chart(use: Mapping[str, Points]) -> Chart:

@@ -49,11 +49,11 @@ def of_cluster(overview: Mapping[str, Any]) -> list[Chart]:
         use_chart(overview["use"]),
         chart(
             "Goodput against the fair share, mean of the jobs with GPUs",
-            [Polyline("predicted speedup", "c2", overview["speedup"], steps=True)],
+            [Polyline("predicted speedup", "ink", overview["speedup"], steps=True)],
             times=True,
         ),
         chart(
-            "Training lost to moves [s]", [Polyline("lost", "c4", lost, steps=True, filled=True)], times=True
+            "Training lost to moves [s]", [Polyline("lost", "ink", lost, steps=True, filled=True)], times=True
         ),
     ]
 

@@ -34,6 +34,7 @@ from ..explained import MOST_JOBS, SIZE_COLUMNS
 from ..output import Column, clock, duration
 from ..report.templates import environment
 from ..show import SortKey, chosen
+from ..slurm_view import PLAIN_COLUMNS, SlurmView, gpus_held, slurm_view
 from ..table_rows import GOT_COLUMNS, JOB_COLUMNS, MOVE_COLUMNS, PATH_COLUMNS
 from . import charts, machine_map
 from .browser_session import BrowserSession
@@ -80,6 +81,8 @@ class Viewer:
 
     user: str
     ask: Ask
+    slurm: SlurmView | None = None
+    """None: Slurm cannot be asked."""
 
 
 def application(viewer: Viewer, session: BrowserSession, interval_s: float) -> ASGIApp:
@@ -126,6 +129,12 @@ class _Pages:
             else sorted(rows, key=lambda row: row["user"] != self._viewer.user)
         )
         shown = rows if "all" in asked else rows[:ROWS]
+        beside = self._viewer.slurm.read() if self._viewer.slurm is not None else None
+        plain_jobs = [
+            row
+            for row in (beside.plain_jobs if beside is not None else ())
+            if ("mine" not in asked or row["user"] == self._viewer.user) and _has(row, find)
+        ]
         return self._page(
             request,
             "cluster.html.jinja",
@@ -141,6 +150,14 @@ class _Pages:
             ended=[{**row, "colour": ""} for row in found["ended"] if _has(row, find)],
             ended_columns=_ENDED,
             overview=overview,
+            plain_jobs=[
+                {**row, "colour": "plain"}
+                for row in plain_jobs[: len(plain_jobs) if "all" in asked else ROWS]
+            ],
+            plain_matching=len(plain_jobs),
+            plain_columns=PLAIN_COLUMNS,
+            held=gpus_held(beside, jobs) if beside is not None else "",
+            states=beside.states if beside is not None else {},
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
             charts=charts.of_cluster(overview),
             owners=[
@@ -157,11 +174,12 @@ class _Pages:
         asked = request.query_params.get("hours", "")
         hours = int(asked) if asked in _HOURS else None
         since = 0.0 if hours is None else time.time() - 3600.0 * hours
+        ended = self._viewer.slurm if found["job"]["ended_at"] is not None else None
         return self._page(
             request,
             "job.html.jinja",
             job=found["job"],
-            story=found["story"],
+            story=found["story"] + (ended.ending(number) if ended is not None else []),
             moves=found["moves"][::-1],
             move_columns=_filled([c for c in MOVE_COLUMNS if c.key not in ("id", "job_id")], found["moves"]),
             sizes=found["sizes"],
@@ -251,7 +269,7 @@ def web(
             f"--port {port}: {error.strerror}; another program may listen there: leave --port out"
         ) from None
     session, number = BrowserSession(), listener.getsockname()[1]
-    app = application(Viewer(getpass.getuser(), ask), session, interval)
+    app = application(Viewer(getpass.getuser(), ask, slurm_view(config)), session, interval)
     typer.echo(f"http://127.0.0.1:{number}{session.folder}/?token={session.token}")
     typer.echo(
         "Open this URL in a browser on this machine; it works once. From elsewhere, forward the port first: "

@@ -4,9 +4,16 @@ const main = document.querySelector("main");
 const state = document.getElementById("state");
 let last = "";
 let good = Date.now();
+let lost = "";
+
+// The age goes on counting each second, also while an answer is awaited.
+function tell() {
+  state.textContent = lost && `; not live: what you see is ${Math.round((Date.now() - good) / 1000)} s old (${lost})`;
+  main.classList.toggle("stale", lost !== "");
+}
 
 async function part(address) {
-  const answer = await fetch(address, { cache: "no-store" });
+  const answer = await fetch(address, { cache: "no-store", signal: AbortSignal.timeout(10000) });
   const text = await answer.text();
   if (!answer.ok) {
     const failure = new DOMParser().parseFromString(text, "text/html");
@@ -15,20 +22,28 @@ async function part(address) {
   return text;
 }
 
+// What a reader types into or has selected stays until they have done.
+const inUse = () => document.activeElement?.tagName === "INPUT" || !getSelection().isCollapsed;
+
 async function refresh(pause) {
   try {
     const text = document.hidden ? last : await part(location.pathname + (location.search ? location.search + "&part" : "?part"));
-    if (text !== last && document.activeElement?.tagName !== "INPUT") {
-      const focus = document.activeElement && document.activeElement.getAttribute("href");
-      main.innerHTML = last = text;
-      if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
+    if (text === last || !inUse()) {
+      if (text !== last) {
+        const focus = document.activeElement && document.activeElement.getAttribute("href");
+        main.innerHTML = last = text;
+        if (focus) main.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
+      }
+      good = Date.now();
+      lost = "";
+    } else {
+      lost = "it waits until you have typed, or selected text";
     }
-    good = Date.now();
-    state.textContent = "";
   } catch (error) {
-    state.textContent = `; not live: what you see is ${Math.round((Date.now() - good) / 1000)} s old (${error.message})`;
+    lost = error.name === "TimeoutError" ? "no answer within 10 s" : error.message;
   }
-  main.classList.toggle("stale", state.textContent !== "");
+  tell();
   setTimeout(refresh, pause, pause);
 }
+setInterval(tell, 1000);
 setTimeout(refresh, 1000 * main.dataset.interval, 1000 * main.dataset.interval);

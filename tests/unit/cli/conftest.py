@@ -13,6 +13,7 @@ import pytest
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd import model
 from polluxd.cli import access, ctl
+from polluxd.cli.slurm_view import Beside, SlurmView
 from polluxd.config.settings import PolicySettings
 from polluxd.model import Allocation, JobSpec, Move, Placement, Report, Step
 from polluxd.store import CycleView, HistoryPoint, JobExplanation, JobView, Leader, SettingChange
@@ -104,6 +105,8 @@ class MemoryStore:
     points: list[HistoryPoint] = field(default_factory=list)
     shadowed: list[CycleView] = field(default_factory=list)
     samples: list[dict[str, Any]] = field(default_factory=list)
+    beside: Beside | None = None
+    """What Slurm shows."""
 
     def jobs_view(
         self, *, ended: bool = True, uid: int | None = None, since: float = 0.0, most: int = 0
@@ -196,6 +199,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     monkeypatch.setattr(access, "open_store", lambda _config: (made, PolicySettings()))
     monkeypatch.setattr(access, "may_read_database", lambda _config: True)
     monkeypatch.setattr(access, "configuration", lambda _config: config())
+    monkeypatch.setattr(SlurmView, "read", lambda _self: made.beside)
+    monkeypatch.setattr(SlurmView, "ending", lambda _self, job: [f"Its output: /home/ada/{job}.out."])
     return made
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import pty
 import re
+import subprocess
+import sys
+import termios
 import time
 from dataclasses import replace
 from datetime import datetime
@@ -17,14 +22,15 @@ import typer
 from polluxd.cli import access, answering
 from polluxd.cli.ctl import COMMANDS
 from polluxd.cli.output import PrintableConsole
-from polluxd.cli.show import SortKey
-from polluxd.cli.table_rows import JOB_COLUMNS
+from polluxd.cli.show import Screen, Seen, SortKey
+from polluxd.cli.slurm_view import PLAIN_COLUMNS, Beside
+from polluxd.cli.table_rows import JOB_COLUMNS, job_row
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreUnavailable
 from polluxd.model import NO_PLACEMENT, Move, Placement, Step
 from polluxd.store import HistoryPoint
 
-from .conftest import NOW
+from .conftest import NOW, VIEW
 
 
 def test_jobs_prints_a_line_per_job_that_lives(store, polluxctl):
@@ -87,7 +93,7 @@ def test_no_line_is_wider_than_the_terminal(store, polluxctl, monkeypatch, width
 def test_top_prints_once_where_there_is_no_terminal(store, polluxctl):
     said = polluxctl("top")
     assert "enforce" in said.out
-    assert "1 running, 0 waiting, 4 GPUs held" in said.out
+    assert "1 running, 0 waiting  4 GPUs held" in said.out
     assert "resnet" in said.out
     both = json.loads(polluxctl("top", "--json").out)
     assert both["status"]["cycle"] == 42
@@ -363,6 +369,53 @@ def test_watching_redraws_and_survives_a_failure(store, polluxctl, monkeypatch, 
     assert waits[0] < waits[1] < waits[2]
     assert "the database has gone" in screen.getvalue()[waits[1] :]
     assert "the database has gone" not in screen.getvalue()[: waits[1]]
+
+
+def test_top_answers_keys_and_gives_the_terminal_back(store) -> None:
+    """`s` and `p` in a real terminal, then `q`."""
+    terminal, ours = pty.openpty()
+    before = termios.tcgetattr(ours)
+    script = (
+        "from rich.console import Console\nfrom rich.text import Text\nfrom polluxd.cli.output import redraw\n"
+        "pressed = []\nredraw(lambda: Text('keys<' + ''.join(pressed) + '>'), Console(force_terminal=True), 3600.0, "
+        "pressed.append)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=ours, stdout=ours, stderr=ours) as shown:
+        said = ""
+        for key, answer in (("", "keys<>"), ("s", "keys<s>"), ("p", "keys<sp>")):
+            os.write(terminal, key.encode())
+            while answer not in said:
+                said += os.read(terminal, 4096).decode()
+        os.write(terminal, b"q")
+        assert shown.wait(60) == 0
+    assert termios.tcgetattr(ours)[3] == before[3], "echo and lines are as they were"
+    os.close(ours)
+    os.close(terminal)
+
+
+def test_top_sorts_by_keys_and_shows_plain_jobs_below_those_of_pollux(store) -> None:
+    rows = [{**job_row(VIEW, 0.0, NOW), "job_id": n, "gpus": n, "name": f"job{n}"} for n in (1, 2, 3)]
+    plain = [
+        {**dict.fromkeys(c.key for c in PLAIN_COLUMNS), "job_id": n, "name": "cfd"} for n in range(50, 90)
+    ]
+    seen = Seen({"mode": "enforce"}, rows, Beside(plain, {}, gpus=16, used=10), None)
+    view = Screen(SortKey.job)
+
+    def text(height: int = 24) -> str:
+        console = PrintableConsole(width=150, height=height, file=io.StringIO())
+        console.print(view.draw(seen, 150, height, NOW))
+        return console.file.getvalue()
+
+    first = text()
+    assert "16 GPUs: 6 held by Pollux jobs, 4 by others, 6 idle" in first
+    assert first.index("job1") < first.index("job3") < first.index("PLAIN JOB") < first.index("q quit")
+    assert "and 26 more" in first
+    assert all(len(text(height).splitlines()) <= height for height in (12, 24, 60))
+    while view.sort != SortKey.gpus:
+        view.press("s")
+    assert text().index("job3") < text().index("job1")
+    view.press("p")
+    assert "cfd" not in text()
 
 
 def test_a_task_is_named_as_squeue_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,13 @@ from pollux.search.study import Search, SearchSettings
 from polluxd import model
 from polluxd.cli.answering import Answering, Ask, as_root
 from polluxd.cli.report.drawings import COLOURS, MOST_POINTS, Polyline, chart, job_colours, sums
+from polluxd.cli.slurm_view import PLAIN_COLUMNS, Beside, SlurmView
 from polluxd.cli.web.browser_session import BrowserSession
 from polluxd.cli.web.live_page import ROWS, Viewer, application
 from polluxd.cli.web.overview import RestingReader
 from polluxd.config.settings import PolicySettings
 from polluxd.model.snapshot_json import encode
+from polluxd.slurm.configuration import Slurm
 from polluxd.store import HistoryPoint
 from tests.build import job as build_job
 from tests.build import node, snapshot
@@ -59,10 +61,10 @@ def store(store):
     return store
 
 
-def opened(ask: Ask, *, user: str) -> TestClient:
+def opened(ask: Ask, *, user: str, slurm: SlurmView | None = None) -> TestClient:
     """Return a browser that has opened the printed URL."""
     session = BrowserSession()
-    app = application(Viewer(user, ask), session, 5.0)
+    app = application(Viewer(user, ask, slurm), session, 5.0)
     browser = TestClient(app, base_url=f"http://127.0.0.1:8000{session.folder}/")
     assert browser.get("", params={"token": session.token}).status_code == 200
     return browser
@@ -246,6 +248,42 @@ def test_a_job_that_ended_stays_on_the_page_for_a_day(store, as_user) -> None:
     assert "FAILED" in ended
 
 
+def plain_row(job_id: int, user: str, name: str) -> dict[str, Any]:
+    row = dict.fromkeys([*(column.key for column in PLAIN_COLUMNS), "account", "moves", "moving"])
+    return row | {"job_id": job_id, "user": user, "name": name, "state": "RUNNING"}
+
+
+def test_plain_jobs_and_the_states_of_nodes_stand_beside(store, as_user) -> None:
+    rows = [plain_row(50, "ada", "cfd"), plain_row(51, "bob", "md <i>")]
+    store.beside = Beside(rows, {"n1": "mixed", "n3": "idle+drain"}, gpus=24, used=20)
+    browser = opened(as_user_of(answering(store), ADA), user="ada", slurm=SlurmView(Slurm()))
+    page = browser.get("").text
+    assert "24 GPUs: 8 held by Pollux jobs, 12 by others, 4 idle" in page
+    assert all(f"<small>{state}</small>" in page for state in ("mixed", "idle+drain"))
+    listed = page[page.index('id="plain"') : page.index('id="ended"')]
+    assert ">50<" in listed
+    assert "md &lt;i&gt;" in listed
+    assert "/jobs/5" not in listed, "there is no page of a plain job"
+    mine = browser.get("?mine").text
+    assert "cfd" in mine
+    assert "md &lt;i" not in mine
+    assert "cfd" not in browser.get("?find=md").text
+
+
+def test_the_page_of_an_ended_job_says_where_its_output_is(store, as_user) -> None:
+    store.views += [replace(store.views[0], job_id=21, ended_at=time.time() - 60, state="FAILED", gpus=0)]
+    slurm = SlurmView(Slurm())
+    page = opened(as_user_of(answering(store), ADA), user="ada", slurm=slurm).get("jobs/21").text
+    assert "Its output: /home/ada/21.out." in page
+
+
+def test_colours_of_jobs_belong_to_jobs_alone(store, admin) -> None:
+    store.samples = [{"at": time.time() - 60, "gpus": 16, "plain": 2, "speedup": 1.5}]
+    page = admin.get("").text
+    assert re.findall(r'class="(?:line|area) ([^"]*)"', page)
+    assert not re.search(r'class="(?:line|area) [^"]*\bc\d', page)
+
+
 def test_jobs_are_sorted_and_mine_alone_are_shown(store, as_user) -> None:
     mine = store.views[0]
     store.views += [replace(mine, job_id=30, gpus=1), replace(mine, job_id=31, gpus=16)]
@@ -272,6 +310,7 @@ def test_a_text_filters_the_jobs_and_is_kept(store, as_user) -> None:
     assert listed("?mine&find=VIT%20%3C") == ["30"]
     assert listed("?mine&find=31") == ["31"]
     assert listed("?find=nobody%27s") == []
+    assert '<input name="find" maxlength="64">' in ada.get("").text, "an empty filter is empty"
     page = ada.get("?mine&find=vit%20%3C&sort=gpus").text
     assert 'value="vit &lt;"' in page
     assert "sort=name&mine&find=vit%20%3C" in page.replace("&amp;", "&")
