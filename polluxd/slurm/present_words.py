@@ -23,6 +23,7 @@ from polluxd.slurm.protocol import SlurmJob
 
 FORMAT = "%A|%F|%K|%n|%x|%v|%z|%f"
 """The value of SQUEUE_FORMAT. Features come last: they may have a bar."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _THROTTLE = re.compile(r"%(\d{1,9})$")
 _SHOWN_THROTTLE = re.compile(
     r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=\S+ (?:ArrayTaskThrottle=(\d{1,9}) )?JobName="
@@ -61,11 +62,7 @@ class PresentWords:
         self._jobs, self._throttles = {}, {}
         for line in text.split("\n"):
             parts = line.split("|", 7)
-            if (
-                len(parts) != 8
-                or not (parts[0].isdigit() and parts[1].isdigit())
-                or int(parts[0]) not in ours
-            ):
+            if len(parts) != 8 or not all(map(_NUMBER.fullmatch, parts[:2])) or int(parts[0]) not in ours:
                 continue
             number, array, tasks, required, excluded, reservation, each, features = parts
             if not tasks.isdigit() and tasks not in _NOTHING:

@@ -96,6 +96,13 @@ def test_the_throttle_of_tasks_with_records_of_their_own_is_asked_for() -> None:
     assert found.demands.array_limit is None
 
 
+@pytest.mark.parametrize("number", ["²", "٣", "7" * 5000, "7" * 11, "", "-7", "7 "])
+def test_a_line_that_is_no_job_s_stops_nothing(number: str) -> None:
+    words = PresentWords()
+    for text in (f"{number}|7|||||*:*:*|ib\n", f"7|{number}|||||*:*:*|ib\n"):
+        assert seen(WAITS, text, words) == WAITS.demands
+
+
 def test_a_job_of_one_thread_per_core_is_known() -> None:
     for each, one in (("*:*:1", True), ("*:*:*", False), ("*:*:2", False), ("2:1:1", True)):
         words = PresentWords()
