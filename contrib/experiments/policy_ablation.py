@@ -41,7 +41,7 @@ PARTS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "the certificate": ("polluxd.policy.steep.improve", _as_given),
     "the lift of the worst-off job": ("polluxd.policy.steep.lift", _as_given),
 }
-MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
+MAX_MIN = PolicySettings(objective="fair-share", power=float("-inf"))
 SETTINGS = {
     "completion-time": PolicySettings(),
     "fair-share": FAIR_SHARE,
@@ -76,7 +76,6 @@ def _small(seed: int, settings: PolicySettings) -> Snapshot:
             snapshot.settings,
             objective=settings.objective,
             power=settings.power,
-            remaining_work_power=settings.remaining_work_power,
         ),
     )
 

@@ -200,8 +200,6 @@ class PolicySettings:
     """Numbers of GPUs that any job may be given."""
     waiting_power: Exponent = 2.0
     """Exponent of a waiting job's slowdown in its weight: its wait and its length over its length; 0 turns it off."""
-    remaining_work_power: Exponent = -0.25
-    """Exponent of remaining work in a job's weight: below 0, jobs near their end come first; 0 turns it off."""
     start_gpus: StartGpus = 4
     """Most GPUs, of one node, that a job starts with before it was measured; `min-gpus` may ask for more."""
     least_gain: LeastGain = 0.0

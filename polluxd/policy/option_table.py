@@ -175,7 +175,7 @@ def build(
     if objective.is_priced(settings):
         valued = by_price(rated, weight, settings, limited, _capacity(domain, types))
     else:
-        valued = by_share(rated, weight, settings, limited, domain.capacity, fair[~gone])
+        valued = by_share(rated, weight, settings, limited, domain.capacity)
     stay, move, factor = valued.stay, valued.move, valued.factor
     # Of equal plans, prefer the one that parks no job.
     parked = _PARKING * holds[~gone] * (np.maximum.reduceat(np.abs(stay), start[:-1]) if jobs else 0.0)

@@ -222,8 +222,8 @@ def beyond_share(snapshot: Snapshot, plan: Plan, waiting: Collection[int]) -> fr
 def within_owner(weight: Floats, factor: Floats, jobs: Sequence[SnapshotJob], fairness_per: str) -> Floats:
     """Multiply weights [J] by factors [J].
 
-    With fairness per user or account, the factors only move weight between the jobs of one owner: a user who claims
-    that all jobs are nearly done gains nothing. A search has the least factor of its trials: while one of them runs, it
+    With fairness per user or account, the factors only move weight between the jobs of one owner: a user whose jobs all
+    wait gains nothing. A search has the least factor of its trials: while one of them runs, it
     does not wait.
     """
     if any(job.spec.search for job in jobs):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polluxd.config.settings import PolicySettings
 from polluxd.model import SnapshotJob
 from polluxd.policy import market, objective
-from polluxd.policy.owners import Group, within_owner
+from polluxd.policy.owners import Group
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -68,28 +68,6 @@ def move_factors(
     left = np.where(total > 0, remains[owner] / np.where(total > 0, total, 1.0), 1.0)
     started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
-
-
-MOST_WORK_FACTOR = 4.0
-"""Remaining work changes a weight by this much at most, either way."""
-
-
-def work_factors(remaining: Sequence[float | None], power: float) -> list[float]:
-    """Return the factor of remaining work on each weight: (R / median)^power.
-
-    `remaining`: seconds at the fair share; None if not known, and then the factor is 1. The factor is bounded, so that
-    it orders similar jobs and does not starve long jobs.
-    """
-    known = sorted(r for r in remaining if r is not None and r > 0)
-    if not power or not known:
-        return [1.0] * len(remaining)
-    median = known[len(known) // 2]
-    return [
-        1.0
-        if r is None
-        else min(max((max(r, 1e-9) / median) ** power, 1 / MOST_WORK_FACTOR), MOST_WORK_FACTOR)
-        for r in remaining
-    ]
 
 
 MOST_SLOWDOWN = 10.0
@@ -191,19 +169,11 @@ def by_share(
     settings: PolicySettings,
     limited: tuple[Group, ...],
     capacity: int,
-    fair: Floats,
 ) -> Worth:
-    """Value options under the paper's objective: powers of speedups.
-
-    `fair` [J]: goodput at the fair share.
-    """
+    """Value options under the paper's objective: powers of speedups."""
     jobs, start, gpus, x = rated.jobs, rated.start, rated.gpus, rated.x
     power = settings.power
     factor = move_factors(jobs, _move_costs(rated), rated.owner, settings.hysteresis)
-    if settings.remaining_work_power:
-        remaining = [_remaining(job, alone) for job, alone in zip(jobs, fair.tolist(), strict=True)]
-        factors = np.array(work_factors(remaining, settings.remaining_work_power))
-        weight = within_owner(weight, factors, jobs, settings.fairness_per)
     w, moved = weight[rated.owner], x * factor
     level, total = 0.0, float(weight.sum())
     if power <= objective.GENTLE and jobs:
@@ -227,14 +197,3 @@ def _move_costs(rated: Rated) -> Floats:
         alike = (rated.gpus == rated.nodes * held) & (rated.nodes != nodes) & (rated.gpus > 0)
         cost = np.where(alike & ~np.isnan(in_place)[rated.owner], in_place[rated.owner], cost)
     return np.maximum(cost, 0.0)
-
-
-def _remaining(job: SnapshotJob, fair: float) -> float | None:
-    """Seconds that the job still needs at its fair share.
-
-    None where it has not said how long it trains.
-    """
-    report = job.report
-    if report is None or report.params is None or report.target is None or not 0 < fair < np.inf:
-        return None
-    return max(report.target - report.progress, 0.0) * report.limits.initial / fair

@@ -50,7 +50,6 @@ class PolluxPaper(Policy):
             objective="fair-share",
             power=scenario.policy.power,
             waiting_power=0.0,
-            remaining_work_power=0.0,
             hysteresis=0.0,
             start_gpus=1,
         )
@@ -75,8 +74,6 @@ class PolluxPaper(Policy):
                 seen,
                 least=cloud.least,
                 most=cloud.most,
-                low=cloud.low,
-                high=cloud.high,
                 template=replace(daemon_view.nodes(view)[0], schedulable=True),
             ).nodes
             self._ready |= {node: view.now + cloud.boot_seconds for node in range(self.nodes, wanted)}

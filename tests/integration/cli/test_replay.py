@@ -99,14 +99,14 @@ def test_a_preview_changes_nothing(store, polluxctl):
 
 def test_the_wider_settings_are_kept(store, polluxctl):
     words = ("--account-ceiling", "vision=8", "--user-guarantee", "a=2", "--gpu-counts", "powers-of-two")
-    more = ("--remaining-work-power", "-0.25", "--hysteresis", "0.1")
+    more = ("--waiting-power", "1.5", "--hysteresis", "0.1")
     done = polluxctl("settings", "set", *words, *more)
     assert done.returncode == 0, done.stderr
     assert store.settings() == PolicySettings(
         account_ceilings={"vision": 8},
         user_guarantees={"a": 2},
         gpu_counts="powers-of-two",
-        remaining_work_power=-0.25,
+        waiting_power=1.5,
         hysteresis=0.1,
     )
     assert len(store.setting_audit()) == 5

@@ -13,7 +13,7 @@ from polluxd.errors import ConfigError
 
 OTHERS = PolicySettings(
     objective="fair-share", kappa=3.5, power=-math.inf, fairness_per="user", gpu_counts="1,2,4",
-    remaining_work_power=-0.5, start_gpus=2, partial_nodes=True,
+    waiting_power=-0.5, start_gpus=2, partial_nodes=True,
     cloud_month_budgets={"physics": 500.0},
 )  # fmt: skip
 

@@ -35,8 +35,7 @@ def test_the_least_file_and_its_defaults():
     config = parsed(LEAST)
     assert config.mode is DaemonMode.OBSERVE
     assert (config.cycle.interval_s, config.moves.default_cost_s) == (60, 30)
-    # What the simulator found worth it on all of its workloads: shorter completion times, fairer too.
-    assert config.policy == PolicySettings(remaining_work_power=-0.25)
+    assert config.policy == PolicySettings()
 
 
 def test_the_example_shows_every_key_with_its_default(tmp_path):
@@ -134,13 +133,13 @@ def test_the_password_file_goes_into_the_url():
 def test_settings_of_the_policy_can_be_given_in_the_file():
     said = parsed(
         LEAST + '[policy]\naccount_ceilings = {a = 8}\nuser_guarantees = {u = 2}\ngpu_counts = "1,2,4"\n'
-        "remaining_work_power = -0.5\nhysteresis = 0.1\n"
+        "waiting_power = -0.5\nhysteresis = 0.1\n"
     )
     assert said.policy == PolicySettings(
         account_ceilings={"a": 8},
         user_guarantees={"u": 2},
         gpu_counts="1,2,4",
-        remaining_work_power=-0.5,
+        waiting_power=-0.5,
         hysteresis=0.1,
     )
 
@@ -158,8 +157,8 @@ def test_settings_of_the_policy_can_be_given_in_the_file():
             "policy.gpu_counts: expected any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list",
         ),
         (
-            "remaining_work_power = 5.0",
-            "policy.remaining_work_power: expected a number from -4 to 4; got 5.0",
+            "waiting_power = 5.0",
+            "policy.waiting_power: expected a number from -4 to 4; got 5.0",
         ),
         ("hysteresis = 2.0", "policy.hysteresis: expected a share from 0 to 1; got 2.0"),
         (

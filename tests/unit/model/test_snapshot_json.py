@@ -83,7 +83,6 @@ SETTINGS = {
     "user_guarantees": _GPUS,
     "gpu_counts": st.sampled_from(["any", "powers-of-two", "1,2,7"]),
     "waiting_power": st.floats(-4, 4),
-    "remaining_work_power": st.floats(-4, 4),
     "start_gpus": st.integers(1, 64),
     "least_gain": st.floats(0, 0.9),
     "hysteresis": st.floats(0, 1),

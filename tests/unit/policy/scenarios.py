@@ -121,7 +121,6 @@ def random_snapshot(seed: int, *, jobs: int | None = None, count: int | None = N
         account_ceilings=rng.choice([{}, {}, {"lab": 5}, {"lab": 7, "big": 4}]),
         user_ceilings=rng.choice([{}, {}, {"bob": 3}]),
         account_guarantees=rng.choice([{}, {}, {"big": 3}]),
-        remaining_work_power=rng.choice([0.0, 0.0, -0.25]),
         gpu_counts=rng.choice(["any", "any", "any", "powers-of-two"]),
     )
     return Snapshot("test", 1e9, tuple(members), tuple(placed), settings)

@@ -61,7 +61,7 @@ def refitted(rng: random.Random, report: Report) -> Report:
     )
 
 
-FAIR_SHARE = PolicySettings(objective="fair-share", remaining_work_power=0.0)
+FAIR_SHARE = PolicySettings(objective="fair-share")
 """The paper's objective, under which the policy can be compared with the genetic algorithm."""
 
 

@@ -231,7 +231,7 @@ def test_explanation_names_who_has_the_next_gpu():
 
 
 def test_max_min_lifts_the_worst_off_job_of_a_cluster_with_room():
-    max_min = PolicySettings(objective="fair-share", power=float("-inf"), remaining_work_power=0.0)
+    max_min = PolicySettings(objective="fair-share", power=float("-inf"))
     gaps = [decide(state).gap for state in life(64, 20, 0, 3, decide, settings=max_min)]
     assert max(gaps) < 1e-3
 

@@ -57,20 +57,6 @@ def test_starved_jobs_come_first_under_strongly_negative_powers():
     assert all(a.placement for a in plan.allocations)
 
 
-def test_remaining_work_favours_the_job_near_its_end_within_bounds():
-    def at(power):
-        jobs = [
-            job(1, report=report(progress=9900.0, target=10000.0)),
-            job(2, report=report(progress=0.0, target=10000.0)),
-        ]
-        plan = decide(snapshot(nodes(4), jobs, remaining_work_power=power))
-        return plan.of(1).placement.gpus, plan.of(2).placement.gpus
-
-    assert at(0.0) == (8, 8)
-    near, far = at(-0.25)
-    assert near > far > 0
-
-
 @pytest.mark.parametrize(
     ("capacity", "jobs", "spec", "share"),
     [

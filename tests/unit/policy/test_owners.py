@@ -88,7 +88,7 @@ def test_a_weight_is_divided_over_running_and_waiting_jobs_of_every_partition():
     assert divided(same) is same
 
 
-def test_remaining_work_moves_weight_within_one_user_s_jobs_only():
+def test_a_wait_moves_weight_within_one_user_s_jobs_only():
     weight, factor = np.full(8, 0.25), np.array([4.0, 4.0, 4.0, 4.0, 4.0, 1.0, 0.25, 1.0])
     found = within_owner(weight, factor, FIVE_AND_THREE, "user")
     assert found[:5] == pytest.approx(weight[:5])

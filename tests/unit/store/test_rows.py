@@ -68,7 +68,7 @@ def test_an_unusable_value_in_the_database_costs_that_value_only(caplog):
         ("user_weights", {"a": math.inf}, "above 0"),
         ("account_ceilings", {"a": 1.5}, "a whole number"),
         ("gpu_counts", "0", "powers-of-two"),
-        ("remaining_work_power", math.nan, "-4 to 4"),
+        ("waiting_power", math.nan, "-4 to 4"),
         ("pwoer", -1, "there are account_"),
     ],
 )
