@@ -11,7 +11,7 @@ from polluxd.model import Snapshot
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy.cloud.powered_down import rented
 from polluxd.policy.cloud.prices import hourly, price_of
-from polluxd.sim.policies.autoscale import HIGH, LOW, desired_nodes
+from polluxd.sim.policies.autoscale import desired_nodes
 
 from . import access
 from .access import ConfigOption, JsonOption
@@ -24,8 +24,6 @@ def recommend_nodes(
     most: Annotated[
         int | None, typer.Option(metavar="NODES", help="never more; default: twice the present nodes")
     ] = None,
-    low: Annotated[float, typer.Option(metavar="UTILITY", help="below it, nodes are to go")] = LOW,
-    high: Annotated[float, typer.Option(metavar="UTILITY", help="above it, nodes are to come")] = HIGH,
     as_json: JsonOption = False,
 ) -> None:
     """Show how many nodes the jobs would use well.
@@ -43,9 +41,7 @@ def recommend_nodes(
         return
     present = sum(n.gpus > 0 for n in snapshot.nodes)
     try:
-        desired = desired_nodes(
-            snapshot, least=least, most=max(2 * present, least) if most is None else most, low=low, high=high
-        )
+        desired = desired_nodes(snapshot, least=least, most=max(2 * present, least) if most is None else most)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if as_json:

@@ -68,10 +68,6 @@ class Cloud:
     idle_seconds: Duration = 300.0
     """A node is off again when no job was there for so long (Slurm's `SuspendTime`). Policy `pollux-paper` changes the
     number of nodes no more often."""
-    low: Share = 0.35
-    """UTILITY below which `pollux-paper` gives nodes back (Pollux, section 4.2.2)."""
-    high: Share = 0.65
-    """UTILITY above which `pollux-paper` rents nodes."""
 
     def __post_init__(self) -> None:
         if self.least > self.most:

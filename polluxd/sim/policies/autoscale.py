@@ -72,8 +72,6 @@ def desired_nodes(
     *,
     least: int,
     most: int,
-    low: float = LOW,
-    high: float = HIGH,
     template: Node | None = None,
 ) -> Scale:
     """The number of nodes with GPUs to have, between `least` and `most`.
@@ -83,8 +81,6 @@ def desired_nodes(
     """
     if not 0 <= least <= most:
         raise ValueError(f"autoscaling needs 0 <= least <= most, got least={least}, most={most}")
-    if not 0 <= low <= high:
-        raise ValueError(f"autoscaling needs 0 <= low <= high, got low={low}, high={high}")
     snapshot = replace(snapshot, nodes=tuple(n for n in snapshot.nodes if n.gpus > 0))
     present = len(snapshot.nodes)
     if not snapshot.jobs:
@@ -99,18 +95,18 @@ def desired_nodes(
 
     start = min(max(present, least), most)
     now = at(start) if start else float("inf")
-    if low <= now <= high:
-        return Scale(start, now, now, f"utility {now:.2f} lies between {low} and {high}", ((start, now),))
+    if LOW <= now <= HIGH:
+        return Scale(start, now, now, f"utility {now:.2f} lies between {LOW} and {HIGH}", ((start, now),))
     if start == 0:
         start, now = 1 if most else 0, at(1) if most else 0.0
-    middle = (low + high) / 2
-    best = _search(at, middle, max(least, 1), start) if now < low else _search(at, middle, start, most)
-    side = "below" if now < low else "above"
+    middle = (LOW + HIGH) / 2
+    best = _search(at, middle, max(least, 1), start) if now < LOW else _search(at, middle, start, most)
+    side = "below" if now < LOW else "above"
     return Scale(
         best,
         now,
         at(best),
-        f"utility {now:.2f} is {side} the range {low} to {high}",
+        f"utility {now:.2f} is {side} the range {LOW} to {HIGH}",
         tuple(sorted(known.items())),
     )
 
