@@ -253,8 +253,6 @@ class MoveSettings(_Section):
     """Most restarts per hour of one user's jobs; 0 means no limit. It leaves `restarts_per_hour` to other users."""
     default_cost_s: Duration = 30.0
     """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
-    default_resize_cost_s: Duration = 2.0
-    """Expected cost of a resize in place until the job's own are measured."""
     own_loop_rest: Count = 20
     """A trainer of its own loop (`pollux wrap`) trains for so many times the cost of its moves between two of them,
     within an hour. 0: no such rest."""

@@ -37,6 +37,8 @@ from polluxd.store import CycleRecords, JobTimes, MoveTotals
 
 LAST_S = 120.0
 """Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
+RESIZE_COST_S = 2.0
+"""Expected cost of a resize in place, until a job's own was measured [s]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,6 @@ class ClusterFacts:
     """Relative speeds of GPU types."""
     requeue_cost: float = 30.0
     """Expected cost of a move through the queue, until a job's own was measured [s]."""
-    resize_cost: float = 2.0
-    """The same of a resize in place [s]."""
     start_timeout: float = 30.0
     """How long Slurm may take to start a job [s]."""
 
@@ -63,7 +63,6 @@ class ClusterFacts:
             racks_of(slurm.racks),
             slurm.gpu_speeds,
             moves.default_cost_s,
-            moves.default_resize_cost_s,
             moves.start_timeout_s,
         )
 
@@ -222,7 +221,7 @@ class _Views:
             move_cost=costs.get(
                 "requeue", max(facts.requeue_cost, _own_price(report)) + self._state.kept_off_s
             ),
-            resize_cost=costs.get("resize", facts.resize_cost) if path == "resize" else None,
+            resize_cost=costs.get("resize", RESIZE_COST_S) if path == "resize" else None,
             keeps=() if move is not None else keeps(job, report, rules),
             doubts=self._judged.doubts.get(job.job_id, ()),
             unconfirmed=self._judged.unconfirmed.get(job.job_id, ()),

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from polluxd.config.settings import MoveSettings, PolicySettings
+from polluxd.config.settings import PolicySettings
 from polluxd.config.value_types import Duration, Seconds, Share
 from polluxd.sim.generator import Trace
 from polluxd.sim.move_costs import MoveCosts
@@ -26,15 +26,12 @@ Factor = Annotated[float, Field(gt=0, lt=1000)]
 
 @dataclass(frozen=True, slots=True, config=CHECKED)
 class Knowledge:
-    """What polluxd knows beside the jobs' reports, and how it moves jobs. Its policy has a table of its own."""
+    """What polluxd knows beside the jobs' reports. Its policy has a table of its own."""
 
     remembers: bool = True
     """The fits that earlier runs of the same application left are known from a job's first start on."""
     gpu_speeds: bool = True
     """One speed per GPU type is configured (the daemon's `slurm.gpu_speeds`), for jobs not measured there yet."""
-    cooldown: Duration = MoveSettings().cooldown_s
-    """Seconds for which a moved job is left alone once it trains again (the daemon's `moves.cooldown_s`), and no
-    longer than the move took."""
 
 
 @dataclass(frozen=True, slots=True, config=CHECKED)

@@ -266,7 +266,6 @@ def _configuration(scenario: Scenario) -> Config:
                 "busy_poll_s": min(cycle.busy_poll_s, scenario.poll),
             },
             "moves": {
-                "cooldown_s": scenario.pollux.cooldown,
                 "paths": ["requeue"] if scenario.moves is None else list(moves.paths),
                 "training_timeout_s": max(moves.training_timeout_s, 2 * longest),
             },

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.config.settings import CycleSettings, MoveSettings, PolicySettings
+from polluxd.config.settings import CycleSettings, PolicySettings
 from polluxd.errors import ConfigError
 from polluxd.sim.cluster import Cloud, NodeGroup, Scenario
 from polluxd.sim.comparison import played
@@ -29,10 +29,9 @@ def times(result):
 
 
 def test_times_are_those_of_the_configuration():
-    cycle, moves, cloud = CycleSettings(), MoveSettings(), PolicySettings()
+    cycle, policy = CycleSettings(), PolicySettings()
     assert (PLAIN.interval, PLAIN.floor, PLAIN.poll) == (cycle.interval_s, cycle.floor_s, cycle.poll_s)
-    assert PLAIN.pollux.cooldown == moves.cooldown_s
-    assert PLAIN.policy == cloud
+    assert PLAIN.policy == policy
 
 
 def test_a_run_is_reproducible(apps, burst):

@@ -201,12 +201,12 @@ def test_a_move_costs_what_its_path_does() -> None:
     able_to = {"paths": frozenset({"resize", "requeue"}), "can_shrink": True}
 
     def costs(job: SlurmJob, **more: object) -> tuple[float, float | None]:
-        given = {"reports": {1: able}, **able_to, "resize_cost": 2.5, **more}
+        given = {"reports": {1: able}, **able_to, **more}
         found = snapshot(job, **given).jobs[0]
         return found.move_cost, found.resize_cost
 
-    assert costs(whole) == (30.0, 2.5)
-    assert costs(whole, totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})}) == (7.0, 2.5)
+    assert costs(whole) == (30.0, 2.0)
+    assert costs(whole, totals={1: MoveTotals(2, 14.0, {"requeue": 7.0})}) == (7.0, 2.0)
     assert costs(whole, totals={1: MoveTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == (7.0, 1.0)
     assert costs(whole, reports={1: REPORT}) == (30.0, None)
     assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
