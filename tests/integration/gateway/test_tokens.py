@@ -47,6 +47,7 @@ def credential(dev_cluster, socket_of_munge):
         made = subprocess.run(
             [
                 "munge",
+                "--zip=zlib",
                 "--socket",
                 str(socket_of_munge),
                 "--string",
@@ -138,7 +139,8 @@ def test_what_is_no_credential(url, credential, ada):
         assert asking.code("POST", "/v1/tokens", {"credential": text}) == (401, "token-refused")
     for document in ({"credential": "x"}, {"credential": 1}, {}, {"credential": "MUNGE:" + "A" * 3000 + ":"}):
         assert asking.code("POST", "/v1/tokens", document) == (422, "refused")
-    for text in ("{}", "[", "[" * 1000, "null", json.dumps({"purpose": "root", "nonce": "a" * 32})):
+    packed = json.dumps({"purpose": "user", "nonce": "ab" * 16}) + " " * 100_000  # in less than 2 kB
+    for text in ("{}", "[", "[" * 1000, "null", json.dumps({"purpose": "root", "nonce": "a" * 32}), packed):
         assert asking.code("POST", "/v1/tokens", credential(ADA, text=text)) == (422, "refused")
     for changes in ({"job": 0}, {"job": 2**32}, {"job": "7"}, {"attempt": -1}, {"nonce": "x"}, {"more": 1}):
         assert asking.code("POST", "/v1/tokens", credential(ADA, **changes)) == (422, "refused")
