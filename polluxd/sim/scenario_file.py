@@ -54,7 +54,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_named(path).decode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 

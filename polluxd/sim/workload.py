@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pollux.private_folder import open_named
@@ -59,6 +60,10 @@ class Line:
         return int(number)
 
 
+_LONGEST = 1 << 16
+"""Letters of a row."""
+
+
 def lines(path: Path, columns: Sequence[str]) -> Iterator[Line]:
     """Yield the rows of a file with at least these columns, in order.
 
@@ -66,7 +71,7 @@ def lines(path: Path, columns: Sequence[str]) -> Iterator[Line]:
     """
     try:
         with io.TextIOWrapper(open_named(path), encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(_rows(file))
             found = [name.strip() for name in reader.fieldnames or []]
             missing = [name for name in columns if name not in found]
             if missing:
@@ -82,6 +87,14 @@ def lines(path: Path, columns: Sequence[str]) -> Iterator[Line]:
         raise TraceError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: is not a CSV file in UTF-8 ({error}); export it again") from None
+
+
+def _rows(file: io.TextIOWrapper) -> Iterator[str]:
+    """Yield the lines of a file. Raises csv.Error at one without an end: a file may have a hole of a terabyte."""
+    for text in iter(partial(file.readline, _LONGEST), ""):
+        if len(text) == _LONGEST:
+            raise csv.Error(f"a line has {_LONGEST} letters and more")
+        yield text
 
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")

@@ -178,6 +178,16 @@ def test_wrong_use_is_one_line(trace, arguments, message):
         raise failed.exception
 
 
+def test_files_without_an_end_are_refused(tmp_path):
+    with (tmp_path / "hole.csv").open("w") as file:
+        file.write("name,time,application,num_replicas,batch_size\na,0,")
+        file.truncate(1 << 40)
+    (tmp_path / "deep.toml").write_text(f"nodes = {'[' * 100_000}")
+    for arguments in ((tmp_path / "hole.csv",), ("--generate", 3, "--scenario", tmp_path / "deep.toml")):
+        failed = command(*arguments)
+        assert "is not a CSV file" in str(failed.exception) or "not TOML" in str(failed.exception)
+
+
 def test_a_job_larger_than_the_cluster_is_refused(trace, tmp_path):
     (tmp_path / "small.toml").write_text("nodes = 1\ngpus_per_node = 2\n")
     failed = command(trace, "--scenario", tmp_path / "small.toml")
