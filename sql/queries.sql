@@ -478,6 +478,28 @@ SELECT seen FROM pollux.boots WHERE cluster = :cluster;
 INSERT INTO pollux.boots (cluster, seen) VALUES (:cluster, CAST(:seen AS jsonb))
 ON CONFLICT (cluster) DO UPDATE SET seen = excluded.seen;
 
+-- name: ended_jobs
+-- Jobs that ran and have ended since :since, the newest :most, each with its last report.
+SELECT j.job_id, j.user_name, j.name, j.account, j.partition, j.spec, j.submitted_at, j.started_at, j.ended_at,
+    p.attempt, p.received_at, p.report
+FROM (SELECT * FROM pollux.job WHERE cluster = :cluster AND ended_at >= to_timestamp(:since) AND started_at IS NOT NULL
+      ORDER BY ended_at DESC LIMIT :most) j
+LEFT JOIN LATERAL (
+    SELECT * FROM pollux.report_history r WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.attempt <= j.attempt
+    ORDER BY r.attempt DESC, r.id DESC LIMIT 1) p ON true
+ORDER BY j.ended_at;
+
+-- name: forecasts
+SELECT cycle_id, foretold FROM pollux.forecast WHERE cluster = :cluster ORDER BY cycle_id DESC LIMIT :most;
+
+-- name: record_forecast
+INSERT INTO pollux.forecast (cluster, cycle_id, foretold) VALUES (:cluster, :cycle_id, CAST(:foretold AS jsonb))
+ON CONFLICT DO NOTHING;
+
+-- name: prune_forecasts
+DELETE FROM pollux.forecast WHERE cluster = :cluster AND cycle_id NOT IN (
+    SELECT cycle_id FROM pollux.forecast WHERE cluster = :cluster ORDER BY cycle_id DESC LIMIT :most);
+
 -- name: prune_rentals
 DELETE FROM pollux.rental WHERE cluster = :cluster AND day < (to_timestamp(:before) AT TIME ZONE 'UTC')::date;
 

@@ -22,6 +22,7 @@ from polluxd.store import JobExplanation, JobView, Store
 
 from . import access
 from .explained import MOST_JOBS, explained
+from .forecast import foretold
 from .output import jsonable
 from .table_rows import job_order, job_row, lost_seconds, status_row
 from .web.overview import Overview, RestingReader
@@ -134,10 +135,12 @@ class Answering:
         elif ended:
             own = store.jobs_view(uid=uid, most=_MOST_OWN)
             views, lost = [*own, *(view for view in views if view.uid != uid)], lost_seconds(store)
+        told = foretold.of_jobs(self._reader.read("forecasts", store.forecasts), now)
         rows = []
         for view in views:
             if uid in (0, view.uid):
-                rows.append(job_row(view, lost.get(view.job_id, 0.0), now))
+                ends = foretold.row(None if view.ended_at is not None else told.get(view.job_id))
+                rows.append(job_row(view, lost.get(view.job_id, 0.0), now) | ends)
             elif not hidden:
                 rows.append(_as_squeue_shows(view, now))
         return sorted(rows, key=job_order)

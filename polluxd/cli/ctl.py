@@ -64,6 +64,11 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
             "Show what rented nodes cost, and the hours that jobs save by them.",
             "cost --by user",
         ),
+        "forecast": Command(
+            "forecast.ahead_of_time:forecast",
+            "Foretell when jobs start and end, and what a change would do.",
+            "forecast --drain n3 --at noon",
+        ),
         "moves": Command("show:moves", "List moves: from, to, seconds by part, why.", "moves 1234"),
     },
     "Administration": {

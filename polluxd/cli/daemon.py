@@ -18,10 +18,11 @@ import uvloop
 from pollux.scheduler.munge import Munge
 from pollux.version import __version__
 from polluxd import logs
-from polluxd.config.config_file import DEFAULT_PATH, load_config
+from polluxd.config.config_file import DEFAULT_PATH, Config, load_config
 from polluxd.config.settings_reference import example_file
 from polluxd.daemon import Daemon
 from polluxd.errors import ConfigError, PolluxError
+from polluxd.forecast import service
 from polluxd.gateway.app import QUESTION_S, GatewayService
 from polluxd.gateway.client import munge_socket
 from polluxd.gateway.server import GatewayServer, given_by_systemd
@@ -77,7 +78,12 @@ def run(
             f"expected debug, info, warning or error, got {log_level!r}", param_hint="--log-level"
         )
     logs.begin(level)
-    Daemon(lambda: load_config(config)).run()
+
+    def load() -> Config:
+        return load_config(config)
+
+    with service.beside(load):
+        Daemon(load).run()
 
 
 @app.command()

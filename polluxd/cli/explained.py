@@ -17,6 +17,7 @@ from polluxd.model import Allocation, Report
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.store import JobExplanation, Store
 
+from .forecast import foretold
 from .output import Column, count, number
 from .story import story
 from .table_rows import job_row, move_rows
@@ -54,6 +55,8 @@ def explained(
             more = one_node_more(decode_snapshot(snapshot), found.job.job_id)
     others = store.allocations(found.cycle.id) if found.cycle and not to_owner else []
     fit_type, nodes = _nodes_of_fit(snapshot, found.report)
+    first, *rest = story(row, found, settings, others, more)
+    ahead = "" if found.job.ended_at else foretold.sentence(store.forecasts(), found.job.job_id, time.time())
     return {
         "job": row,
         "decision": _decision(found, more),
@@ -61,7 +64,7 @@ def explained(
         "sizes_of": fit_type,
         "moves": moves,
         "settings": {"paused": settings["paused"]} if to_owner else settings,
-        "story": list(story(row, found, settings, others, more)),
+        "story": [first, *([ahead] if ahead else []), *rest],
     }
 
 

@@ -25,7 +25,7 @@ from .access import ConfigOption, JobArgument, JsonOption, SinceOption, UserOpti
 from .explained import SIZE_COLUMNS
 from .output import Column, Row, clock, duration, emit, emit_json, newest, number, plain, redraw, table
 from .slurm_view import PLAIN_COLUMNS, Beside, gpus_held, slurm_view
-from .table_rows import JOB_COLUMNS, MOVE_COLUMNS, move_rows
+from .table_rows import JOB_COLUMNS, MOVE_COLUMNS, job_columns, move_rows
 
 CostBy = Literal["account", "user", "job", "type", "day"]
 _COST_KEYS = {"account": "account", "user": "user_name", "job": "job_id", "type": "type", "day": "day"}
@@ -58,11 +58,18 @@ def jobs(
 
     MODE: what the agent may change. GOODPUT: useful examples per second. SPEEDUP: against an equal share of the
     cluster. DONE: of the declared training. REASON: of the last decision. A narrow terminal gets fewer columns.
+    ENDS FROM and ENDS BY hold the ends of four jobs in five, STARTS BY four starts in five: see `forecast`.
     """
     shown = answering.source(config)("jobs", ended=everything)
     chosen = access.whose(user, config)
     rows = [row for row in shown if chosen in (None, row["user"])]
-    emit(rows, JOB_COLUMNS, as_json=as_json, console=access.console(), empty="no Pollux jobs")
+    emit(
+        rows,
+        JOB_COLUMNS if as_json else job_columns(rows),
+        as_json=as_json,
+        console=access.console(),
+        empty="no Pollux jobs",
+    )
 
 
 def moves(
@@ -333,7 +340,7 @@ class Screen:
         for_plain = min(len(beside), max(room - len(rows), room // 3) - 2) if beside else 0
         for_jobs = max(room - (for_plain + 2 if for_plain > 0 else 0), 1)
         parts: list[RenderableType] = [headline(found.status, found.rows, now, found.beside), Text()]
-        parts += _lines(rows, JOB_COLUMNS, width, for_jobs, "no Pollux jobs")
+        parts += _lines(rows, job_columns(rows), width, for_jobs, "no Pollux jobs")
         if for_plain > 0:
             parts += [Text(), *_lines(beside, PLAIN_COLUMNS, width, for_plain, "")]
         parts.append(

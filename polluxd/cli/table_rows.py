@@ -10,6 +10,7 @@ from typing import Any
 from polluxd.model import Allocation, Move, Step
 from polluxd.store import JobView, Store
 
+from .forecast.foretold import when
 from .output import Column, clock, duration, number, plain
 
 _STATE_STYLES = {
@@ -33,12 +34,26 @@ JOB_COLUMNS = (
     Column("goodput", "GOODPUT", number(3), right=True, rank=3),
     Column("speedup", "SPEEDUP", number(3), right=True, rank=1),
     Column("progress", "DONE", lambda v: "-" if v is None else f"{100 * v:.0f}%", right=True, rank=5),
+    Column("starts_by", "STARTS BY", when, right=True, rank=10),
+    Column("ends_from", "ENDS FROM", when, right=True, rank=10),
+    Column("ends_by", "ENDS BY", when, right=True, rank=9),
     Column("moves", "MOVES", right=True, rank=6),
     Column("age_s", "AGE", duration, right=True, rank=8),
     Column("reason", "REASON", plain, flexible=True, least=14, rank=9),
 )
 """`mode`: what the job's agent may change, as it last reported; `goodput` in examples of M0-equivalent
-progress per second; `speedup` against the job's fair share; `progress` a fraction of the declared training."""
+progress per second; `speedup` against the job's fair share; `progress` a fraction of the declared training; what
+is foretold is to hold for four jobs in five."""
+
+
+def job_columns(rows: Iterable[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Return the columns of jobs; those of forecasts only where there is one."""
+    told = {key for row in rows for key in _FORETOLD if row.get(key) is not None}
+    return tuple(c for c in JOB_COLUMNS if c.key in told or c.key not in _FORETOLD)
+
+
+_FORETOLD = ("starts_by", "ends_from", "ends_by")
+
 
 MOVE_COLUMNS = (
     Column("id", "ID", right=True, rank=4),

@@ -17,6 +17,7 @@ from .transactions import Session
 from .views import (
     CycleSummary,
     CycleView,
+    EndedJob,
     HistoryPoint,
     JobExplanation,
     JobView,
@@ -27,6 +28,8 @@ from .views import (
 
 _POINTS = 2000
 """Reports of a job in an answer."""
+_FORECASTS = 300
+"""Runs of forecasts that are kept: at least a day of them."""
 _MOST = 20_000
 """Jobs, and moves, in an answer: what people ask for is bounded, however much there is."""
 
@@ -81,6 +84,20 @@ class PeopleStore(Session):
         """
         found = self._ask("report_history", job_id=job_id, since=since, most=_POINTS)
         return [rows.history_point(row) for row in found]
+
+    def ended_jobs(self, since: float, most: int) -> list[EndedJob]:
+        """Return the newest jobs that ran and have ended since a POSIX time, by their end."""
+        return [rows.ended_job(row) for row in self._ask("ended_jobs", since=since, most=most)]
+
+    def forecasts(self, most: int = 1) -> list[dict[str, Any]]:
+        """Return the newest runs of forecasts, the newest first, as `record_forecast` took them."""
+        return [row["foretold"] for row in self._ask("forecasts", most=most)]
+
+    def record_forecast(self, cycle_id: int, foretold: Mapping[str, Any]) -> None:
+        """Keep what was foretold from a cycle's snapshot, and the newest `_FORECASTS` in all."""
+        with self._transaction() as run:
+            run("record_forecast", cycle_id=cycle_id, foretold=json.dumps(foretold, allow_nan=False))
+            run("prune_forecasts", most=_FORECASTS)
 
     def reported(self) -> list[dict[str, Any]]:
         """Return the ten users whose jobs have reported most today (UTC), with `share` of what one may."""

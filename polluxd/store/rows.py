@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import datetime
 from operator import attrgetter
@@ -19,7 +20,7 @@ from polluxd.model import Allocation, Explanation, JobSpec, Move, Placement, Rep
 from polluxd.model.snapshot_json import decode
 from polluxd.slurm.protocol import SlurmJob
 
-from .views import CycleView, HistoryPoint, JobTimes, JobView
+from .views import CycleView, EndedJob, HistoryPoint, JobTimes, JobView
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +223,15 @@ def job_view(row: Row) -> JobView:
         **{name: reported[name] for name in _REPORTED},
         **{name: seconds(row[name]) for name in stamps},
     )
+
+
+def ended_job(row: Row) -> EndedJob:
+    last = None
+    if row["report"] is not None:
+        with suppress(ReportError):
+            last = report(row)
+    times = {name: row[name].timestamp() for name in ("submitted_at", "started_at", "ended_at")}
+    return _made(EndedJob, row, user=row["user_name"], spec=spec(row["spec"]), report=last, **times)
 
 
 _REPORTED = (

@@ -115,6 +115,27 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job that ran and has ended. Times are POSIX seconds."""
+
+    job_id: int
+    user: str
+    name: str
+    account: str
+    partition: str
+    spec: JobSpec
+    submitted_at: float
+    started_at: float
+    ended_at: float
+    report: Report | None
+    """Its last one; None: there is none that can be read."""
+
+    @property
+    def seconds(self) -> float:
+        return max(self.ended_at - self.started_at, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class CycleView:
     """One cycle as recorded."""
 

@@ -357,6 +357,14 @@ CREATE TABLE pollux.boots (
 );
 COMMENT ON TABLE pollux.boots IS 'how long boots of nodes took, which nodes failed to boot, and since when nodes are on';
 
+-- When jobs were to start and end, as a run of `polluxd.forecast` foretold it from the snapshot of a cycle; the newest 300.
+CREATE TABLE pollux.forecast (
+    cluster   pollux.cluster_name NOT NULL,
+    cycle_id  bigint NOT NULL,
+    foretold  jsonb NOT NULL,
+    PRIMARY KEY (cluster, cycle_id)
+);
+
 -- Why an attempt may say nothing: `over` (it, or the job), or `unknown` (polluxd has neither started it nor seen it run);
 -- null: it may. An attempt that polluxd has not seen yet is at most the next one.
 CREATE FUNCTION pollux.refusal(job pollux.job, attempt integer) RETURNS text
@@ -379,11 +387,11 @@ REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pollux FROM PUBLIC;
 GRANT USAGE ON SCHEMA pollux TO pollux_gateway, pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.acknowledgement, pollux.report_history, pollux.cycle, pollux.allocation,
     pollux.move, pollux.leader, pollux.setting, pollux.setting_audit, pollux.schema_migration, pollux.prior,
-    pollux.rental, pollux.boots, pollux.reported
+    pollux.rental, pollux.boots, pollux.reported, pollux.forecast
 TO pollux_read;
 GRANT SELECT ON pollux.job, pollux.report, pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.prior,
     pollux.cycle, pollux.allocation, pollux.move, pollux.leader, pollux.setting, pollux.schema_migration, pollux.token,
-    pollux.reported
+    pollux.reported, pollux.forecast
 TO pollux_gateway;
 GRANT INSERT ON pollux.report_history, pollux.acknowledgement, pollux.fingerprint, pollux.token TO pollux_gateway;
 GRANT EXECUTE ON FUNCTION pollux.refusal TO pollux_gateway;

@@ -90,6 +90,23 @@ def test_what_rented_nodes_cost_is_added_up_by_day_and_outlives_a_process(
         store.record_rentals([{**row, "cost": -1.0}], now)
 
 
+def test_forecasts_are_kept_newest_first_and_ended_jobs_with_their_last_report(
+    store, new_store, seen, agent, report
+):
+    now = time.time()
+    store.sync_jobs([seen(7, submit_time=now - 50, start_time=now - 40), seen(8)])
+    agent(7).publish(report(progress=12.5))
+    store.sync_jobs([seen(8)])
+    (ended,) = store.ended_jobs(now - 60, 10)
+    assert (ended.job_id, ended.spec, ended.report.progress) == (7, seen(7).spec, 12.5)
+    assert ended.seconds == pytest.approx(40, abs=20)
+    assert store.ended_jobs(now + 60, 10) == []
+    for cycle in (1, 2, 2):
+        store.record_forecast(cycle, {"cycle": cycle, "at": now, "jobs": []})
+    assert [run["cycle"] for run in new_store().forecasts(5)] == [2, 1]
+    assert new_store(name="another").forecasts() == []
+
+
 def test_boots_of_nodes_outlive_a_process(store, new_store):
     store.lead()
     assert store.boots() == {}

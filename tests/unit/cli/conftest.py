@@ -108,6 +108,11 @@ class MemoryStore:
     beside: Beside | None = None
     """What Slurm shows."""
 
+    foretold: list[dict[str, Any]] = field(default_factory=list)
+
+    def forecasts(self, most: int = 1) -> list[dict[str, Any]]:
+        return self.foretold[:most]
+
     def jobs_view(
         self, *, ended: bool = True, uid: int | None = None, since: float = 0.0, most: int = 0
     ) -> list[JobView]:

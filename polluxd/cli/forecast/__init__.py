@@ -1,0 +1,1 @@
+"""`polluxctl forecast`, and what other commands tell of forecasts."""
