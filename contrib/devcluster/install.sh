@@ -84,10 +84,16 @@ make_venv() {
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || { rm -rf "$venv"; "$python" -m venv "$venv"; }
 }
 
-torch() { # from pip's own sources if they have the build that the constraints name
-  "$venv/bin/pip" install -q -c constraints.txt torch ||
-    "$venv/bin/pip" install -q -c constraints.txt --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" torch
+install() { # from pip's own sources if they have the torch that the constraints name
+  # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
+  local pip=("$venv/bin/pip" install -q --use-pep517 -c constraints.txt)
+  "${pip[@]}" "$@" || "${pip[@]}" --extra-index-url "${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}" "$@"
 }
+
+# All at once, and compiled below as far as the demo imports them: that is a tenth of what there is.
+demo_packages() { install --no-compile torch -e './agent[torch]' -e '.[sim]' scikit-learn; }
+demo_imports="import matplotlib.pyplot, pollux, sklearn.datasets, sklearn.model_selection, torch.distributed
+import polluxd.cli.web.live_page, polluxd.daemon, polluxd.gateway.server"
 
 if ! installed; then
   [ "$(id -u)" = 0 ] || { echo "install.sh: installing packages needs root" >&2; exit 1; }
@@ -111,14 +117,14 @@ case "$wanted: $(cat "$stamp" 2>/dev/null)" in
 "all: $current" | "demo: $current" | "demo: $current demo") ;; # an environment with everything has what the demo needs
 *)
   step "virtual environment" 5 make_venv
-  # Install torch first and alone: so the constraint decides its version before another package asks for any.
-  step "torch" 40 torch
-  # PEP 517 for the packages that come as source only; Debian's own pip would run their setup.py directly.
   if [ "$wanted" = demo ]; then
-    step "polluxd" 25 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt -e './agent[torch]' -e '.[sim]' scikit-learn
+    step "torch, polluxd" 40 demo_packages
+    step "first imports" 6 "$venv/bin/python" -c "$demo_imports"
   else
-    step "polluxd and its tools" 60 "$venv/bin/pip" install -q --use-pep517 -c constraints.txt \
-      -e './agent[torch,huggingface,lightning,jax,keras,tune]' -e '.[sim,dev,docs,optimizers]'
+    # Install torch first and alone: so the constraint decides its version before another package asks for any.
+    step "torch" 40 install torch
+    step "polluxd and its tools" 60 install -e './agent[torch,huggingface,lightning,jax,keras,tune]' \
+      -e '.[sim,dev,docs,optimizers]'
   fi
   [ "$wanted" = demo ] && current="$current demo"
   echo "$current" >"$stamp"
