@@ -17,6 +17,8 @@ from polluxd.apply.actions import NOT_BOOTED
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Node, Step
 
+BACK = "goes back to its former size"
+"""What the reason of a move begins with that brings a job back where a refused move took it from."""
 Stage = tuple[int, Step]
 """A move, by its id, at one of its steps."""
 PATIENCE = 2
@@ -97,3 +99,11 @@ def stuck_moves(moves: Sequence[Move], limits: MoveSettings, now: float) -> list
 def in_step_since(move: Move) -> float:
     """Return when the move entered its present step (POSIX time)."""
     return move.times.get(move.step, move.times.get(Step.PLANNED, 0.0))
+
+
+def in_order(moves: Iterable[Move]) -> list[Move]:
+    """Return moves in the order of their next actions.
+
+    A stopped training goes back first. Then moves that give GPUs back come before those that take them.
+    """
+    return sorted(moves, key=lambda m: (not m.reason.startswith(BACK), m.target.gpus - m.source.gpus, m.id))

@@ -88,7 +88,8 @@ class OthersPay:
             age = sum(state.taken_at - jobs[other].submit_time for other in lost if other in jobs)
             seconds, job = sum(lost.values()), jobs[job_id]
             if seconds > SHARE * age and job.spec is not None:
-                holds = max(sum(job.gpus_per_node_held.values()), job.spec.min_gpus)
+                least = max(job.spec.min_gpus, job.spec.own_size or 0)
+                holds = max(sum(job.gpus_per_node_held.values()), least)
                 rule = f"1 % of others' time: moves for this job came to nothing and cost them {seconds:.0f} s; that"
                 most[job_id] = min(most.get(job_id, (holds, rule)), (holds, rule))
         return replace(allowed, most=most) if self._lost else allowed

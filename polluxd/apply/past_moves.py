@@ -14,7 +14,7 @@ A restart of polluxd loses both; the loss costs one early retry, and the other u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from polluxd.apply.placed import part_of
@@ -57,12 +57,16 @@ class PastMoves:
         """Return how many drains the job left undone."""
         return self._jobs[job_id].undrained if job_id in self._jobs else 0
 
-    def unproven(self, move: Move, job: SlurmJob | None) -> bool:
-        """Whether a move leaves the job a part of its place on which its trainer may not work, as far as is known."""
-        size = job.spec.own_size if job is not None and job.spec is not None else None
-        if size is None or move.path != "requeue" or not part_of(move.target, move.source):
-            return False
-        return move.target.gpus < min(size, self._jobs.get(move.job_id, _Past()).least)
+    def unproven(self, moves: Iterable[Move], jobs: Mapping[int, SlurmJob]) -> set[int]:
+        """Return the jobs that moves bring to a part of their place, on which nobody has seen their trainers work."""
+        found = set()
+        for move in moves:
+            job = jobs.get(move.job_id)
+            size = job.spec.own_size if job is not None and job.spec is not None else None
+            if size is not None and move.path == "requeue" and part_of(move.target, move.source):
+                least = self._jobs.get(move.job_id, _Past()).least
+                found |= {move.job_id} if move.target.gpus < min(size, least) else set()
+        return found
 
     def completed(self, move: Move, took: float) -> None:
         """Begin a cooldown, no longer than the move took [s]; none after a resize in place."""

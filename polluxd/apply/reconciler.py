@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 from polluxd.apply.actions import REFUSED_SIZE, Action, Do, Fail, Reach, Situation, Withdraw
 from polluxd.apply.capacity import Capacity, capacity
@@ -17,7 +16,7 @@ from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import next_action
-from polluxd.apply.open_moves import OpenMoves
+from polluxd.apply.open_moves import BACK, OpenMoves, in_order
 from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
@@ -25,7 +24,6 @@ from polluxd.apply.placed import ends_at, geometry, limit_reached_at, no_larger,
 from polluxd.apply.plain_jobs import at_risk, taken_by
 from polluxd.apply.protected import Protection
 from polluxd.apply.refused.asked import AskedFirst
-from polluxd.apply.refused.bars import Bars
 from polluxd.apply.refused.refusals import Refusals
 from polluxd.apply.startable import Eligibility, FormerNodes, combined, eligibility, forbids, of_limit
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
@@ -38,9 +36,6 @@ from polluxd.slurm.queue import BAD_CONSTRAINTS
 from polluxd.store import CycleRecords, CycleStore
 
 log = logging.getLogger(__name__)
-
-BACK = "goes back to its former size"
-"""What the reason of a move begins with that brings a job back where a refused move took it from."""
 
 
 class Reconciler:
@@ -174,6 +169,7 @@ class Reconciler:
         paused = records.settings.paused
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
+            self.waiting.leave(jobs[n] for n in self.refusals.unwritten if n not in self.acted_on)
             contending = self.waiting.contending
             self.waiting.renew(kept_back(jobs, seen.pending_companions, records.moves, contending))
             self.waiting.restore_sizes(jobs, jobs.keys() - self.acted_on.keys() - contending)
@@ -202,18 +198,12 @@ class Reconciler:
             pending_companions=seen.pending_companions,
             orphans=seen.orphans,
             limits=allowed.groups,
-            unproven={
-                move.job_id for move in records.moves if self.past.unproven(move, jobs.get(move.job_id))
-            },
+            unproven=self.past.unproven(records.moves, jobs),
         )
         may_start = self.eligibility(seen.state, allowed)
-        bars = self._bars(seen.state, allowed)
+        bars = self.refusals.bars(seen.state, self.acted_on).within(allowed)
         risks = at_risk(seen.state, self.waiting.contending)
-        # A stopped training goes back first. Then moves that give GPUs back come before those that take them.
-        ordered = sorted(
-            records.moves,
-            key=lambda m: (not m.reason.startswith(BACK), m.target.gpus - m.source.gpus, m.id),
-        )
+        ordered = in_order(records.moves)
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         waiting: list[tuple[Move, float]] = []
         still_open = 0
@@ -234,10 +224,7 @@ class Reconciler:
                 companion=seen.pending_companions.get(move.id),
                 forbidden=""
                 if goes_back
-                else forbids(may_start.get(move.job_id), move)
-                or forbids(bars.eligibility.get(move.job_id), move)
-                or bars.forbids(move)
-                or taken_by(risks, move),
+                else forbids(may_start.get(move.job_id), move) or bars.forbids(move) or taken_by(risks, move),
                 kept_off=kept_off,
                 owed=owed,
                 insist=owed and self.past.undrained(move.job_id) > 0,
@@ -251,17 +238,14 @@ class Reconciler:
             with self.open.about(move):
                 still_open += self._carry_out(at, action)
             if action in (Do.DRAIN, Do.CONFIGURE, Do.RECRUIT):
-                bars = self._bars(seen.state, allowed)  # it leaves less to the next ones
+                bars = self.refusals.bars(seen.state, self.acted_on).within(
+                    allowed
+                )  # it leaves less to the next ones
         if not records.settings.paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
             long = self._limits.planned_timeout_s / 4
             self._untie([move for move, waited in waiting if stuck or waited > long], jobs, room)
         return still_open
-
-    def _bars(self, state: ClusterState, allowed: Headroom) -> Bars:
-        """Return what is barred to the jobs that move."""
-        bars = self.refusals.bars(state, self.acted_on)
-        return replace(bars, most=bars.lowered(allowed).most)
 
     def _untie(self, waiting: Sequence[Move], jobs: Mapping[int, SlurmJob], room: Capacity) -> None:
         """Drain one move of a ring of moves that wait for each other's GPUs.

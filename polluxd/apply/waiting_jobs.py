@@ -120,6 +120,22 @@ class WaitingJobs:
                 continue
             log.info("job %d: stands in Slurm's queue, before plain jobs that come after it", job.job_id)
 
+    def leave(self, jobs: Iterable[SlurmJob]) -> None:
+        """End the leases of jobs into which polluxd may not even write the size that their users asked for.
+
+        Slurm starts them as they were submitted, without any update.
+        """
+        jobs, now = list(jobs), self._clock()
+        self.contending |= {job.job_id for job in jobs}
+        for job in [job for job in jobs if (job.eligible_time or 0.0) > now][:_CONTENDERS]:
+            self._authorize()
+            try:
+                self._slurm.renew([job.job_id], now)
+            except SlurmRefused as error:
+                log.info("job %d: its lease cannot be ended, and ends by itself: %s", job.job_id, error)
+                continue
+            log.info("job %d: left to Slurm, which lets polluxd not update it", job.job_id)
+
     def resized(self, job_id: int) -> None:
         """Take in that polluxd writes another size into the job."""
         self._sized[job_id] = -1

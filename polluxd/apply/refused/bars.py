@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.startable import Eligibility
+from polluxd.apply.startable import Eligibility, forbids
 from polluxd.model import Move
 
 Bar = tuple[tuple[int, str] | None, Eligibility | None]
@@ -34,8 +34,14 @@ class Bars:
             most[job_id] = min(bound, most.get(job_id, bound), key=lambda one: one[0])
         return replace(allowed, most=most) if self.most else allowed
 
+    def within(self, allowed: Headroom) -> Bars:
+        """Return these bars with what the headroom bars besides."""
+        return replace(self, most=self.lowered(allowed).most)
+
     def forbids(self, move: Move) -> str:
-        """Return why the move's size is barred, which may be known only since it was planned; else an empty text."""
+        """Return why the move is barred, which may be known only since it was planned; else an empty text."""
+        if rule := forbids(self.eligibility.get(move.job_id), move):
+            return rule
         gpus, rule = self.most.get(move.job_id, (inf, ""))
         if move.target.gpus > max(gpus, move.source.gpus):
             return f"{rule} allows no more than {gpus} GPUs"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from polluxd.apply.startable import time_left
-from polluxd.model import Placement
+from polluxd.model import JobState, Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 _OF_ONE_JOB = re.compile(r"Per(Job|Node)|Partition|Wall|Licenses|Invalid|NotAllowed")
@@ -19,6 +19,8 @@ _UNITS = (
     (r"Node(Limit|Per|Minutes|RunMinutes)", "node"),
 )
 _LONGEST_MIN = 1e7
+_HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
+"""States that Slurm's limits count: a job that is COMPLETING has left them."""
 
 
 class Counted(NamedTuple):
@@ -97,6 +99,14 @@ def weight(job: SlurmJob, gpus: int, nodes: int, key: Counted, now: float) -> fl
     elif key.unit == "cpu":
         count = float(gpus * job.spec.cpus_per_gpu if job.spec else sum(job.cpus_per_node_held.values()))
     return count * min(max(time_left(job, now) / 60.0, 1.0), _LONGEST_MIN) if key.minutes else count
+
+
+def held_of(job: SlurmJob, key: Counted, state: ClusterState) -> float:
+    """What a limit counts of the job now."""
+    if job.state not in _HOLDS:
+        return 0.0
+    held = job.gpus_per_node_held
+    return weight(job, sum(held.values()), len(held), key, state.taken_at)
 
 
 def rules_of(state: ClusterState, job: SlurmJob) -> tuple[object, ...]:

@@ -26,7 +26,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
 from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
@@ -35,11 +34,13 @@ from polluxd.apply.refused.causes import (
     Counted,
     counted,
     demands_of,
+    held_of,
     rules_of,
     shares,
     use,
     weight,
 )
+from polluxd.apply.refused.refused_limits import RefusedLimit, bounded
 from polluxd.apply.refused.refused_nodes import (
     RefusedNodes,
     by_nodes,
@@ -47,7 +48,7 @@ from polluxd.apply.refused.refused_nodes import (
     record_of,
     still_refused,
 )
-from polluxd.apply.startable import Eligibility, combined, forbids, of_limit
+from polluxd.apply.startable import Eligibility, combined, of_limit
 from polluxd.model import JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
@@ -62,51 +63,6 @@ _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMax
 _REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
 _AMOUNTS = 8
 """Most refused amounts of one limit that are kept."""
-_OF_USER = ("job", "array", "licenses")
-"""What a limit counts by, where a user may have any number."""
-_HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
-"""States that Slurm's limits count: a job that is COMPLETING has left them."""
-
-
-@dataclass(slots=True)
-class _Limit:
-    """A limit that Slurm has shown by a refusal."""
-
-    reason: str
-    since: float
-    """POSIX time [s]."""
-    tried_at: float
-    """The newest refusal, by a clock that does not step."""
-    job: SlurmJob
-    amounts: tuple[float, ...]
-    """What was refused, with what others used, the least first: what works shows some of them to be out of date."""
-    good: float
-    """The most that is known to work."""
-    record: tuple[object, ...]
-    """The limits and rules under which it was met."""
-    stopped: bool = False
-    """It has stopped a training."""
-    met: Mapping[int, str] = field(default_factory=dict)
-    """All jobs that were refused by it, with their users."""
-
-    @property
-    def refused(self) -> float:
-        return self.amounts[0]
-
-
-def _bounded(limits: dict[Counted, _Limit]) -> dict[Counted, _Limit]:
-    """The newest limits of each user, and all of a partition, a QOS or an account: as many as the site has."""
-    of_site = {key: one for key, one in limits.items() if key.shared[0][0] not in _OF_USER}
-    of_jobs = {key: one for key, one in limits.items() if key not in of_site}
-    return of_site | newest_of_users(of_jobs, lambda one: one.job.user)
-
-
-def _held(job: SlurmJob, key: Counted, state: ClusterState) -> float:
-    """What a limit counts of the job now."""
-    if job.state not in _HOLDS:
-        return 0.0
-    held = job.gpus_per_node_held
-    return weight(job, sum(held.values()), len(held), key, state.taken_at)
 
 
 class Refusals:
@@ -115,7 +71,7 @@ class Refusals:
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float]) -> None:
         self._clock = clock
         self._monotonic = monotonic
-        self._limits: dict[Counted, _Limit] = {}
+        self._limits: dict[Counted, RefusedLimit] = {}
         self._nodes: dict[tuple[int, Placement], RefusedNodes] = {}
         self._spans: dict[int, tuple[int, str]] = {}
         """By job: the most nodes that its script runs on, and why."""
@@ -147,7 +103,7 @@ class Refusals:
             if one.job_id in jobs and still_refused(one, state, jobs[one.job_id])
         }
         self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
-        self._limits = _bounded(self._limits)
+        self._limits = bounded(self._limits)
 
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""
@@ -174,6 +130,20 @@ class Refusals:
             had=move.source.gpus if move.path == "requeue" else 0,
         )
 
+    @property
+    def unwritten(self) -> list[int]:
+        """Jobs that never ran, and into which not even the size that their users asked for may be written."""
+        refused = {(one.job_id, one.target.gpus) for one in self._nodes.values() if one.updated}
+        jobs = self._state.jobs if refused and self._state is not None else ()
+        return [
+            job.job_id
+            for job in jobs
+            if job.state is JobState.PENDING
+            and not job.restart_count
+            and job.demands.asked is not None
+            and (job.job_id, job.demands.asked[0] * job.demands.asked[1]) in refused
+        ]
+
     def cannot_span(self, move: Move, reason: str) -> None:
         """Take in that the job's script failed on nodes beyond those that it trains on."""
         self._learnt.setdefault(move.job_id, set()).add(move.id)
@@ -193,15 +163,14 @@ class Refusals:
                 self.learn(one, job, found[1])
             elif JOINER_FAILED in one.detail:
                 self.cannot_span(one, one.detail)
-        bars = self.bars(self._state)
-        return bars.forbids(move) or forbids(bars.eligibility.get(job.job_id), move)
+        return self.bars(self._state, {job.job_id}).forbids(move)
 
     def cannot_be_changed(self, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm, or a hook of the site, does not let polluxd change the job."""
         assert self._state is not None
         key = Counted((("job", str(job.job_id)),), "orders", minutes=False, alone=True)
         now = self._monotonic()
-        self._limits[key] = _Limit(
+        self._limits[key] = RefusedLimit(
             reason,
             self._clock(),
             now,
@@ -229,7 +198,7 @@ class Refusals:
         since = self._clock() if known is None else known.since
         stopped = bool(move.source) or (known is not None and known.stopped)
         met = {} if known is None else known.met
-        self._limits[key] = _Limit(
+        self._limits[key] = RefusedLimit(
             reason,
             since,
             self._monotonic(),
@@ -260,14 +229,14 @@ class Refusals:
         if key.alone:
             return 0.0
         return sum(
-            _held(job, key, state)
+            held_of(job, key, state)
             for job in state.jobs
             if job.job_id != but and (job.start_time or 0.0) <= before and shares(job, key)
         )
 
     def _promised(self, job: SlurmJob, key: Counted, state: ClusterState) -> float:
         """What the job uses of the limit, or will once its move has ended: of two, the larger."""
-        coming, holds = self._coming.get(job.job_id), _held(job, key, state)
+        coming, holds = self._coming.get(job.job_id), held_of(job, key, state)
         if not coming or job.state.finished:
             return holds
         return max(holds, weight(job, coming.gpus, len(coming.nodes), key, state.taken_at))
@@ -328,7 +297,7 @@ class Refusals:
                 found.append((most, f"Slurm's refusal ({limit.reason})"))
         return min(found, default=None)
 
-    def _most_nodes(self, job: SlurmJob, key: Counted, limit: _Limit, others: float) -> int:
+    def _most_nodes(self, job: SlurmJob, key: Counted, limit: RefusedLimit, others: float) -> int:
         """Return the most nodes that a limit on nodes leaves to the job."""
         assert self._state is not None
         each, holds = weight(job, 0, 1, key, self._state.taken_at), len(job.gpus_per_node_held)
@@ -364,7 +333,7 @@ class Refusals:
             yield least, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
 
     def _by_limit(
-        self, job: SlurmJob, holds: int, key: Counted, limit: _Limit, others: float, state: ClusterState
+        self, job: SlurmJob, holds: int, key: Counted, limit: RefusedLimit, others: float, state: ClusterState
     ) -> Bar:
         assert job.spec is not None
         rule = f"Slurm refused it ({limit.reason})"
@@ -408,10 +377,10 @@ class Refusals:
         """What each group of refused jobs has in common: a field's name."""
         return [name for name, _ in self._stuck()]
 
-    def _stuck(self) -> dict[tuple[str, str], _Limit]:
+    def _stuck(self) -> dict[tuple[str, str], RefusedLimit]:
         """By field and value: a limit that jobs of several users have met. One user may have met one of his own."""
         users: dict[tuple[str, str], set[str]] = {}
-        found: dict[tuple[str, str], _Limit] = {}
+        found: dict[tuple[str, str], RefusedLimit] = {}
         for key, limit in self._limits.items():
             if key.shared[0][0] in ("qos", "account", "partition", "licenses") and not _OWN.search(
                 limit.reason

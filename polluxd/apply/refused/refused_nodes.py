@@ -87,10 +87,8 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
     if one.eased and not (own and holds):
         return None, None
     rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
-    if holds and one.target.gpus > holds and (own or one.updated):
-        return (holds if own else max(holds, one.had), bound), None
-    if holds and not own and not where.isdisjoint(job.gpus_per_node_held):
-        return None, None  # it holds GPUs there: what it may have is for its own tries to show
+    if holds and (found := _of_running(job, holds, one, rule, bound)) is not None:
+        return found
     asked = job.demands.asked[0] * job.demands.asked[1] if job.demands.asked is not None else 0
     if not holds and max(asked, job.spec.min_gpus) < one.target.gpus:
         # It starts at its user's size: the next nodes may refuse the same, and each try takes seconds.
@@ -102,3 +100,17 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
     if not holds and one.target.gpus > least:
         return (one.target.gpus - 1, bound), None
     return None if holds else (least, bound), Eligibility(frozenset(), rule)
+
+
+def _of_running(job: SlurmJob, holds: int, one: RefusedNodes, rule: str, bound: str) -> Bar | None:
+    """What they mean for a job that holds GPUs; None: that it is kept from these nodes."""
+    own = job.job_id == one.job_id
+    if own and one.updated and holds >= one.target.gpus:
+        return None, Eligibility(
+            frozenset(), rule
+        )  # Slurm started it as it was submitted: it has no way back
+    if one.target.gpus > holds and (own or one.updated):
+        return (holds if own else max(holds, one.had), bound), None
+    if not own and not set(one.target.nodes).isdisjoint(job.gpus_per_node_held):
+        return None, None  # it holds GPUs there: what it may have is for its own tries to show
+    return None

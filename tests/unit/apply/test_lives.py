@@ -17,6 +17,8 @@ KEPT = {
     301_468: "where a waiting job whose moves have cost more than its age, as a stepped clock says, starts no more",
     301_918: "where a refusal of nodes is forgotten while the training that it stopped is on its way back",
     1_000_025: "the same, after a shrink",
+    1_000_058: "where a trainer of its own loop is started below the size that its user asked for",
+    1_000_066: "where a job waits although Slurm would start it as it was submitted",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

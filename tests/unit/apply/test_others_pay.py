@@ -6,7 +6,7 @@ import pytest
 
 from polluxd.apply.headroom import Headroom
 from polluxd.apply.others_pay import OthersPay
-from polluxd.model import JobState, Move, Placement, Step
+from polluxd.model import JobSpec, JobState, Move, Placement, Step
 from polluxd.slurm.protocol import ClusterState
 from tests.build import move as build_move
 from tests.unit.apply.four_nodes import HOUR, NODES, NOW, job
@@ -38,6 +38,16 @@ def test_a_job_for_which_others_stood_for_nothing_grows_no_more() -> None:
     assert "cost them 40 s" in rule
     assert after("withdrawn").most.keys() == {1}
     assert after("failed", took=12.0, times=4).most.keys() == {1}, "the costs add up"
+
+
+def test_a_trainer_of_its_own_loop_gets_the_size_that_its_user_asked_for() -> None:
+    waits = job(1, JobState.PENDING, spec=JobSpec(own_size=2))
+    pay = OthersPay()
+    pay.begun([GROWS, GIVES], USERS)
+    pay.ended(GROWS, "failed", 5.0)
+    pay.ended(GIVES, "completed", 40.0)
+    state = ClusterState(NOW, NODES, (waits, STATE.jobs[1]))
+    assert pay.lowered(Headroom(), state).most[1][0] == 2, "on fewer it may not start"
 
 
 @pytest.mark.parametrize(

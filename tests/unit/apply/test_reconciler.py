@@ -8,7 +8,7 @@ import pytest
 
 from pollux.goodput import BatchLimits
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.reconciler import BACK
+from polluxd.apply.open_moves import BACK
 from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
@@ -403,6 +403,21 @@ def test_a_site_whose_hook_refuses_updates_is_asked_before_the_order_to_drain() 
     for _ in range(3):
         site.turn(1.0)
     assert site.slurm.calls.count(("probe", other)) == 1, "once"
+
+
+def test_a_job_into_which_not_even_its_own_size_may_be_written_is_left_to_slurm() -> None:
+    """Slurm starts it as it was submitted. It then stays where it is: it has no way back."""
+    site = Site(TWO_NODES)
+    job_id = site.slurm.submit(JobSpec(own_size=3), gpus_per_node=3)
+    site.slurm.refuses_update = lambda _job, size: "" if size.gpus_per_node < 3 else "no more than 2"
+    site.begin((job_id, "start", NO_PLACEMENT, on("n1", 3)))
+    for _ in range(4):
+        site.turn(1.0)
+    assert site.steps == [Step.FAILED]
+    job = site.slurm.truth(job_id)
+    assert (job.state, sum(job.gpus_per_node_held.values())) == (JobState.RUNNING, 3), "its lease has ended"
+    assert site.slurm.calls.count(("renew", job_id)) == 3, "at first, after the refusal, and to end it"
+    assert not site.acting.eligibility(site.slurm.observe(), Headroom())[job_id].nodes
 
 
 def test_a_move_whose_size_was_barred_since_its_plan_is_taken_back() -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from polluxd.apply.reconciler import BACK
+from polluxd.apply.open_moves import BACK
 from polluxd.errors import SlurmRefused, SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, JobState, Placement, Plan, Snapshot, Step
 from polluxd.slurm.protocol import Companion
