@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import replace
 
 from contrib.attack.answers import Answer
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.site import Site
+from contrib.attack.site import Site, slowness
 
 SECONDS = 25
 """Of a flood."""
@@ -57,8 +56,7 @@ def flood(site: Site, what: str, connections: int, *more: object) -> Iterator[su
 def beside(site: Site, floods: Mapping[str, int], *more: object, path: str = "/v1/jobs") -> Outcome:
     """Compare alice's answers beside floods with those before them."""
     quiet = statistics.median(each.seconds for each in asked(site, path, 3))
-    # Where other programs load this machine, all takes longer.
-    longest = LONGEST_S * min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    longest = LONGEST_S * slowness()
     with ExitStack() as stack:
         for what, connections in floods.items():
             stack.enter_context(flood(site, what, connections, *more))

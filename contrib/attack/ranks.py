@@ -26,6 +26,12 @@ def _spawned(site: Site, user: str, *words: object) -> tuple[subprocess.Popen[st
     return process, process.stdout.readline().strip()
 
 
+def _stopped(process: subprocess.Popen[str]) -> dict[str, int]:
+    """End a store of alice's; return what it says of itself."""
+    process.terminate()
+    return dict(json.loads(_rest(process)))
+
+
 def _rest(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.read().strip()
@@ -102,21 +108,21 @@ def store_flooded(site: Site) -> Outcome:
 
 @attack("mallory", "further: rank 0's memory filled by a greeting without end")
 def memory_filled(site: Site) -> Outcome:
-    victim, port = _spawned(site, "alice", "victim", "store", 8, "key")
-    _strangers(site, "send_bytes", [int(port)], 5.0)
-    said = json.loads(_rest(victim))
+    victim, port = _spawned(site, "alice", "victim", "store", "key")
+    _stranger(site, "send_bytes", [int(port)])
+    said = _stopped(victim)
     return Outcome(said["grown_mb"] > 3, f"the process grew by {said['grown_mb']} MB")
 
 
 @attack("mallory", "further: a recorded connection replayed to rank 0's store")
 def replayed(site: Site) -> Outcome:
     """Mallory stands between alice's rank and the store."""
-    victim, port = _spawned(site, "alice", "victim", "store", 14, "key")
+    victim, port = _spawned(site, "alice", "victim", "store", "key")
     (between,) = free_ports(1)
-    relay, _ = _spawned(site, "mallory", "strangers", "relay", HERE, [between, int(port)], 10)
+    relay, _ = _spawned(site, "mallory", "strangers", "relay", HERE, [between, int(port)], 60)
     counted = site.hands("alice", "victim", "add", between, "key").strip()
     _stranger(site, "replay", [int(port)], more=_rest(relay))
-    said = json.loads(_rest(victim))
+    said = _stopped(victim)
     return Outcome(said["counted"] != 1, f"alice counted to {counted}, then the store had {said['counted']}")
 
 

@@ -45,6 +45,11 @@ end
 """
 
 
+def slowness() -> float:
+    """Return how much longer all may take than on a quiet machine, by its load: 1 to 4."""
+    return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
 class Site:
     """The cluster, its users and what each of them may do.
 
@@ -92,7 +97,7 @@ class Site:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as one of the users ("alice", "mallory", "third")."""
         words = self.words(user, **environment)
-        return subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False, **words)
+        return subprocess.run(argv, capture_output=True, timeout=timeout_s * slowness(), check=False, **words)
 
     def spawn(self, user: str, *argv: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command as a user; `clear` ends it."""
@@ -296,10 +301,11 @@ class Site:
         return [node for node in self.slurm.observe().nodes if "rented" in node.features]
 
     def until(self, ready: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+        seconds *= slowness()
         deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:g} s in vain for {what}")
+                raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
             time.sleep(0.1)
 
     def keep(self, job_id: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
 import threading
 import time
 
@@ -26,12 +27,13 @@ def memory_mb(kind: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(kind)) // 1024
 
 
-def store(seconds: float, key: str) -> dict[str, int]:
-    """Serve the store of rank 0's process; return what became of it."""
+def store(key: str) -> dict[str, int]:
+    """Serve the store of rank 0's process until SIGTERM; return what became of it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before the server's threads
     server = Server(key.encode())
     tell(server.port)
     before = memory_mb("VmRSS")
-    time.sleep(seconds)
+    signal.sigwait({signal.SIGTERM})
     return {"grown_mb": memory_mb("VmHWM") - before, "counted": server.values.add("counted", 0)}
 
 
