@@ -13,7 +13,11 @@ import pytest
 
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import ConfigError, StoreRejected
+from polluxd.forecast import service
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
+from polluxd.model.snapshot_json import to_json
+from tests.build import config, nodes, running, snapshot
+from tests.build import report as sound_report
 
 pytestmark = pytest.mark.slurm
 
@@ -105,6 +109,17 @@ def test_forecasts_are_kept_newest_first_and_ended_jobs_with_their_last_report(
         store.record_forecast(cycle, {"cycle": cycle, "at": now, "jobs": []})
     assert [run["cycle"] for run in new_store().forecasts(5)] == [2, 1]
     assert new_store(name="another").forecasts() == []
+
+
+def test_a_run_beside_polluxd_forecasts_the_newest_decision(store, postgres, cluster):
+    one = running(7, ["n000"], 4, report=sound_report(progress=0.0, target=1e4))
+    made = snapshot(nodes(1), [one])
+    cycle = record(store, Allocation(7, N1, 1.0, 1.0, 64, False, ""), snapshot_json=lambda: to_json(made))
+    loaded = config(mode="enforce", slurm={"cluster": cluster}, database={"url": postgres.url})
+    service.run(loaded, rest=bool)
+    (kept,) = store.forecasts()
+    assert (kept["cycle"], kept["jobs"][0]["job_id"], kept["jobs"][0]["by"]) == (cycle, 7, "declared")
+    assert made.taken_at < kept["jobs"][0]["told"]["last"]
 
 
 def test_boots_of_nodes_outlive_a_process(store, new_store):
