@@ -25,7 +25,7 @@ Row = dict[str, Any]
 MOST_GROUPS = 12
 """Partitions and types of GPU that get a division of their own: each costs as much as that of the whole."""
 MOST_ROWS = 50
-_NOBODY = {True: "nobody waited", False: "(this log has no waits)"}
+_NOBODY = {True: "while nobody waited", False: "of which this log cannot tell who waited"}
 _PATIENCE_S = 86400.0
 """A job that is recorded as running so long after its limit has ended, and accounting has lost its end."""
 
@@ -311,29 +311,34 @@ def summary(report: Mapping[str, Any]) -> list[str]:
     where = report["waited_where"]
     sizes_said = report["waits_by_size"]
     return [
-        f"{_day(report['since'])} to {_day(report['until'])}: {report['capacity_gpu_hours']:,.0f} GPU hours, from "
-        f"{report['records']:,} records of {report['rows']:,} rows ({sum(broken.values()):,} broken)",
+        f"{_day(report['since'])} to {_day(report['until'])}: {report['capacity_gpu_hours']:,.0f} GPU hours of "
+        f"capacity, from {report['records']:,} records with GPUs among {report['rows']:,} rows "
+        f"({sum(broken.values()):,} broken)",
         f"Held: {_percent(shares['finished'])} finished work, {_percent(shares['lost'])} lost"
         + _named(report["lost_by_state"], report["capacity_gpu_hours"])
         + f", {_percent(shares['running'])} still running",
-        f"Idle: {_percent(idle)}: {_percent(shares['no_demand'])} {_NOBODY[report['waits_known']]}, "
-        f"{_percent(shares['fits'])} a waiting job would fit, {_percent(shares['fragments'])} fragments, "
-        f"{_percent(shares['walls'])} other partitions, "
-        f"{_percent(shares['few'])} too few. Closed: {_percent(shares['down'])} down or drained, "
-        f"{_percent(shares['reserved'])} reserved",
+        f"Idle: {_percent(idle)} ({_percent(shares['no_demand'])} {_NOBODY[report['waits_known']]}, "
+        f"{_percent(shares['fits'])} while a waiting job would have fitted, {_percent(shares['fragments'])} spread "
+        f"over too many nodes, {_percent(shares['walls'])} in partitions that waiting jobs may not use, "
+        f"{_percent(shares['few'])} too few for any). Closed: {_percent(shares['down'])} down or drained, "
+        f"{_percent(shares['reserved'])} reserved and idle",
         "Waits: "
         + (
-            "; ".join(f"{row['name']} median {span(row['median_s'])}" for row in sizes_said)
+            "; ".join(
+                f"{row['name']} median {span(row['median_s'])}, 1 in 10 above {span(row['p90_s'])}"
+                for row in sizes_said
+            )
             or ("none" if report["waits_known"] else "this log cannot tell")
         )
         + (
-            f"; {_percent(where['fragments'] + where['walls'])} of the time with enough GPUs idle in the wrong place"
+            f"; in {_percent(where['fragments'] + where['walls'])} of the time waited, enough GPUs were idle in the "
+            "wrong place"
             if where["fits"] is not None
             else ""
         ),
-        f"Sizes: {report['experiments_found']:,} comparisons of one training at two sizes; "
-        f"{sum(row['gpu_hours'] for row in report['past_half']):,.0f} GPU hours past 50 % efficiency "
-        "(by the 95 % intervals)",
+        f"Sizes: {report['experiments_found']:,} times one training ran at two sizes; "
+        f"{sum(row['gpu_hours'] for row in report['past_half']):,.0f} GPU hours at sizes that are surely below 50 % of "
+        "linear speedup",
     ]
 
 

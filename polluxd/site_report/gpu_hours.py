@@ -38,6 +38,8 @@ CAUSES: Mapping[str, str] = {
 class Waits:
     """For GPUs, within the period: one entry per record that waited."""
 
+    at_once: Numbers
+    """Records that did not wait: they started as soon as they were eligible."""
     record: Numbers
     begin: Numbers
     end: Numbers
@@ -269,7 +271,9 @@ def _demands(
     begin = np.clip(records.eligible, since, until)
     end = np.clip(np.where(np.isnan(stop), until, stop), since, until)
     chosen = waits_once(records) & (end > begin)  # NaN, never eligible, is no wait
-    record = np.flatnonzero(chosen if waiting is None else chosen & waiting)
+    at_once = waits_once(records) & (records.eligible >= since) & (records.eligible < until)
+    at_once &= records.start <= records.eligible
+    record, prompt = (np.flatnonzero(c if waiting is None else c & waiting) for c in (chosen, at_once))
     begin, end = begin[record], end[record]
     kinds = [records.codes[key][record] for key in ("partition", "type")]
     table = np.stack([*kinds, records.nodes[record], records.gpus[record]]).astype(np.int64)
@@ -295,7 +299,7 @@ def _demands(
             moved = np.diff(values * gpus, prepend=0.0)
             changes[place].append((times[moved != 0], moved[moved != 0]))
     demand = [summed(*(np.concatenate(part) for part in zip(*each, strict=True))) for each in changes]
-    return Waits(record, begin, end, found), demand
+    return Waits(prompt, record, begin, end, found), demand
 
 
 def waits_once(records: JobLog) -> Numbers:

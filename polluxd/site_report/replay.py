@@ -24,7 +24,7 @@ from polluxd.sim.recorded import replayed
 from polluxd.sim.simulated_job import SimulatedJob
 from polluxd.sim.workload import Line, Submission, TraceError
 
-from .document import Sources, settled
+from .document import Sources, settled, span
 from .job_log import FINISHED, STATES, JobLog, Numbers
 from .machine import placed
 
@@ -177,13 +177,13 @@ def _cluster(site: Sources, records: JobLog) -> tuple[int, int]:
 def lines(found: Row) -> list[str]:
     """Return what the replay says, in a line or two."""
     if "not_asked" in found:
-        return ["Under Pollux: not asked for; --replay 300 replays so many jobs, in a minute or some"]
+        return ["Under Pollux: not asked for; --replay 300 replays 300 jobs, which takes minutes"]
     said = []
     if (error := found.get("error")) is not None:
         said.append(
             f"Replay of {found['jobs']} jobs in plain Slurm's order on {found['nodes']} x {found['gpus_per_node']} "
-            f"GPUs: mean wait {error['simulated_wait_s']:.0f} s against {error['recorded_wait_s']:.0f} s recorded, a "
-            f"mean error of {error['mean_error_s']:.0f} s per job; mean completion off by "
+            f"GPUs: mean wait {span(error['simulated_wait_s'])} against {span(error['recorded_wait_s'])} recorded, a "
+            f"mean error of {span(error['mean_error_s'])} per job; mean completion off by "
             f"{100 * error['completion']:.0f} %"
         )
     if "cannot_tell" in found:

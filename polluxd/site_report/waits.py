@@ -24,10 +24,13 @@ def size_names(gpus: Numbers) -> Numbers:
 
 
 def by_group(records: JobLog, waits: Waits, group: Numbers, names: Sequence[str]) -> list[Row]:
-    """Return the waits of each group in order of the hours waited: of all jobs, those that never started included."""
-    seconds = waits.end - waits.begin
-    mine = group[waits.record]
-    weighted = seconds * records.tasks[waits.record]
+    """Return the waits of each group in order of the hours waited.
+
+    They are of all jobs: those that never started, and those that did not wait, included.
+    """
+    record, seconds = _all(waits)
+    mine, tasks = group[record], records.tasks[record]
+    weighted = seconds * tasks
     found = []
     for number in np.unique(mine).tolist():
         own = mine == number
@@ -35,14 +38,20 @@ def by_group(records: JobLog, waits: Waits, group: Numbers, names: Sequence[str]
         found.append(
             {
                 "name": names[number],
-                "jobs": int(records.tasks[waits.record][own].sum()),
+                "jobs": int(tasks[own].sum()),
                 "median_s": float(np.median(of_all)),
                 "p90_s": float(np.quantile(of_all, 0.9)),
                 "hours": float(weighted[own].sum() / 3600),
-                **{f"while_{name}": share for name, share in where(waits, own).items()},
+                **{f"while_{name}": share for name, share in where(waits, own[: len(waits.record)]).items()},
             }
         )
     return sorted(found, key=lambda row: (-row["hours"], row["name"]))
+
+
+def _all(waits: Waits) -> tuple[Numbers, Numbers]:
+    """Return the records that waited or did not, and the seconds of each."""
+    seconds = np.concatenate([waits.end - waits.begin, np.zeros(len(waits.at_once))])
+    return np.concatenate([waits.record, waits.at_once]), seconds
 
 
 def where(waits: Waits, own: Numbers) -> Mapping[str, float | None]:
@@ -57,13 +66,14 @@ def by_hour(records: JobLog, waits: Waits) -> list[list[float | None]]:
 
     Times of a log without a zone are the site's; POSIX times are shown in the zone of this machine.
     """
-    eligible = records.eligible[waits.record]
+    record, seconds = _all(waits)
+    eligible = records.eligible[record]
     hours, of = np.unique(np.floor(eligible / 3600), return_inverse=True)
     zone = time.gmtime if records.zoned else time.localtime
     moments = [zone(hour * 3600) for hour in hours.tolist()]
     place = np.array([at.tm_wday * 24 + at.tm_hour for at in moments], dtype=np.int64)[of.ravel()]
     count = np.bincount(place, minlength=168)
-    total = np.bincount(place, weights=waits.end - waits.begin, minlength=168)
+    total = np.bincount(place, weights=seconds, minlength=168)
     means = [float(s / n) if n else None for s, n in zip(total, count, strict=True)]
     return [means[day * 24 : day * 24 + 24] for day in range(7)]
 

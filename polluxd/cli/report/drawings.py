@@ -161,6 +161,7 @@ def _round_step(highest: float) -> float:
 def clock_of(span: float) -> Callable[[float], str]:
     """Return the form of the times of a period of so many seconds."""
     form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
+    form = "%Y-%m-%d" if span >= 10 * 86400 else form
     return lambda at: datetime.fromtimestamp(at).strftime(form)
 
 

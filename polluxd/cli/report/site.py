@@ -119,7 +119,9 @@ def report(
     site = document.anonymised(site) if anonymise else site
     found = document.made(site)
     found["replay"] = replay.replayed_log(site, jobs)
-    found["shadow"] = _shadow(site, config) if shadowed else None
+    if shadowed:
+        found["shadow"] = _shadow(site, config)
+        found["obtained"].append(shadow.OBTAINED)
     for line in _lines(found):
         typer.echo(line)
     if as_json is not None:
@@ -228,7 +230,11 @@ def _tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Any], Sequence
         (title, rows, [_column(name) for name in names if any(row[name] for row in rows)])
         for title, rows, names in (
             ("GPU hours by month", found["by_month"], ("name", *CAUSES)),
-            ("GPU hours by partition", found["by_partition"], ("name", "gpus", *CAUSES)),
+            (
+                "GPU hours by partition; a node of several partitions counts in each",
+                found["by_partition"],
+                ("name", "gpus", *CAUSES),
+            ),
             ("GPU hours by type of GPU", found["by_gpu_type"], ("name", "gpus", *CAUSES)),
             ("GPU hours held, by account", found["by_account"], _HELD),
             ("GPU hours held, by user", found["by_user"], _HELD),

@@ -62,6 +62,23 @@ def test_all_hours_have_a_cause_and_the_ways_that_they_were_obtained(site):
         assert word in said
 
 
+def test_jobs_that_did_not_wait_count_among_the_waits(tmp_path):
+    jobs = running(41)
+    for job in jobs[:30]:
+        job["start"] = job["eligible"]
+    records = read(written(tmp_path / "log", jobs))
+    found = document.made(document.Sources(records, Nodes(), T0, T0 + 86400.0, False, False))
+    (row,) = found["waits_by_size"]
+    assert (row["jobs"], row["median_s"], row["p90_s"]) == (41, 0.0, 900.0)
+    waited = [(15 * n // 60, 900.0 if n >= 30 else 0.0) for n in range(41)]
+    means = [wait for day in found["wait_by_hour"] for wait in day if wait is not None]
+    assert means == [
+        pytest.approx(np.mean([w for at, w in waited if at == hour]))
+        for hour in sorted({at for at, _ in waited})
+    ]
+    assert "median 0 s, 1 in 10 above 15.0 min" in document.summary(found)[3]
+
+
 def test_hostile_names_stay_text_on_the_page_and_leave_the_terminal_alone(tmp_path, polluxctl):
     jobs = running(name=EVIL + "\x1b[2J", user=EVIL, account='"><img src=x>\x1b', partition="<p>")
     path, html, out = written(tmp_path / "log", jobs), tmp_path / "r.html", tmp_path / "r.json"
