@@ -25,7 +25,7 @@ Row = dict[str, Any]
 MOST_GROUPS = 12
 """Partitions and types of GPU that get a division of their own: each costs as much as that of the whole."""
 MOST_ROWS = 50
-_NOBODY = {True: "while nobody waited", False: "of which this log cannot tell who waited"}
+_NOBODY = {True: "while nobody waited", False: "(this log cannot tell who waited)"}
 _PATIENCE_S = 86400.0
 """A job that is recorded as running so long after its limit has ended, and accounting has lost its end."""
 
