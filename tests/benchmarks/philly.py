@@ -108,6 +108,11 @@ def section(kept: Sequence[tuple[str, int, int, Row]], read: int, most: int) -> 
         f"make its recorded GPU hours {100 * LOAD:.0f} % of all. Virtual clusters of fewer than {LEAST_JOBS} jobs are "
         f"left out. Users count as having tuned their jobs. Policies decide every {INTERVAL_S:.0f} s, and those that "
         f"react to news no more often than every {POLL_S:.0f} s, so a wait below that is none. A move takes 30 s."
+        + (
+            ""
+            if all(len(runs) == len(POLICIES) for *_, runs in kept)
+            else " Runs that had not ended when the page was written are missing (`not run`)."
+        )
     )
     yield ""
     yield (
