@@ -80,8 +80,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _signal(text: str) -> signal.Signals:
     found = {each.name: each for each in signal.Signals}.get(f"SIG{text.upper().removeprefix('SIG')}")
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected the name of a signal, such as TERM, got {text!r}")
+    if found is None or found in (signal.SIGKILL, signal.SIGSTOP):
+        why = f"expected the name of a signal that a trainer can catch, such as TERM, got {text!r}"
+        raise argparse.ArgumentTypeError(why)
     return found
 
 

@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import functools
 import glob
+import logging
 import os
 import stat
 import time
@@ -14,6 +15,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pollux.private_folder import led_by_others
+
+log = logging.getLogger("pollux")
 
 MOST_NAMES = 100_000
 """Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
@@ -43,6 +46,7 @@ class Checkpoints:
     ) -> None:
         self._pattern, self._clock, self._step = pattern, clock, step
         self._look_at = float("-inf")
+        self._passed = False
         self._files = self._found()
         self._known = dict(self._files)
         """With those that were removed: one that comes back is no new one."""
@@ -137,6 +141,14 @@ class Checkpoints:
                     inside = entry.stat(follow_symlinks=False)
                     if inside.st_uid == user and stat.S_ISREG(inside.st_mode):
                         found[entry.path] = inside.st_mtime, inside.st_size
+        if not self._passed and next(left, None) is None:
+            self._passed = True
+            log.warning(
+                "--checkpoints %r passes more than %d names, and those behind are not seen: name the checkpoints more "
+                "closely",
+                self._pattern,
+                MOST_NAMES,
+            )
         return found
 
 

@@ -10,6 +10,8 @@ from statistics import median
 
 LONGEST = 4096
 """Bytes of a line that are looked at; a longer one costs no more."""
+MOST_LINES = 200
+"""Newest lines of one read that are looked at: a trainer that prints more than is read would wait for its output."""
 FIRST = 2
 """Intervals after a start that do not count: warm-up, and the first batches of data."""
 KEPT = 64
@@ -73,7 +75,7 @@ class Steps:
         with self._lock:
             *whole, tail = re.split(rb"[\r\n]", self.tails.get(stream, b"") + data)
             self.tails[stream] = tail[:LONGEST]
-            for line in whole:
+            for line in filter(None, whole[-MOST_LINES:]):
                 self._line(_CONTROL.sub("", line[:LONGEST].decode(errors="replace")), now)
 
     def _line(self, line: str, now: float) -> None:
@@ -87,7 +89,7 @@ class Steps:
                 step = float((found[1] or "").replace(",", ""))
                 if parts := found.groupdict().get("of"):
                     step += min(float(found["done"]) / float(parts), 1.0)
-            except (ValueError, ZeroDivisionError, IndexError):
+            except (ValueError, ZeroDivisionError, IndexError, TypeError):
                 continue
             if not 0 <= step < MOST:
                 continue
@@ -123,8 +125,11 @@ class Steps:
             self._mark = step, now
             return
         self._apart = steps
-        # Lines that come at the same time were kept back: their steps took the time up to the next ones.
-        if now > self._mark[1]:
+        # Lines that come at the same time were kept back: their steps took the time up to the next ones. The clock may
+        # have been set back.
+        if now < self._mark[1]:
+            self._mark = step, now
+        elif now > self._mark[1]:
             self._skipped += 1
             if self._skipped > FIRST:
                 times = self._times if self._former is None else self._times_aside

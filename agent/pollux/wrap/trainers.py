@@ -61,7 +61,8 @@ TRAINERS = (
         r"^Epoch (\d+)(?::|/\d+[ :]).*?\b(?P<done>\d+)/(?P<of>\d+)\b",
         "checkpoints/last.ckpt",
         "any under DDP, with the batch per rank divided by hand",
-        "no: the rest of an epoch begins with its first batches, unless the loader keeps its place",
+        "no: the rest of an epoch begins with its first batches, unless the loader keeps its place, and one rank takes "
+        "another order than several, unless use_distributed_sampler=False and a sampler of your own",
         "TQDMProgressBar(), ModelCheckpoint(save_last=True, every_n_train_steps=N), fit(ckpt_path=...); "
         "SLURMEnvironment(auto_requeue=False)",
     ),
@@ -79,7 +80,8 @@ TRAINERS = (
         "out/latest",
         "one: ZeRO refuses another",
         "by the script",
-        "gpu-counts= with one number; steps_per_print",
+        'gpu-counts= with one number; steps_per_print, and set_log_level_from_string("info") of '
+        "deepspeed.utils.logging, without which newer releases print no steps",
     ),
     Trainer(
         "any other",

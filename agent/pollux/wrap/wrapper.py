@@ -228,7 +228,7 @@ class Wrapper:
         """Bring the job back to a size at which its trainer has trained."""
         self._sizes.bad[self.gpus] = _printable(why)
         self._sizes.fruitless += 1
-        self._write()
+        kept = self._write()
         log.error(
             "the trainer does not train on %d GPUs (%s); it has trained on %s. polluxd will not start it on %d again",
             self.gpus,
@@ -236,7 +236,7 @@ class Wrapper:
             ", ".join(map(str, self._sizes.good)),
             self.gpus,
         )
-        if self._sizes.fruitless >= FRUITLESS:
+        if self._sizes.fruitless >= FRUITLESS or not kept:  # the next attempt would try this size again
             return status
         self.publisher.close()  # with a last report: polluxd has to know before it places the job again
         if self._requeue():
@@ -368,12 +368,14 @@ class Wrapper:
     def _batch_at(self, step: float) -> int:
         return next(batch for begin, batch in reversed(self._contract.batches) if step >= begin)
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
         self._sizes.step = self._checkpoints.last_step or self._sizes.step
         try:
             self._sizes.write(self.file)
         except OSError as error:
             log.warning("what was measured cannot be kept in %s: %s", self.file, error)
+            return False
+        return True
 
     def report(self) -> dict[str, Any]:
         """Return the report to the gateway: a job of one batch size, whose throughput alone counts."""

@@ -220,7 +220,7 @@ def test_a_pattern_matches_what_glob_matches(tmp_path, monkeypatch, pattern):
         assert found == wanted
 
 
-def test_loops_of_links_and_many_names_take_a_bounded_number_of_steps(tmp_path, clock, monkeypatch):
+def test_loops_of_links_and_many_names_take_a_bounded_number_of_steps(tmp_path, clock, monkeypatch, caplog):
     """Two links to their own folder make 2 ** 40 paths; another user may put them into a shared folder."""
     for name in ("a", "b", "c"):
         (tmp_path / name).symlink_to(".")
@@ -238,6 +238,12 @@ def test_loops_of_links_and_many_names_take_a_bounded_number_of_steps(tmp_path, 
         (tmp_path / "many" / str(number)).write_text("x")
     left = iter(range(3))
     assert len(list(matching(f"{tmp_path}/many/*", left))) < 3
+    caplog.clear()
+    many = Checkpoints(f"{tmp_path}/many/*", clock)
+    look(many, clock, 10.0)
+    assert [record.getMessage().partition(" passes ")[2][:6] for record in caplog.records] == ["more t"], (
+        "once"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

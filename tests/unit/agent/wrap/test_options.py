@@ -48,3 +48,10 @@ def test_a_schedule_that_makes_no_sense_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         batches("--batch", text)
     assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["KILL", "SIGSTOP", "none"])
+def test_a_signal_that_no_trainer_can_catch_is_refused(name, capsys):
+    with pytest.raises(SystemExit):
+        batches("--signal", name)
+    assert "a signal that a trainer can catch, such as TERM" in capsys.readouterr().err

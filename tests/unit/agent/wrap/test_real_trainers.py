@@ -1,4 +1,7 @@
-"""Trainers of the table, run as their users have them: moved once from one rank to two, beside a run that stays."""
+"""Trainers of the table, run as their users have them: moved once from one rank to two, beside a run that stays.
+
+transformers, Lightning and accelerate are the real ones; nanoGPT, torchtitan and DeepSpeed are loops in their shape.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ import pytest
 from pollux.slurm_job.attempt import AgentSettings
 from pollux.slurm_job.environment import Times
 from pollux.wrap import wrapper as module
+from pollux.wrap.sizes import Sizes
+from pollux.wrap.trainers import TRAINERS
 from pollux.wrap.wrapper import Contract, Wrapper
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -45,14 +50,14 @@ class Publisher:
         return True
 
 
-def attempt(monkeypatch, folder, command, gpus, *, hold_at, checkpoints):
+def attempt(monkeypatch, folder, command, gpus, *, hold_at, checkpoints, number=0):
     monkeypatch.setattr(module, "Publisher", Publisher)
     monkeypatch.setattr(module, "PASSED_ON", ())
     known = SimpleNamespace(settings=AgentSettings(drain_wait=0.1), times=Times(launched_at=time.time()))
     contract = Contract(command, f"{folder}/out/{checkpoints}")
     visible = ",".join(map(str, range(gpus)))
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": visible, "HOLD_AT": str(hold_at)}
-    it = Wrapper(contract, known, SimpleNamespace(job_id=7, attempt=0 if hold_at else 1), folder, environ)
+    it = Wrapper(contract, known, SimpleNamespace(job_id=7, attempt=number), folder, environ)
     it.publisher.it, it.publisher.moves = it, int(bool(hold_at))
     return it, it.run()
 
@@ -72,11 +77,13 @@ KINDS = {
         (40, 40.0),
         30,
     ),
+    "lightning": ("own_lightning.py", "last.ckpt", r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)", (40, 4.0), 20),
 }
 """By package: the script, what a checkpoint completes, the line of a loss; lines, and the last one's step; the step
 whose checkpoint the moved run waits at."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", KINDS)
 def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
     tmp_path, monkeypatch, capfdbinary, package
@@ -91,7 +98,10 @@ def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
         return {float(one["at"]): float(one["loss"]) for one in found}
 
     def run(command, gpus, hold_at=0):
-        return attempt(monkeypatch, tmp_path, command, gpus, hold_at=hold_at, checkpoints=checkpoints)
+        number = 0 if hold_at else 1
+        return attempt(
+            monkeypatch, tmp_path, command, gpus, hold_at=hold_at, checkpoints=checkpoints, number=number
+        )
 
     alone = subprocess.run([sys.executable, script, str(tmp_path / "fixed")], capture_output=True, check=True)
     fixed = losses(alone.stdout)
@@ -100,9 +110,55 @@ def test_a_script_moves_at_its_own_checkpoint_with_the_losses_of_a_fixed_run(
     first, status = run([sys.executable, script, out], 1, hold_at)
     assert status == 128 + 9, "Slurm has ended it after its checkpoint"
     assert first.report()["checkpointed"]
-    second, status = run([*TORCHRUN, "--nproc-per-node=2", script, out], 2)
+    launch = [sys.executable] if package == "lightning" else [*TORCHRUN, "--nproc-per-node=2"]
+    second, status = run([*launch, script, out], 2)  # Lightning starts its ranks itself
     assert status == 0
     printed = capfdbinary.readouterr().out
-    assert re.search(rb"resumes from \S*checkpoint.\d+ on 2", printed)
+    assert re.search(rb"resumes from \S+ on 2", printed)
     assert losses(printed) == pytest.approx(fixed, abs=1e-3)
     assert second.report()["progress"] == last
+
+
+@pytest.mark.parametrize(
+    ("shape", "trainer", "refuses"),
+    [
+        ("nanogpt", "nanoGPT", ""),
+        ("torchtitan", "torchtitan", "cannot resume after changing the effective data-parallel degree"),
+        ("deepspeed", "DeepSpeed", "checkpoint used a DP world size of 1 but the current is 2"),
+    ],
+)
+def test_a_loop_in_its_trainers_shape_moves_or_stays_at_its_size(
+    tmp_path, monkeypatch, capfdbinary, shape, trainer, refuses
+):
+    """By the row of the table: its lines and its checkpoints. One that refuses is parked, and goes on where it was."""
+    script = [sys.executable, str(HERE / "own_shapes.py"), shape]
+    fixed = subprocess.run(
+        [*script, str(tmp_path / "fixed")], capture_output=True, check=True
+    ).stdout.splitlines()[-1]
+    requeued = []
+
+    def scontrol(*words, **_more):
+        requeued.append(words)
+        return subprocess.CompletedProcess(words, 1, "", "")
+
+    monkeypatch.setattr(module.slurm_commands, "run", scontrol)
+    row = next(row for row in TRAINERS if row.name == trainer)
+
+    def run(gpus, number, hold_at=0):
+        command, checkpoints = [*script, str(tmp_path / "out")], row.checkpoints.partition("/")[2]
+        return attempt(
+            monkeypatch, tmp_path, command, gpus, hold_at=hold_at, checkpoints=checkpoints, number=number
+        )
+
+    it, status = run(1, 0, hold_at=20)
+    assert status == 128 + 9, "Slurm has ended it after its checkpoint"
+    assert it.steps.line == row.line
+    it, status = run(2, 1)
+    assert status == bool(refuses)
+    if refuses:
+        assert [words[:2] for words in requeued] == [("scontrol", "requeue")]
+        assert refuses in Sizes.read(it.file).barred()
+        it, status = run(1, 2)
+        assert status == 0
+    assert it.report()["progress"] == 40
+    assert capfdbinary.readouterr().out.splitlines()[-1] == fixed

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pollux.wrap.steps import LONGEST, Steps
+from pollux.wrap.steps import LONGEST, MOST_LINES, Steps
 from pollux.wrap.trainers import PATTERNS, TRAINERS
 
 # One line of each trainer as it prints it.
@@ -82,10 +82,31 @@ def test_the_work_for_a_line_without_end_is_bounded():
     assert steps.number == 3
 
 
+def test_a_flood_of_lines_costs_a_bounded_number_of_looks(monkeypatch):
+    """The newest lines of a read are looked at, and nothing of a blank one; bytes that are no text are passed over."""
+    steps, looks = Steps(PATTERNS), []
+    monkeypatch.setattr(steps, "_line", lambda line, _now: looks.append(line))
+    steps.feed(0, b"\n" * 65536 + b"x\n" * 32768 + b"step 3: x\n", 1.0)
+    assert (len(looks), looks[-1]) == (MOST_LINES, "step 3: x")
+    steps = Steps(PATTERNS)
+    steps.feed(0, bytes(range(256)) * 100 + b"\nstep 4: x\n\xff\xfe\x00\n", 1.0)
+    assert steps.number == 4
+
+
+def test_a_clock_that_is_set_back_costs_one_interval():
+    steps = Steps(PATTERNS)
+    now = fed(steps, range(1, 4), 7200.0, 1.0)
+    fed(steps, range(4, 10), now - 3600.0, 2.0)
+    assert steps.seconds == pytest.approx(2.0)
+
+
 def test_a_pattern_of_ones_own_is_taken_alone():
     steps = Steps([re.compile(r"batch=(\d+)")])
     steps.feed(0, b"step 5: x\nbatch=9\n", 1.0)
     assert steps.number == 9
+    odd = Steps([re.compile(r"(\S+)(?:/(?P<of>\S+))?(?P<done>!)?")])
+    odd.feed(0, b"5/7\nnan\ninf\n1e999\n-3\n", 1.0)
+    assert odd.first_at is None, "groups that make no part, and what is no number, name no step"
 
 
 def test_step_times_are_measured_again_where_a_step_became_another_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -325,6 +326,20 @@ def test_a_trainer_that_fails_in_its_first_steps_at_a_new_size_goes_back(made, t
     assert it.run() == 1
     assert bool(it.requeued) is (ended < 0)
     assert it.report()["least_gpus"] == (2 if ended < 0 else 1)
+
+
+def test_where_a_failed_size_cannot_be_kept_the_job_ends(made, tmp_path, monkeypatch):
+    """A full disk: the next attempt would try the size again, and so on."""
+    file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
+    Sizes({(1, 1, 48): 0.5}).write(file)
+    it = made("raise SystemExit(4)", gpus=2)
+
+    def full(_file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(it._sizes.__class__, "write", lambda _sizes, file: full(file))
+    assert it.run() == 4
+    assert it.requeued == []
 
 
 def test_a_trainer_that_hangs_at_a_new_size_goes_back(made, tmp_path, monkeypatch):
