@@ -15,6 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from pollux.errors import LaunchError
+from pollux.scheduler import publisher
+from pollux.slurm_job.access import GatewayAccess, Grant
 from pollux.slurm_job.attempt import AgentSettings
 from pollux.slurm_job.environment import Times
 from pollux.wrap import process
@@ -381,6 +383,15 @@ def test_a_second_wrapper_of_one_attempt_is_refused(tmp_path):
             pass
     with process.alone(tmp_path / "job", 0):
         pass
+
+
+def test_without_a_gateway_the_trainer_trains_to_its_end(made, monkeypatch, caplog):
+    access = GatewayAccess(("http://127.0.0.1:9",), "", 7, 0, Grant("J.7.0." + "a" * 43, gpu_type=""))
+    monkeypatch.setattr(module, "Publisher", lambda _access, *rest: publisher.Publisher(access, *rest))
+    it = made(STEPS)
+    assert it.run() == 0
+    assert it.report()["progress"] == 8
+    assert "cannot be reached" in caplog.text
 
 
 def test_an_agent_in_the_trainer_reports_nothing_beside_the_wrapper(made):
