@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
 
-from pollux.errors import PolluxAgentError
+from pollux.errors import LaunchError, PolluxAgentError
+from pollux.slurm_job.access import in_pollux_job
+from pollux.slurm_job.attempt import Attempt
+from pollux.wrap.process import alone
 from pollux.wrap.sizes import UNKNOWN_BATCH
-from pollux.wrap.wrapper import Contract, wrap
+from pollux.wrap.wrapper import Contract, Wrapper
 
 MOST_BATCHES = 32
 
@@ -113,6 +117,27 @@ def _batches(text: str) -> tuple[tuple[float, int], ...]:
         why = f"expected rising steps that begin with 0, {MOST_BATCHES} at most, got {text!r}"
         raise argparse.ArgumentTypeError(why)
     return tuple(found)
+
+
+def wrap(contract: Contract) -> int:
+    """Run the trainer to its end; return the status to exit with. Outside a Pollux job it takes this process's place.
+
+    Raises LaunchError.
+    """
+    environ = dict(os.environ)
+    if not in_pollux_job(environ):
+        try:
+            os.execvp(contract.command[0], list(contract.command))
+        except OSError as error:
+            raise LaunchError(f"cannot start {contract.command[0]}: {error}") from error
+    attempt = Attempt.begin(None, seed=0, environ=environ)
+    if attempt.access is None or attempt.directory is None or environ.get("SLURM_PROCID", "0") != "0":
+        raise LaunchError(
+            "this job's number or attempt makes no sense, or srun has started several of this command; call `pollux "
+            "wrap` in the batch script itself"
+        )
+    with alone(attempt.directory, attempt.access.attempt):
+        return Wrapper(contract, attempt, attempt.access, attempt.directory, environ).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import signal
 import threading
@@ -19,15 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pollux.errors import LaunchError
 from pollux.scheduler.publisher import Publisher
 from pollux.slurm_job import slurm_commands
-from pollux.slurm_job.access import SUBMITTED, GatewayAccess, in_pollux_job
+from pollux.slurm_job.access import SUBMITTED, GatewayAccess
 from pollux.slurm_job.allocation import environment_of_srun, nodes_now, show_job, task_of, visible_gpus
 from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.environment import time_limit_at, yes
 from pollux.wrap.checkpoints import Checkpoints
-from pollux.wrap.process import TrainerProcess, alone
+from pollux.wrap.process import TrainerProcess
 from pollux.wrap.sizes import UNKNOWN_BATCH, of_training
 from pollux.wrap.steps import Steps
 from pollux.wrap.trainers import PATTERNS
@@ -77,27 +75,6 @@ class Contract:
     """Age from which its newest checkpoint is none to go back to, without a newer one [s]."""
 
 
-def wrap(contract: Contract) -> int:
-    """Run the trainer to its end; return the status to exit with. Outside a Pollux job it takes this process's place.
-
-    Raises LaunchError.
-    """
-    environ = dict(os.environ)
-    if not in_pollux_job(environ):
-        try:
-            os.execvp(contract.command[0], list(contract.command))
-        except OSError as error:
-            raise LaunchError(f"cannot start {contract.command[0]}: {error}") from error
-    attempt = Attempt.begin(None, seed=0, environ=environ)
-    if attempt.access is None or attempt.directory is None or environ.get("SLURM_PROCID", "0") != "0":
-        raise LaunchError(
-            "this job's number or attempt makes no sense, or srun has started several of this command; call `pollux "
-            "wrap` in the batch script itself"
-        )
-    with alone(attempt.directory, attempt.access.attempt):
-        return Wrapper(contract, attempt, attempt.access, attempt.directory, environ).run()
-
-
 class Wrapper:
     """One attempt of a wrapped job."""
 
@@ -110,7 +87,8 @@ class Wrapper:
         environ: dict[str, str],
     ) -> None:
         self._contract, self._attempt, self._access = contract, attempt, access
-        self.nodes, self.gpus = _size(environ)
+        self.nodes = nodes_now(environ)
+        self.gpus = self.nodes * max(len(visible_gpus(environ)), 1)
         self._slurms = environ
         self._environ = environment_of_srun(environ) | {
             "POLLUX_NODES": str(self.nodes),
@@ -384,7 +362,7 @@ class Wrapper:
         throughput = batch / seconds if seconds else 0.0
         least_each = 1 if most is None else max(1, -(-batch // most))
         measured = sizes.rows or {(0, 0, 0): 0.0}
-        times = {"launched_at": self._attempt.times.launched_at, "first_step_at": first_at}
+        times = {"launched_at": self._attempt.times.launched_at}
         unsaved = (
             "" if self._checkpoints.present or self._signals else "its trainer has saved no checkpoint yet"
         )
@@ -406,7 +384,7 @@ class Wrapper:
             "next_save_s": self._next_save_s(),
             "immovable": self._ended_as or (UNSEEN if self._unseen and first_at is None else unsaved) or None,
             "restart_cost": self._start_s(),
-            "times": {name: at for name, at in times.items() if at is not None},
+            "times": times if first_at is None else times | {"first_step_at": first_at},
         }
 
     def _next_save_s(self) -> float:
@@ -422,12 +400,6 @@ class Wrapper:
         """Return how long this attempt took from its launch to its first step."""
         first_at = self.steps.first_at
         return None if first_at is None else max(first_at - self._attempt.times.launched_at, 0.0)
-
-
-def _size(environ: dict[str, str]) -> tuple[int, int]:
-    """Return the nodes and GPUs of this attempt."""
-    nodes = nodes_now(environ)
-    return nodes, nodes * max(len(visible_gpus(environ)), 1)
 
 
 def _printable(text: str) -> str:

@@ -336,10 +336,10 @@ def test_where_a_failed_size_cannot_be_kept_the_job_ends(made, tmp_path, monkeyp
     Sizes({(1, 1, 48): 0.5}).write(file)
     it = made("raise SystemExit(4)", gpus=2)
 
-    def full(_file):
+    def full(_sizes, _file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(it._sizes.__class__, "write", lambda _sizes, file: full(file))
+    monkeypatch.setattr(Sizes, "write", full)
     assert it.run() == 4
     assert it.requeued == []
 
