@@ -103,7 +103,10 @@ class Steps:
         before, self.last = self.last, step
         self.first_at = self.first_at or now
         if before is None:
-            self._before = max(self._before - step, 0.0) if step <= AGAIN * self._before else 0.0
+            begin, self._before = self._before, 0.0
+            if step < AGAIN * begin:
+                # Or it was printed before the checkpoint was read: then the next one leaps on.
+                self._former, self._before = (0.0, begin, now), begin - step
             self._top, self._top_at, self._mark = step, now, (step, now)
             return
         if step <= AGAIN * before:

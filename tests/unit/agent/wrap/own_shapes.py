@@ -40,6 +40,8 @@ def save() -> None:
         (out / "latest").write_text(folder.name)
 
 
+if shape == "deepspeed":
+    print("[INFO] [logging.py:123:log_dist] [Rank 0] step=0, skipped=0, lr=[0.001]", flush=True)
 if saved := newest():
     kept = json.loads((saved if shape == "nanogpt" else saved / "shard-0").read_text())
     if shape == "torchtitan" and kept["ranks"] != ranks:
@@ -60,7 +62,7 @@ while step < STEPS:
         )
         print(f"[rank0]:[titan] INFO - {line}", file=sys.stderr, flush=True)
     else:
-        print(f"[INFO] [logging.py:96:log_dist] [Rank 0] step={step}, skipped=0, lr=[0.001]", flush=True)
+        print(f"[INFO] [logging.py:123:log_dist] [Rank 0] step={step}, skipped=0, lr=[0.001]", flush=True)
     if step % EVERY == 0:
         if shape == "nanogpt":
             print(f"step {step}: train loss {1 / step:.4f}, val loss {1 / step:.4f}", flush=True)

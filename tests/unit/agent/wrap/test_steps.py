@@ -245,6 +245,18 @@ def test_steps_of_epochs_and_phases_are_added_over_starts(loop):
         assert again.number >= made + (length - begin) // 10 * 10
 
 
+def test_a_number_that_is_printed_before_the_checkpoint_is_read_is_none():
+    """DeepSpeed prints step 0 as it is set up."""
+    line = "[INFO] [logging.py:123:log_dist] [Rank 0] step={}, skipped=0, lr=[0.05], mom=[(0.9, 0.999)]\n"
+    steps = Steps(PATTERNS)
+    steps.feed(0, line.format(0).encode(), 1.0)
+    again = Steps(PATTERNS, steps.line, 40.0)
+    for step, number in ((0, 40), (41, 41), (42, 42), (43, 43), (44, 44), (45, 45)):
+        again.feed(0, line.format(step).encode(), 2.0 + step)
+        assert again.number == number
+    assert again.seconds == 1.0
+
+
 def test_a_trainer_that_goes_back_to_a_checkpoint_counts_its_steps_once():
     steps = Steps(PATTERNS, LINE, 500.0)
     assert steps.number == 500, "before its first line"
