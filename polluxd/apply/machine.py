@@ -35,6 +35,7 @@ from polluxd.apply.actions import (
     Withdraw,
 )
 from polluxd.apply.capacity import Capacity
+from polluxd.apply.open_moves import BACK
 from polluxd.apply.own_rhythm import drain_limit
 from polluxd.apply.placed import held, same_place
 from polluxd.apply.startable import of_limit, refused
@@ -169,6 +170,8 @@ def _planned(at: Situation, job: SlurmJob) -> Action:
             return Fail("the job was held (scontrol hold)")
         if job.dependent:
             return Withdraw("the job was made to wait for another one (Dependency)")
+        if move.reason.startswith(BACK) and _too_soon(at, Step.PLANNED):
+            return Do.WAIT
         return Do.CONFIGURE if room.fits_now(move.target, move.job_id) else Do.WAIT
     if job.state is not JobState.RUNNING:
         return Fail(f"the job is {job.raw_state}, no longer running")
@@ -259,12 +262,19 @@ def _requeued(at: Situation, job: SlurmJob) -> Action:
         return Do.WAIT
     if at.waited > limit:
         return Fail(_not_free(move, limit), keep_back=True)
-    # A start in the second of the requeue, on the same node, fails with "Job credential revoked" (1 in 8). If the
-    # clock was set back since, that second may be far off, or come again: a whole one has to pass then.
-    requeued_at = move.times.get(Step.REQUEUED, at.now)
-    if floor(at.now) == floor(requeued_at) or (at.now < requeued_at and at.waited <= 1.0):
+    if _too_soon(at, Step.REQUEUED):
         return Do.WAIT
     return Do.CONFIGURE if at.room.fits_now(move.target, move.job_id) else Do.WAIT
+
+
+def _too_soon(at: Situation, step: Step) -> bool:
+    """Tell whether the job, back in the queue since a step, may not start on the same node yet.
+
+    A start in the second of the requeue fails with "Job credential revoked" (1 in 8). If the clock was set back since,
+    that second may be far off, or come again: a whole one has to pass then.
+    """
+    back_at = at.move.times.get(step, at.now)
+    return floor(at.now) == floor(back_at) or (at.now < back_at and at.waited <= 1.0)
 
 
 def _configured(at: Situation, job: SlurmJob) -> Action:
@@ -290,6 +300,10 @@ def _started(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.training_timeout_s
     if job.state is JobState.PENDING:
         return Fail("the job went back to the queue before its first step", keep_back=True)
+    if job.state is JobState.COMPLETING:
+        # It ends, or goes back to the queue: its processes, or an epilog, may take long.
+        late = f"its processes did not end within {limit + at.limits.requeued_timeout_s:.0f} s of its start"
+        return _wait(at, limit + at.limits.requeued_timeout_s, Fail(late))
     if report is not None and report.attempt == job.restart_count and report.first_step_at is not None:
         return Reach(Step.TRAINING)
     late = f"running, but no training step reported within {limit:.0f} s"

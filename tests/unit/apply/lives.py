@@ -542,7 +542,7 @@ class Life(Cluster):
         )
         since = self._free_since.setdefault(job_id, now) if waits else self._free_since.pop(job_id, now)
         # What was refused there before is tried again after a minute.
-        again = TRIED_AGAIN_S if any(stop.job_id == job_id for stop in self.stops) else 0.0
+        again = TRIED_AGAIN_S if any(job_id == refused for refused, _ in self._refused) else 0.0
         return waits and now - since > 2 * BACK_S + again
 
     def _free(self, place: Placement) -> bool:
@@ -640,7 +640,7 @@ class Life(Cluster):
         least = world.trainings[job_id].least
         for name, gpus in world.gpus.items():
             refused = self._cause_of(job, (name,), least)
-            refused = refused or self._updates(1, (name,))
+            refused = refused or self._updates(least, (name,))
             open_ = f"node {name}" not in self.over
             if open_ and used[name] + least <= gpus and refused is None:
                 raise Violation(f"job {job_id} waits beside {gpus - used[name]} idle GPUs of {name}: {shown}")
@@ -648,7 +648,9 @@ class Life(Cluster):
         for one in world.holders():
             gpus, training = sum(one.gpus_per_node_held.values()), world.trainings.get(one.job_id)
             owners[one.user] += gpus
-            kept[one.user] += gpus * (one.held_by_user or (training is not None and not training.honest))
+            # A trainer that works at no smaller size has its price in the plan, like `min-gpus`.
+            dishonest = training is not None and not training.honest and training.least == 1
+            kept[one.user] += gpus * (one.held_by_user or dishonest)
         users = {one.user for one in world.ours() if not one.state.finished}
         share = sum(world.gpus.values()) / len(users)
         barred = any(self._cause_of(job, (name,), 1) for name in world.gpus)

@@ -15,8 +15,8 @@ WHOLE, HALF = Placement(("n1",), 4), Placement(("n1",), 2)
 class Shrunk:
     """A training on a whole node. A plan gives half of it to another job until it hears of a failure."""
 
-    def __init__(self, spec: JobSpec, *, least: int = 1) -> None:
-        self.world = World(nodes=1, gpus=4, policy=self.plan)
+    def __init__(self, spec: JobSpec, *, least: int = 1, exit_s: float = 0.1) -> None:
+        self.world = World(nodes=1, gpus=4, policy=self.plan, exit_s=exit_s)
         self.world.words = lambda _job: {"explored_gpus": 4, "explored_nodes": 1}
         self.stood = 0.0
         self.process = Process(self.world)
@@ -59,6 +59,14 @@ def test_a_trainer_that_fails_on_fewer_gpus_goes_back_at_once(own_loop: JobSpec)
     )
     assert life.stood - before < 10.0
     assert life.world.truth(life.job).restart_count == 2, "the move's requeue, and the wrapper's"
+    life.world.close()
+
+
+def test_a_job_whose_processes_take_long_to_end_goes_back_all_the_same(own_loop: JobSpec) -> None:
+    life = Shrunk(own_loop, least=3, exit_s=12.0)
+    life.pass_time(80.0)
+    assert life.moves(life.job)[1:] == [("requeue", Step.FAILED), ("start", Step.TRAINING)]
+    assert life.held(life.job) == 4
     life.world.close()
 
 
