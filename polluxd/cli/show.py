@@ -369,6 +369,7 @@ def _lines(
 
 
 def top(
+    job: Annotated[str | None, typer.Argument(hidden=True)] = None,
     config: ConfigOption = None,
     interval: Annotated[
         float, typer.Option("--interval", "-n", min=0.2, help="seconds between redraws")
@@ -384,6 +385,8 @@ def top(
     Pollux jobs, then plain Slurm jobs; the first line has the cluster's GPUs. Keys: q or Ctrl-C quits, s sorts by the
     next column, p hides or shows plain jobs. With --json, and where standard output is no terminal, it prints once.
     """
+    if job is not None:
+        raise typer.BadParameter(f"top shows all jobs; `polluxctl explain {job} --watch` shows one, live")
     ask, console = answering.source(config), access.console()
     slurm, view = slurm_view(config), Screen(sort)
 

@@ -263,6 +263,7 @@ def test_a_database_that_is_down_is_one_line_and_status_1(store, polluxctl, monk
         (("history", "0"), "expected a job id such as 1234, or a task such as 1234_5, got '0'"),
         (("pin", "1.5"), "expected a job id such as 1234, or a task such as 1234_5, got '1.5'"),
         (("explain",), "JOB"),
+        (("top", "4"), "`polluxctl explain 4 --watch` shows one"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(store, polluxctl, words, told):
