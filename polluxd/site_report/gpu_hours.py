@@ -272,7 +272,7 @@ def _demands(
     end = np.clip(np.where(np.isnan(stop), until, stop), since, until)
     chosen = waits_once(records) & (end > begin)  # NaN, never eligible, is no wait
     at_once = waits_once(records) & (records.eligible >= since) & (records.eligible < until)
-    at_once &= records.start <= records.eligible
+    at_once &= (records.start <= records.eligible) & records.waits_known
     record, prompt = (np.flatnonzero(c if waiting is None else c & waiting) for c in (chosen, at_once))
     begin, end = begin[record], end[record]
     kinds = [records.codes[key][record] for key in ("partition", "type")]

@@ -82,7 +82,7 @@ def placed_in(page: Path, title: str, text: str) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--records", type=int, default=RECORDS, help="0: leave that section as it is")
     chosen = parser.parse_args()
     philly = ROOT / os.environ.get("POLLUX_OSDI21", "../shared/data/osdi21") / "philly.csv"
     text = [
@@ -94,13 +94,16 @@ def main() -> None:
         "The CSV of the OSDI 2021 artifact has one time per job, a duration and a number of GPUs: no waits, no states, "
         "no nodes. So the report knows the hours held; capacity is the most that each virtual cluster held at a time.",
         measured(philly, "--replay", "300") if philly.exists() else "The data are not here.",
-        f"## {chosen.records:,} generated records",
-        f"{DAYS} days of {NODES} nodes with {GPUS} GPUs; starts, waits and lengths at random, separators in names.",
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "sacct.txt"
-        generate(log, chosen.records)
-        text.append(measured(log))
+    if chosen.records:
+        text += [
+            f"## {chosen.records:,} generated records",
+            f"{DAYS} days of {NODES} nodes with {GPUS} GPUs; starts, waits and lengths at random, separators in names.",
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "sacct.txt"
+            generate(log, chosen.records)
+            text.append(measured(log))
     before = re.split(r"(?m)^(?=## )", PAGE.read_text())[1:] if PAGE.exists() else []
     PAGE.write_text("\n\n".join(text).rstrip() + "\n")
     for part in before:  # sections of other programs

@@ -212,8 +212,11 @@ def test_a_log_that_cannot_tell_says_why(tmp_path, site):
         "timestamp,duration,num_gpus,gpu_time,cluster\n" + "2017-10-09 07:01:55,66.0,2,132.0,x\n" * 30
     )
     philly = read(path)
-    told = replayed_log(document.Sources(philly, Nodes(), *document.period_of(philly), False, False), 30)
+    begin = float(philly.submit[0])
+    submitted = document.Sources(philly, Nodes(), begin, begin + 66.0, False, False)
+    told = replayed_log(submitted, 30)
     assert "no starts" in lines(told)[0]
+    assert document.summary(document.made(submitted))[3] == "Waits: this log cannot tell"
     assert page(document.made(site) | {"replay": told}).startswith("<!doctype html>")
 
 
