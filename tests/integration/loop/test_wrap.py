@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
 DIRECTIVE = "#POLLUX min-gpus=1 max-gpus=4 adaptive=no resize=requeue gpu-counts=1,2,4"
 
-ONE_SIZE = "#POLLUX max-gpus=4 adaptive=no resize=requeue gpu-counts={}"
+
 STEPS = 300
 
 
@@ -40,7 +40,6 @@ class Trained:
         launch: str = "",
         directive: str = DIRECTIVE,
         steps: int = STEPS,
-        gpus: int = 1,
     ) -> None:
         self._loop, self._out, self._steps = loop, loop.folder / name, steps
         self.body = (
@@ -48,7 +47,7 @@ class Trained:
             f"{launch} python tests/integration/loop/own_loop.py --out {self._out} --steps {steps} {trainer}"
         )
         self._name, self._told = name, ""
-        self.job_id = loop.sbatch(name, self.body, directive=directive, gpus=gpus)
+        self.job_id = loop.sbatch(name, self.body, directive=directive)
 
     def explained(self, words: str) -> None:
         told = self._loop.daemon.explain
@@ -101,8 +100,8 @@ def loop(scratch: Path) -> Iterator[Loop]:
 
 @pytest.fixture(scope="module")
 def trainings(loop: Loop) -> dict[str, Trained]:
-    """Trainings at the same time, with nodes to grow on; one of them is parked."""
-    found = {
+    """Trainings at the same time, with nodes to grow on."""
+    return {
         "silent": Trained(loop, "silent", trainer="--evaluates"),
         "asked": Trained(loop, "asked", "--signal TERM", "--saves-on-term"),
         "rigid": Trained(loop, "rigid", trainer="--rigid"),
@@ -111,19 +110,7 @@ def trainings(loop: Loop) -> dict[str, Trained]:
         "deaf": Trained(loop, "deaf", "--signal TERM --grace 1", "--deaf"),
         "requeues": Trained(loop, "requeues", "--signal TERM", "--saves-on-term --requeues"),
         "torn": Trained(loop, "torn", trainer="--in-place"),
-        # A minute is Slurm's least limit: it is near from the start, so that each attempt saves once, after 11 s.
-        "limit": Trained(
-            loop,
-            "limit",
-            trainer="--save-every 50",
-            steps=150,
-            directive=f"#SBATCH --time=1\n{ONE_SIZE.format(1)} continue=yes",
-        ),
-        "parked": Trained(loop, "parked", trainer="--rigid --work 0.4", directive=ONE_SIZE.format(2), gpus=2),
     }
-    loop.until(lambda: found["parked"].made_so_far() > 20, why="its first steps")
-    loop.park(found["parked"].job_id)
-    return found
 
 
 def test_a_trainer_that_starts_at_no_other_size_goes_back_and_stays(trainings: dict[str, Trained]) -> None:
@@ -135,23 +122,6 @@ def test_a_trainer_that_starts_at_no_other_size_goes_back_and_stays(trainings: d
     assert set(trained.sizes) == {1}
     assert trained.log.count("cannot resume at another data-parallel degree") == 1
     assert "polluxd will not start it on" in trained.log
-
-
-def test_a_trainer_of_one_size_is_parked_and_goes_on_at_it(trainings: dict[str, Trained]) -> None:
-    """As DeepSpeed's ZeRO, whose checkpoints fit one size."""
-    trained = trainings["parked"].ended()
-    assert set(trained.sizes) == {2}
-    assert trained.restarts >= 1
-    assert trained.repeated <= 19 * trained.restarts
-    assert "cannot resume" not in trained.log
-
-
-def test_a_trainer_near_its_time_limit_saves_and_goes_on_behind_the_queue(
-    loop: Loop, trainings: dict[str, Trained]
-) -> None:
-    trained = trainings["limit"].ended()
-    assert trained.restarts > loop.requeues(trained.job_id), "by itself, and not for a move of polluxd"
-    assert trained.repeated <= 49 * trained.restarts
 
 
 def test_a_trainer_that_is_asked_nothing_grows_at_its_own_checkpoints(trainings: dict[str, Trained]) -> None:
