@@ -95,6 +95,7 @@ class Checkpointer:
         elif attempt.directory is not None:
             self.restarts = FruitlessRestarts(attempt.directory, int(attempt.settings.fruitless_restarts))
             self.restarts.begin(exchange)
+            self.keep_name()
             self.writer = CheckpointWriter(model, attempt.directory, world.size)
             self.writer.store.fingerprint = fingerprint_of([model])
             self.writer.store.difference = partial(training.models[0].record.difference, part="script")
@@ -116,6 +117,11 @@ class Checkpointer:
         self._note_restored(steps)
         self._state = state
         attempt.times.restored_at = time.time()
+
+    def keep_name(self, *, over: bool = False) -> None:
+        """On rank 0: leave in the folder where the script attaches this training, and whether it has closed it."""
+        if self._training.world.rank == 0 and self._attempt.directory is not None:
+            self._attempt.training.keep(self._attempt.directory, over=over)
 
     def _note_restored(self, steps: int) -> None:
         """Tell the next start what stands, unless restarts are of a later training of the script."""

@@ -34,7 +34,7 @@ def begin_run(
 
 def end_run(status: int, environ: Mapping[str, str] = os.environ) -> None:
     """In node 0's launcher, and where srun has ended: record how the run has ended."""
-    folder, process = job_folder(environ), environ.get(runs.PROCESS, "")
+    folder, process = job_folder(environ), environ.get(PROCESS, "")
     if folder is not None and process:
         runs.end(folder, process, status)
 
@@ -44,7 +44,7 @@ def step_status(command: Sequence[str], environ: Mapping[str, str]) -> int:
     status = _run(command, environ)
     if status == _NOT_FOUND:
         raise LaunchError(f"inside a Slurm job, but {command[0]} cannot be started")
-    folder, process = job_folder(environ), environ.get(runs.PROCESS, "")
+    folder, process = job_folder(environ), environ.get(PROCESS, "")
     if folder is None or not process:
         return status
     own = runs.status_of(folder, process)

@@ -90,7 +90,8 @@ class Coordinator:
             where = f"checkpoint in {self.attempt.directory}"
             restored("copy in memory" if self.checkpointer.from_memory else where, progress)
             if not progress.finished:
-                say_other_command(self.training, self.attempt.directory)
+                last = self.checkpointer.last_attempt
+                say_other_command(self.training, self.attempt.directory, None if last is None else last.gpus)
         self.resizer.interrupted(self.checkpointer.interrupted_at)
 
     def keep_restored(self, model: TrainedModel) -> None:

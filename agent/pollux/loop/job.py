@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -295,8 +296,10 @@ class Job(JobReadings):
 
     def _release(self) -> None:
         """Let other trainings have the folder: this one writes no more."""
-        if self.coordinator.checkpointer.restarts is not None:
-            self.coordinator.checkpointer.restarts.holder.release()
+        checkpointer = self.coordinator.checkpointer
+        if checkpointer.restarts is not None:
+            checkpointer.keep_name(over=sys.exc_info()[0] is None)
+            checkpointer.restarts.holder.release()
 
     def _wrap(self, trained: TrainedModel, *, grows: bool = False) -> None:
         training = self.training

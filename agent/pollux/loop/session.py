@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, TypedDict
 from weakref import WeakValueDictionary
@@ -32,6 +33,7 @@ from pollux.loop.script_checks import check_arguments, first_trained
 from pollux.loop.unlaunched import name_run
 from pollux.noise.noise_scale import DECAY
 from pollux.optimizers.together import one_of
+from pollux.ranks.gathering import as_rank_0
 from pollux.ranks.world import join, print_lost_ranks_in_one_line
 from pollux.resize.joining import Joiner
 from pollux.slurm_job.attempt import Attempt
@@ -94,7 +96,7 @@ def attach(
             directives set it), else yes outside Slurm, and no in a plain Slurm job.
         checkpoint_dir: where checkpoints go. None: POLLUX_CHECKPOINT_DIR.
         name: the training's name among those that this script attaches, such as f"fold-{k}". A restart finds the
-            training's checkpoints by it. None: by the variables of the loops around this call, and by its number.
+            training's checkpoints by it. None: by the calls that lead here and the variables of the loops around them.
         seed: of the order of the data.
         state: the script's own state, saved and restored: a dict of plain values and of objects with `state_dict` and
             `load_state_dict`, or one such object. Plain values are restored in the dict.
@@ -128,7 +130,8 @@ def attach(
     times.rendezvous_at = time.time()
     if joiner is None:
         name_run(world)
-    attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name, times=times)
+    agree = partial(as_rank_0, world.control)
+    attempt = Attempt.begin(checkpoint_dir, seed=seed, name=name, times=times, agree=agree)
     if attempt.unshared and world.rank == 0:
         notice(
             f"the checkpoints in {attempt.directory} end with this attempt: {attempt.unshared}. So this job refuses to "
@@ -146,7 +149,7 @@ def attach(
         measure_every=options.get("every"),
         ddp_kwargs=ddp_kwargs,
     )
-    first.record.origin = origin(attempt)
+    first.record.origin = origin(attempt, model)
     profile = StepProfile(knowledge.gpu_type(world.device, attempt.access))
     share = options.get("measure_share", SHARE)
     if not isinstance(share, Real) or not 0.0 < share <= 1.0:

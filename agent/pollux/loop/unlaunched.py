@@ -11,12 +11,12 @@ import sys
 
 from pollux.errors import LaunchError, PolluxAgentError
 from pollux.loop.notices import notice
-from pollux.ranks.gathering import gather_values
+from pollux.ranks.gathering import as_rank_0
 from pollux.ranks.world import World
 from pollux.slurm_job import runs
 from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.environment import job_folder
-from pollux.slurm_job.trainings import RUN
+from pollux.slurm_job.trainings import PROCESS, RUN
 
 
 def name_run(world: World) -> None:
@@ -33,8 +33,7 @@ def name_run(world: World) -> None:
             atexit.register(_end)
         except PolluxAgentError as error:
             trouble = str(error)
-    if world.control is not None:
-        begun, trouble = gather_values((begun, trouble), world.control)[0]
+    begun, trouble = as_rank_0(world.control, (begun, trouble))
     if trouble:
         raise LaunchError(trouble)
     os.environ[RUN] = begun.get(RUN, "")
@@ -46,4 +45,4 @@ def _end() -> None:
     """The process ends by itself."""
     folder = job_folder(os.environ)
     if folder is not None and getattr(sys, "last_value", None) is None:
-        runs.end(folder, os.environ.get(runs.PROCESS, ""), 0)
+        runs.end(folder, os.environ.get(PROCESS, ""), 0)

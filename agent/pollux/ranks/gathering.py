@@ -37,6 +37,11 @@ def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
     return [_value(each[:count], rank) for rank, (each, count) in enumerate(zip(texts, counts, strict=True))]
 
 
+def as_rank_0(group: dist.ProcessGroup | None, value: Any) -> Any:
+    """Return rank 0's value. Raises as `gather_values`. Without a group it is this rank's own."""
+    return value if group is None else gather_values(value, group)[0]
+
+
 def broadcast_bytes(text: bytes | None, group: dist.ProcessGroup, source: int = 0) -> bytes:
     """Return the `text` of rank `source` on every rank of the gloo group.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pollux.slurm_job.access import GatewayAccess, read_access
-from pollux.slurm_job.environment import Times, checkpoint_directory, number, training_directory, yes
+from pollux.slurm_job.environment import Times, checkpoint_directory, number, yes
 from pollux.slurm_job.runs import UNSEEN
 from pollux.slurm_job.shared_folder import of_one_node, why_of_this_attempt
 from pollux.slurm_job.trainings import NamedTraining, attached
@@ -57,8 +57,10 @@ def next_directory(
 ) -> Path | None:
     """Return the folder of the checkpoints of the training that this process attaches next."""
     folder = checkpoint_directory(checkpoint_dir, environ)
-    return training_directory(
-        folder, attached.next(folder, name, given=checkpoint_dir is not None).name, environ
+    return (
+        None
+        if folder is None
+        else folder / attached.next(folder, name, given=checkpoint_dir is not None).name
     )
 
 
@@ -98,15 +100,23 @@ class Attempt:
         name: str | None = None,
         times: Times | None = None,
         environ: Mapping[str, str] = os.environ,
+        agree: Callable[[list[str]], list[str]] = list,
     ) -> Attempt:
-        """Begin a training of this process. `name`: from the user.
+        """Begin a training of this process. `name`: from the user. `agree` returns rank 0's value on every rank.
 
         Raises PolluxAgentError where a variable makes no sense, or where the process has a training of that name.
         """
         access, alone = read_access(environ), not environ.get("SLURM_JOB_ID")
         folder = checkpoint_directory(checkpoint_dir, environ)
-        training = attached.add(folder, name, given=checkpoint_dir is not None)
-        directory = training_directory(folder, training.name, environ)
+        given = checkpoint_dir is not None
+        if environ.get("POLLUX_COMPANION") and attached.first and not given and name is None:
+            parents = Path(environ["POLLUX_COMPANION"]).parent.name  # it has decided
+            training = attached.add(
+                folder, None, agree=lambda _: [parents if parents.startswith("attach-") else "", ""]
+            )
+        else:
+            training = attached.add(folder, name, given=given, agree=agree)
+        directory = None if folder is None else folder / training.name
         return cls(
             access,
             directory,

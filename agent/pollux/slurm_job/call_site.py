@@ -1,19 +1,22 @@
-"""Where in its script a training is attached: the lines, and the variables of the loops around them.
+"""Where in its script a training is attached: the calls that lead there, and the variables of the loops around them.
 
-A script that trains in a loop may leave out what it has done before (`if os.path.exists(result): continue`). Its loops'
-variables then tell one training from the others, and their count does not.
+A script may leave out what it has done before (`if os.path.exists(result): continue`). The calls and the loops'
+variables then tell one training from the others, and their count does not. Where another library decides what is
+trained next, its word counts like a loop's variable: the trial of Optuna, the run of a W&B sweep.
 """
 
 from __future__ import annotations
 
 import dis
+import linecache
 import os
 import re
 import sys
 import sysconfig
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from numbers import Number
 from pathlib import Path, PurePath
 from types import FrameType
@@ -25,6 +28,10 @@ _LIBRARIES = (
 )
 """Folders whose code is no user's."""
 _LONGEST = 64
+_MOST = 200
+"""Arguments of one call that are looked at."""
+_OF_A_START = re.compile(r"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{4}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d")
+"""What differs between two starts of one training: addresses, times, temporary files, drawn names."""
 _forked_in: FrameType | None = None
 """The frame in which this process was forked: it is of what has started the process."""
 
@@ -45,8 +52,14 @@ class CallSite:
     """FILE:LINE."""
     code: int
     """A checksum of the functions around them: with another one, lines cannot be compared."""
+    place: int
+    """A checksum of the instructions in them that call."""
+    text: int
+    """A checksum of the lines' text, which an edit elsewhere does not change; 0: there is none."""
     loops: str
     """The variables of the loops around them, as a part of a path: `fold=1,lr=0.1`; empty without loops."""
+    arguments: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """What the calls are given, by FUNCTION.NAME: digests of plain values, those of numbers begin with `#`."""
 
 
 def call_site() -> CallSite:
@@ -55,22 +68,63 @@ def call_site() -> CallSite:
     lines = tuple(f"{Path(f.f_code.co_filename).name}:{f.f_lineno}" for f in frames)
     codes = (f.f_code for f in frames)
     code = zlib.crc32(b"".join(c.co_code + c.co_linetable + str(c.co_firstlineno).encode() for c in codes))
-    values: dict[str, Any] = {}
+    place = zlib.crc32(repr([f.f_lasti for f in frames]).encode())
+    texts = [linecache.getline(f.f_code.co_filename, f.f_lineno, f.f_globals).strip() for f in frames]
+    text = zlib.crc32("\n".join(texts).encode()) if any(texts) else 0
+    values: dict[str, Any] = _sweep()
     for frame in frames:
-        values |= {name: frame.f_locals[name] for name in _loop_variables(frame) if name in frame.f_locals}
+        found = frame.f_locals
+        values |= {name: found[name] for name in _loop_variables(frame) if name in found}
+        for value in list(found.values()):
+            if type(value).__module__.startswith("optuna.trial") and hasattr(value, "number"):
+                values |= {"trial": value.number, **value.params}
     plain = {name: value for name, value in values.items() if _is_plain(value)}
     # Models and classes tell trainings apart where nothing plain does.
     shown = plain or {
         name: getattr(value, "__qualname__", type(value).__name__) for name, value in values.items()
     }
-    return CallSite(lines, code, _as_path(",".join(f"{name}={value}" for name, value in shown.items())))
+    loops = _as_path(",".join(f"{name}={value}" for name, value in shown.items()))
+    return CallSite(lines, code, place, text, loops, {k: v for f in frames for k, v in _arguments(f)})
+
+
+def _sweep() -> dict[str, Any]:
+    """The run that a W&B sweep has begun in this process: each has settings of its own."""
+    run: Any = getattr(sys.modules.get("wandb"), "run", None)
+    return {"wandb": run.id} if getattr(run, "sweep_id", None) else {}
+
+
+def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
+    """Yield what a function was called with, as far as it is plain and says which training this is."""
+    code, found = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
+    for name in code.co_varnames[:count]:
+        for path, value in list(_leaves(f"{code.co_name}.{name}", found.get(name)))[:_MOST]:
+            number = isinstance(value, Number) and not isinstance(value, bool)
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            yield path, f"{'#' * number}{zlib.crc32(_OF_A_START.sub('', text).encode()):08x}"
+
+
+def _leaves(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """The plain values of an argument: its own, or those of a dict, a configuration, parsed options."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {each.name: getattr(value, each.name, None) for each in fields(value)}
+    elif type(value).__name__ in ("Namespace", "SimpleNamespace"):
+        value = vars(value)
+    if isinstance(value, Mapping) and depth:
+        for name, part in list(value.items())[:_MOST]:
+            yield from _leaves(f"{path}.{name}", part, depth - 1)
+    elif _is_plain(value):
+        yield path, value
+    elif callable(value):
+        yield path, getattr(value, "__qualname__", type(value).__name__)
 
 
 def frames_of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == "<frozen runpy>" or frame is _forked_in:
-            return  # beyond it is what has started the script, or this rank of it
+        if frame is _forked_in:
+            return  # beyond it is what has started this process
         if not file.startswith(_LIBRARIES) and not file.startswith("<frozen"):
             yield frame
         frame = frame.f_back

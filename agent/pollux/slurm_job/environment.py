@@ -55,19 +55,11 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
     `trainings`). A companion's is its parent's.
     """
     if given is None and environ.get("POLLUX_COMPANION"):
-        return Path(environ["POLLUX_COMPANION"]).parent
+        parents = Path(environ["POLLUX_COMPANION"]).parent
+        return parents.parent if parents.name.startswith("attach-") else parents
     folder = Path(given) if given is not None else job_folder(environ)
     run = environ.get(RUN, "")
     return folder / f"run-{run}" if folder is not None and run else folder
-
-
-def training_directory(folder: Path | None, training: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder of a training in its run's `folder`; a companion is given that of its parent's first training."""
-    if folder is None or not training:
-        return folder
-    if environ.get("POLLUX_COMPANION"):
-        return folder if folder.name == training else folder / training
-    return folder / training
 
 
 def job_folder(environ: Mapping[str, str]) -> Path | None:

@@ -32,13 +32,11 @@ from pollux.errors import LaunchError
 from pollux.private_folder import PrivateFolder
 from pollux.slurm_job.access import in_pollux_job
 from pollux.slurm_job.environment import job_folder
-from pollux.slurm_job.trainings import RUN
+from pollux.slurm_job.trainings import PROCESS, RUN
 
 logger = logging.getLogger("pollux")
 
 FILE = "runs.json"
-PROCESS = "POLLUX_RUN_PROCESS"
-"""The process that stands for a run in its job's record; set for its launchers."""
 UNSEEN = "POLLUX_UNSEEN"
 """Set where this attempt sees nothing of the attempts before."""
 FIRST = "first"
@@ -308,6 +306,18 @@ def status_of(folder: Path, process: str) -> int | None:
     with contextlib.suppress(OSError, LaunchError), PrivateFolder(folder) as private:
         return next((each.status for each in _read(private) if each.process == process), None)
     return None
+
+
+def is_command_of_run(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a process's command is that of its job's run, which `choose` has looked at, and not a child's of it."""
+    folder, words = job_folder(environ), []
+    if folder is not None:
+        with contextlib.suppress(OSError, LaunchError), PrivateFolder(folder) as private:
+            mine = [each for each in _read(private) if each.process == environ.get(PROCESS)]
+            words = list(mine[-1].words) if mine else []
+    arguments = list(command[1:])
+    named = not command or any(Path(word).name == Path(command[0]).name for word in words) or "-m" in words
+    return not words or (named and words[len(words) - len(arguments) :] == arguments)
 
 
 def _check_name(runs: Sequence[Run], run: Run) -> None:

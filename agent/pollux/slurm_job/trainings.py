@@ -10,24 +10,33 @@ own, by which a restart finds it again:
     JOB-SUBMITTED/run-2/              the second `pollux run` of the batch script (see `runs`)
     JOB-SUBMITTED/run-NAME/attach-B/  pollux run --name NAME, attach(name="B")
 
-A script may leave out what it has done before, so a training in a loop is known by the loop's variables (`call_site`).
-The others are counted in their process. Where neither tells two trainings apart, the second one is refused.
+A script may leave out what it has done before, or go in another order. So each training leaves a record in its folder
+of where it was attached (`call_site`), and is found by it. A script that was edited since is compared by the text of
+its calls. Where nothing matches, trainings are counted in their process. Where two cannot be told apart, the second one
+is refused.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from pollux.errors import PolluxAgentError
+from pollux.private_folder import PrivateFolder, read_private
 from pollux.slurm_job.call_site import CallSite, call_site
 
 RUN = "POLLUX_RUN"
 """The name of a `pollux run` among those of its job, for its ranks. Empty: the first one."""
+PROCESS = "POLLUX_RUN_PROCESS"
+"""The process that stands for a run in its job's record; set for its launchers and their ranks."""
+RECORD = "training.json"
 _NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -52,6 +61,59 @@ class NamedTraining:
     site: CallSite | None = None
     """Where it is attached; None for one that the user has named."""
 
+    def keep(self, directory: Path, *, over: bool = False) -> None:
+        """On rank 0: leave a record of it in its folder. `over`: its script has closed it."""
+        if self.site is None:
+            return
+        mine = {name: getattr(self.site, name) for name in _Record.compared()}
+        mine |= {"arguments": dict(self.site.arguments), "over": over, "start": _start(), "pid": os.getpid()}
+        with contextlib.suppress(OSError), PrivateFolder.make(directory) as folder:
+            folder.write(RECORD, lambda file: file.write(json.dumps(mine).encode()))
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What an earlier training has left in its folder."""
+
+    code: int
+    place: int
+    text: int
+    loops: str
+    arguments: Mapping[str, str]
+    over: bool
+    start: str
+    pid: int
+
+    @staticmethod
+    def compared() -> list[str]:
+        return [each.name for each in fields(_Record) if each.name in ("code", "place", "text", "loops")]
+
+    def at(self, site: CallSite) -> bool:
+        """It was attached by the same calls."""
+        return (self.code, self.place) == (site.code, site.place)
+
+
+def _start(environ: Mapping[str, str] = os.environ) -> str:
+    """Name this start of a run's ranks; empty without a run."""
+    names = (PROCESS, "SLURM_RESTART_COUNT", "POLLUX_RESTARTS")
+    return "/".join(environ.get(name, "") for name in names) if environ.get(PROCESS) else ""
+
+
+def _records(folder: Path) -> dict[str, _Record]:
+    """The trainings without a user's name in a run's folder, by name, the first one first."""
+    found = {}
+    try:
+        names = [
+            "",
+            *sorted((each.name for each in folder.glob("attach-*")), key=lambda name: (len(name), name)),
+        ]
+    except OSError:
+        names = [""]
+    for name in names:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found[name] = _Record(**json.loads(read_private(folder / name / RECORD)))
+    return found
+
 
 @dataclass
 class Attached:
@@ -61,6 +123,8 @@ class Attached:
     """By the run's folder, and by the loops around them."""
     known: set[tuple[Path | None, str | CallSite]] = field(default_factory=set)
     """By name, or by place in the script."""
+    taken: set[tuple[Path | None, str]] = field(default_factory=set)
+    """The names of their folders, by the run's one."""
 
     @property
     def first(self) -> bool:
@@ -68,31 +132,98 @@ class Attached:
         return not self.counts
 
     def next(self, folder: Path | None, name: str | None, *, given: bool = False) -> NamedTraining:
-        """Return the training that is attached next in a run's folder; `given`: the script's own folder."""
-        site = call_site()
-        loops = "" if given else site.loops
-        number = self.counts[folder, loops] + 1
-        own = name or ",".join(filter(None, (loops, str(number) if number > 1 else "")))
-        return NamedTraining(f"attach-{own}" if own else "", self.first, site if name is None else None)
+        """Return the training that is attached next in a run's folder; `given`: the script's own folder.
 
-    def add(self, folder: Path | None, name: str | None, *, given: bool = False) -> NamedTraining:
-        """Begin the next training in a run's folder. Raises PolluxAgentError where a restart would not know it."""
-        found = self.next(folder, name if name is None else checked(name), given=given)
+        Raises PolluxAgentError where it cannot be told apart from one that is there.
+        """
+        if name is not None:
+            return NamedTraining(f"attach-{name}", self.first)
+        site = call_site()
+        return NamedTraining(self._name(folder, site, "" if given else site.loops), self.first, site)
+
+    def _name(self, folder: Path | None, site: CallSite, loops: str) -> str:
+        """The name of the folder of a training of this site. `loops`: as far as they are a part of it."""
+        records = {} if folder is None else _records(folder)
+        left = {name: each for name, each in records.items() if (folder, name) not in self.taken}
+        like = {name: each for name, each in left.items() if each.loops == site.loops}
+        mine = [name for name, each in like.items() if each.at(site)]
+        mine = mine or [name for name, each in like.items() if site.text and each.text == site.text]
+        mine = [name for name in mine if like[name].arguments == site.arguments] or mine
+        if mine:
+            found = like[mine[0]]
+            if found.over and found.start and found.start == _start() and found.pid != os.getpid():
+                raise PolluxAgentError(ANOTHER_PROCESS.format(_line(site)))
+            return mine[0]
+        number = self.counts[folder, loops] + 1
+        while True:
+            own = ",".join(filter(None, (loops, str(number) if number > 1 else "")))
+            name = f"attach-{own}" if own else ""
+            there = left.get(name)
+            if (folder, name) not in self.taken and (there is None or there.code != site.code):
+                return name
+            if there is not None and not there.over and there.loops == site.loops:
+                raise PolluxAgentError(ANOTHER_PLACE.format(_line(site)))
+            number += 1
+
+    def add(
+        self,
+        folder: Path | None,
+        name: str | None,
+        *,
+        given: bool = False,
+        agree: Callable[[list[str]], list[str]] = list,
+    ) -> NamedTraining:
+        """Begin the next training in a run's folder. `agree` returns rank 0's value.
+
+        Raises PolluxAgentError where a restart would not know it.
+        """
+        found, trouble = NamedTraining(), ""
+        try:
+            found = self._checked(folder, name, given=given)
+        except PolluxAgentError as error:
+            trouble = str(error)
+        # One rank looks: another one might find what this start has begun to write.
+        agreed, trouble = agree([found.name, trouble])
+        if trouble:
+            raise PolluxAgentError(trouble)
+        found = NamedTraining(agreed, found.first, found.site)
         site = found.site
+        self.counts[folder, "" if given or site is None else site.loops] += 1
+        self.known.add((folder, site or name or ""))
+        self.taken.add((folder, found.name))
+        return found
+
+    def _checked(self, folder: Path | None, name: str | None, *, given: bool) -> NamedTraining:
+        found = self.next(folder, name if name is None else checked(name), given=given)
         if name is not None and (folder, name) in self.known:
             raise PolluxAgentError(
                 f"expected each training of a script under a name of its own, got {name!r} twice: write, for example, "
                 'attach(..., name=f"fold-{k}")'
             )
-        if site is not None and folder is not None and (folder, site) in self.known:
-            raise PolluxAgentError(
-                f"{' '.join(site.lines[-1:])} attaches a second training, and a restart could not tell the "
-                "two apart: no variable of a loop differs. Give each training of the script a name, the same in each "
-                'start: attach(..., name=f"trial-{k}")'
-            )
-        self.counts[folder, "" if given or site is None else site.loops] += 1
-        self.known.add((folder, site or name or ""))
+        if found.site is not None and folder is not None and (folder, found.site) in self.known:
+            raise PolluxAgentError(SECOND.format(_line(found.site)))
         return found
+
+
+_NAMES = 'Give each training of the script a name, the same in each start: attach(..., name=f"trial-{{k}}")'
+SECOND = (
+    "{} attaches a second training, and a restart could not tell the two apart: no variable of a loop differs. "
+    + _NAMES
+)
+ANOTHER_PROCESS = (
+    "{} attaches a training that another process of this start has trained already, and a restart could not tell the "
+    "two apart. " + _NAMES
+)
+ANOTHER_PLACE = (
+    "{} attaches a training where an earlier start has attached one at another line, which has not ended: it cannot be "
+    "told whether this is the same one. "
+    + _NAMES
+    + ". To give the earlier one a name, too, call its folder attach-NAME"
+)
+
+
+def _line(site: CallSite) -> str:
+    return " ".join(site.lines[-2:])
 
 
 attached = Attached()

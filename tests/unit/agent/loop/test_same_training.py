@@ -35,7 +35,7 @@ def part(k):
     return Subset(DATA, [i for i in range(96) if i % 4 != k])
 
 
-def train(result, *, data=DATA, rate=0.05, seed=None, epochs=2, dies=False, drops=False, **options):
+def train(result, *, data=DATA, rate=0.05, times=1.0, seed=None, epochs=2, dies=False, drops=False, **options):
     if seed is not None:
         torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Dropout(0.2 * drops), torch.nn.Linear(4, 1))
@@ -47,7 +47,7 @@ def train(result, *, data=DATA, rate=0.05, seed=None, epochs=2, dies=False, drop
             if dies and job.progress.optimizer_steps == 4:
                 job.coordinator.save(durable=True)
                 os._exit(1)
-            job.step(lambda: mse_loss(job.model(a), b))
+            job.step(lambda: times * mse_loss(job.model(a), b))
     job.close()
     done(result, job.progress.optimizer_steps - begun, model)
 
@@ -94,9 +94,9 @@ class Ran:
     def __init__(self, folder: Path, body: str, starts: int, plain: bool) -> None:
         folder.mkdir(mode=0o700)
         script, said = folder.parent / "train.py", folder / "said"
-        script.write_text(PRELUDE + body)
         place = {} if plain else {"POLLUX_CHECKPOINT_DIR": str(folder / "checkpoints")}
         for number in range(starts):
+            script.write_text((PRELUDE + body).replace("EDIT\n", "edited = True\n" * number))
             self.status = start(script, said, {"START": str(number), "HERE": str(folder), **place})
         self.said = said.read_text()
         lines = (folder / "results").read_text().splitlines() if (folder / "results").exists() else []
@@ -171,6 +171,69 @@ for fold in range(3):
     drawn = Subset(DATA, torch.randperm(96)[:72].tolist())
     train(fold, data=drawn, drops=True, dies=START == 0 and fold == 2)
 """,
+    "straight lines of one seed and data, the first one skipped": """
+if not exists("a"):
+    train("a", seed=7)
+train("b", seed=7, times=2.0, dies=START == 0)
+""",
+    "straight lines in another order, and edited": """
+EDIT
+if START == 0:
+    train("a", seed=7)
+    train("b", seed=7, times=2.0, dies=START == 0)
+else:
+    train("b", seed=7, times=2.0, dies=START == 0)
+    train("a", seed=7)
+""",
+    "two on one line, in a function, the first one skipped": """
+def both():
+    exists("a") or train("a", seed=7); train("b", seed=7, times=2.0, dies=START == 0)
+both()
+""",
+    "a folder of the script's, the first fold skipped": """
+for fold in range(2):
+    if not exists(fold):
+        train(fold, seed=7, times=1.0 + fold, checkpoint_dir=f"{HERE}/own", dies=START == 0 and fold == 1)
+""",
+    "a text that is executed twice, once skipped": """
+text = "train(which, seed=7, times=times, dies=START == 0 and which == 'b')"
+if not exists("a"):
+    exec(text, globals() | {"which": "a", "times": 1.0})
+exec(text, globals() | {"which": "b", "times": 2.0})
+""",
+    "scripts of one name in a driver, the first one skipped": """
+import runpy
+for k in range(2):
+    os.makedirs(f"{HERE}/{k}", exist_ok=True)
+    with open(f"{HERE}/{k}/fold.py", "w") as file:
+        file.write("train(k, seed=7, times=1.0 + k, dies=START == 0 and k == 1)")
+if not exists(0):
+    runpy.run_path(f"{HERE}/0/fold.py", globals() | {"k": 0})
+runpy.run_path(f"{HERE}/1/fold.py", globals() | {"k": 1})
+""",
+    "Optuna asks other settings after the restart": """
+import optuna
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=START))
+
+def objective(trial):
+    times = trial.suggest_float("times", 0.5, 1.5)
+    if START or not trial.number:
+        train(f"{START}-{trial.number}-{times:.4f}", seed=7, times=times)
+    return times
+
+study.optimize(objective, n_trials=2)
+for t in range(1):
+    trial = study.ask()
+    study.tell(trial, objective(trial))
+""",
+    "the runs of a W&B sweep": """
+import types
+wandb = sys.modules["wandb"] = types.ModuleType("wandb")
+for number in range(1):
+    wandb.run = types.SimpleNamespace(id=f"run-{START}", sweep_id="sweep")
+    train(START, seed=7, times=1.0 + START)
+""",
     "names, in any order": """
 for k in ((2, 1, 0) if START else (0, 1, 2)):
     train(k, data=part(k), seed=k, dies=START == 0 and k == 1, name=f"fold-{k}")
@@ -182,7 +245,10 @@ for k in ((2, 1, 0) if START else (0, 1, 2)):
 def test_each_training_is_what_a_plain_run_makes_of_it(body: str, tmp_path: Path) -> None:
     ran = in_starts(tmp_path, body)
     assert not ran.status, ran.said
-    assert ran.weights == as_plain(tmp_path, body)
+    plain = as_plain(tmp_path, body)
+    assert ran.weights.keys() >= plain.keys()
+    for name, weights in plain.items():
+        assert ran.weights[name] == weights, name
 
 
 REFUSED = {
@@ -200,24 +266,6 @@ while k < 3:
         "from functools import reduce\nreduce(lambda _, k: train(k, seed=k), [0, 1, 2], None)",
         1,
         "a restart could not tell the two apart",
-    ),
-    "phases in straight lines, the first one skipped": (
-        """
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-if not exists("first"):
-    job = pollux.attach(model, optimizer, adaptive=False)
-    done("first", 0, model)
-else:
-    job = pollux.attach(model, optimizer, adaptive=False)  # name=
-loader = job.loader(DATA, 24)
-for _ in job.epochs(1):
-    for a, b in loader:
-        job.step(lambda: mse_loss(job.model(a), b))
-job.close()
-""",
-        2,
-        "it was attached at",
     ),
     "data by hand, the first one skipped": (
         """
@@ -242,15 +290,77 @@ train(k, data=part(k), seed=7)
         2,
         "the dataset had 72 samples",
     ),
-    "folds in a folder of the script's, skipped": (
+    "an argument by hand, the first one skipped": (
         """
-for fold in range(2):
-    if not exists(fold):
-        train(fold, seed=7, checkpoint_dir=f"{HERE}/own")
+which = "b" if exists("a") else "a"
+train(which, seed=7, times=2.0 if which == "b" else 1.0)
+""",
+        2,
+        "its call had another train.result, train.times",
+    ),
+    "processes of a pool": (
+        """
+import multiprocessing
+for k in range(2):
+    child = multiprocessing.get_context("fork").Process(target=train, args=(k,), kwargs={"seed": 7, "times": 1.0 + k})
+    child.start()
+    child.join()
+sys.exit(child.exitcode)
+""",
+        1,
+        "its call had another train.result, train.times",
+    ),
+    "processes of one start that nothing tells apart": (
+        """
+import multiprocessing
+os.environ["POLLUX_RUN_PROCESS"] = "here:1:1"
+for FOLD in range(2):
+    child = multiprocessing.get_context("fork").Process(target=lambda: train(FOLD, seed=7), args=())
+    child.start()
+    child.join()
+sys.exit(child.exitcode)
+""",
+        1,
+        "another process of this start has trained",
+    ),
+    "threads": (
+        """
+import threading
+errors = []
+threading.excepthook = lambda error: (sys.__excepthook__(*error[:3]), errors.append(error))
+for k in range(2):
+    thread = threading.Thread(target=train, args=(k,), kwargs={"seed": 7, "times": 1.0 + k})
+    thread.start()
+    thread.join()
+sys.exit(bool(errors))
+""",
+        1,
+        "a restart could not tell the two apart",
+    ),
+    "partial functions, the first one skipped": (
+        """
+from functools import partial
+for begin in [partial(train, "a", seed=7), partial(train, "b", seed=7, times=2.0)]:
+    if not exists(begin.args[0]):
+        begin()
         sys.exit(1)
 """,
         2,
-        "it was that of fold=0, and is that of fold=1",
+        "its call had another train.result, train.times",
+    ),
+    "a model with another dropout, the first one skipped": (
+        "train(START, seed=7, drops=not START) if START else train(START, seed=7, drops=not START)",
+        2,
+        "its model had other layers",
+    ),
+    "another line before the first one has ended": (
+        """
+if START == 0:
+    train("a", seed=7, dies=True)
+train("b", seed=7, times=2.0)
+""",
+        2,
+        "which has not ended",
     ),
 }
 
