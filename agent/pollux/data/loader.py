@@ -250,6 +250,24 @@ class ElasticLoader(ElasticData):
         batch = next(self._source)
         return batch, self._feed.planned.popleft()
 
+    def whole(self) -> int:
+        return max((self._length - self._cursor) // self._share.full - 3, 0)
+
+    def _next(self) -> Any:
+        order, start = self._order, self._cursor
+        if self._collate is None or order is None:
+            fetched = self._fetch()
+            assert fetched is not None, "as `whole` has promised"
+            self._cursor = fetched[1].stop
+            return fetched[0]
+        share = self._share
+        local = share.local_batch
+        own = start + share.rank * local
+        chosen, data = order[1][own : own + local].tolist(), self.dataset
+        batch = self._collate(self._many(chosen) if self._many else [data[i] for i in chosen])
+        self._cursor = start + self.samples
+        return batch
+
     def _moved(self) -> None:
         self._source = None
 

@@ -74,6 +74,10 @@ class ElasticData(ABC):
     def _fetch(self) -> tuple[Any, MicroBatch] | None:
         """Load the micro-batch at the cursor; None at the end of the pass."""
 
+    def _next(self) -> Any:
+        """Load the micro-batch at the cursor, where `whole` has promised one, and go on behind it."""
+        raise NotImplementedError
+
     def begin_pass(self) -> None:
         """A loop over the data begins: see what the script has changed. Raises BatchError."""
         return
@@ -130,6 +134,12 @@ class ElasticData(ABC):
         """Factor of this rank's mean loss: usually 1, for a stand-in 0."""
         self.last_of_pass = micro is not None and micro.last
         """Whether the current micro-batch is the last one of the pass."""
+        self.alike = False
+        """The next micro-batch is as the current one, behind it in the same pass; set by who has asked `whole`."""
+
+    def whole(self) -> int:
+        """Return how many micro-batches after the next one are surely full, and not the last of the pass."""
+        return 0
 
     @property
     def local_samples(self) -> int:
@@ -172,19 +182,23 @@ class ElasticData(ABC):
     def _run(self, iteration: int) -> Iterator[Any]:
         first = self._pass
         while True:
-            fetched = self._fetch()
-            if fetched is None:
-                # The place is the end of a pass, or drop_last leaves no micro-batch of the new size.
-                if self._pass > first:
-                    raise BatchError(
-                        f"no micro-batch of {self.world_size} ranks x {self.local_batch} can be made from a pass; "
-                        "use a smaller batch, or drop_last=False"
-                    )
-                self._advance()
-                continue
-            batch, micro = fetched
-            self._hold(micro)
-            self._cursor, self._ended = micro.stop, micro.last
+            if self.alike:
+                self.alike = False
+                batch = self._next()
+            else:
+                fetched = self._fetch()
+                if fetched is None:
+                    # The place is the end of a pass, or drop_last leaves no micro-batch of the new size.
+                    if self._pass > first:
+                        raise BatchError(
+                            f"no micro-batch of {self.world_size} ranks x {self.local_batch} can be made from a pass; "
+                            "use a smaller batch, or drop_last=False"
+                        )
+                    self._advance()
+                    continue
+                batch, micro = fetched
+                self._hold(micro)
+                self._cursor, self._ended = micro.stop, micro.last
             yield batch
             if iteration != self._iteration:
                 raise DataError(

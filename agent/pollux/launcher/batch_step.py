@@ -17,6 +17,7 @@ from pollux.launcher.log import say
 from pollux.launcher.workers import die_with_parent
 from pollux.slurm_job import runs
 from pollux.slurm_job.environment import job_folder
+from pollux.slurm_job.trainings import PROCESS
 
 _PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2}
 _NOT_FOUND = 127

@@ -63,7 +63,10 @@ class TrainingLoader:
                     stepper.in_hand.thread = get_ident()
                     yield batch
                     stepper.end_pass()
-                    if step.stepped:
+                    if step.stepped and step.plain:
+                        stepper.end_plain_step()
+                        coordinator.after_plain_step()
+                    elif step.stepped:
                         stepper.end_step()
                         coordinator.after_step()
                         epoch_done = stepper.epoch_done()
@@ -106,6 +109,11 @@ def backward(
 
     `weight`: the loss is a sum over so many tokens.
     """
+    step = stepper.training.step
+    if step.plain and weight is None and step.tokens is None and step.group is not None:
+        step.group.weighed = True
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+        return
     summed: summed_losses.SummedLoss | None = None
     if weight is not None:
         summed = summed_losses.begin(stepper, trained, loss, weight)
@@ -162,16 +170,16 @@ class MicroBatchContext:
     """One forward and backward pass. The ranks synchronise in a step's last pass only."""
 
     def __init__(self, stepper: Stepper, trained: TrainedModel) -> None:
-        if not stepper.training.begun:
-            stepper.training.check_begun()
-        self._trained = trained
-        self._stepper = stepper
+        self.trained = trained
+        self.stepper = stepper
         self._unsynchronised: Any = None
-        self._sharded = trained.meter.sharded
 
     def __enter__(self) -> None:
-        stepper, trained, step = self._stepper, self._trained, self._stepper.training.step
+        stepper, trained, step = self.stepper, self.trained, self.stepper.training.step
+        if not stepper.training.begun:
+            stepper.training.check_begun()
         stepper.in_hand.check()
+        self._sharded = trained.meter.sharded
         step.accumulates = True
         step.entered += 1
         first = step.group is None or step.group.begun < 2
@@ -201,7 +209,7 @@ class MicroBatchContext:
 
     def _check_kept(self) -> None:
         """Before a further pass of a step: see that the earlier ones' gradients are there. Raises LoopMistake."""
-        change, training = self._trained.kept.change(), self._stepper.training
+        change, training = self.trained.kept.change(), self.stepper.training
         group = training.step.group
         if change is Change.ZEROED and group is not None:
             raise LoopMistake(slips.ZEROED.format(group.begun - 1, group.passes, group.begun))
@@ -216,8 +224,8 @@ class MicroBatchContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        stepper, synchronises = self._stepper, self._stepper.synchronises
-        self._trained.in_pass = False
+        stepper, synchronises = self.stepper, self.stepper.synchronises
+        self.trained.in_pass = False
         if self._unsynchronised is not None:
             self._unsynchronised.__exit__(kind, error, trace)
         if self._sharded and not synchronises:
@@ -226,7 +234,7 @@ class MicroBatchContext:
             return self._failed(error)
         step, group = stepper.training.step, stepper.training.step.group
         if group is not None and not group.weighed:
-            if self._trained.kept.same(self._mark):
+            if self.trained.kept.same(self._mark):
                 self._meter.leave_out_pass(synchronises)
                 return False
             if stepper.share != 1.0:
@@ -235,9 +243,9 @@ class MicroBatchContext:
                     f"{stepper.share:g} in the step; after loss.backward() it counts as if that were 1",
                     stacklevel=2,
                 )
-        if self._writes is not None and self._writes != self._trained.writes():
+        if self._writes is not None and self._writes != self.trained.writes():
             logger.warning(slips.STEPS_IN_BACKWARD)
-        self._trained.passed = True
+        self.trained.passed = True
         if stepper.training.timer.timing:
             stepper.training.timer.passed()
         if self._meter.looks:
@@ -246,15 +254,15 @@ class MicroBatchContext:
                 share = 1.0 / group.passes  # each pass counts by its tokens
             self._meter.after_pass(synchronises, share, weights=step.weights)
         if step.weights is not None:
-            summed_losses.apply_weights(step.weights, self._trained)
+            summed_losses.apply_weights(step.weights, self.trained)
         if not synchronises:
-            self._trained.kept.note()
+            self.trained.kept.note()
         return False
 
     def _failed(self, error: BaseException) -> bool:
         """Forget a pass that raised. Return whether its step is taken again."""
         self._meter.abandon_pass()
-        training = self._stepper.training
+        training = self.stepper.training
         if training.data.uneven and isinstance(error, RuntimeError):
             own = training.data.local_samples
             logger.warning(slips.UNEVEN, own, training.world.rank, training.data.samples)
@@ -265,12 +273,38 @@ class MicroBatchContext:
                 "another rank ended in a pass that needs all of them; its own output says why. Every rank "
                 f"has to make the same number of passes: {error}"
             ) from error
-        return self._stepper.caught(error)
+        return self.stepper.caught(error)
+
+
+class PlainPass(MicroBatchContext):
+    """The same in a step that is as the one before, on one rank (`Stepper.plan`); one object serves all of them."""
+
+    def __enter__(self) -> None:
+        stepper, trained = self.stepper, self.trained
+        if stepper.in_hand.thread != get_ident():
+            stepper.in_hand.check()
+        stepper.training.step.entered += 1
+        trained.in_pass = True
+        self._mark = trained.kept.mark(first=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        trained, step = self.trained, self.stepper.training.step
+        if error is None and step.weights is None and step.group is not None and step.group.weighed:
+            trained.in_pass, trained.passed = False, True
+            return False
+        self._model, self._meter, self._writes, self._sharded = (
+            trained.model,
+            trained.meter,
+            None,
+            trained.meter.sharded,
+        )
+        return super().__exit__(kind, error, trace)
 
 
 def whole_step(
-    stepper: Stepper,
-    trained: TrainedModel,
+    plain: PlainPass,
     loss_of: Callable[[], Tensor | None],
     clip: float | None,
     weight: float | Tensor | None,
@@ -278,8 +312,10 @@ def whole_step(
     """Make one pass, and the optimizer step after the step's last pass. See `Job.step`."""
     if not callable(loss_of):
         raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
+    stepper, trained = plain.stepper, plain.trained
     loss: Tensor | None = None
-    with MicroBatchContext(stepper, trained):
+    short = stepper.training.step.plain and not trained.meter.looks
+    with plain if short else MicroBatchContext(stepper, trained):
         loss = loss_of()
         if loss is None:
             skip(stepper, trained)
@@ -302,7 +338,11 @@ def whole_step(
         if clip is not None:
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+            groups = optimizer.param_groups
+            clip_grad_norm_(
+                groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]],
+                clip,
+            )
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()

@@ -187,6 +187,17 @@ class Coordinator:
         if self.resizer.first_step_of:
             self.resizer.after_step()
 
+    def quiet(self) -> int:
+        """Return how many coming steps bring no decision and no check of the ranks."""
+        early = self.places.steps <= FIRST_STEPS[-1] or self.resizer.first_step_of
+        return 0 if early else self.exchange.quiet()
+
+    def after_plain_step(self) -> None:
+        """Count one of the steps that `quiet` has promised. The next other one tells the time of all."""
+        self.training.step.entered = 0
+        self.places.steps += 1
+        self.exchange.countdown -= 1
+
     def exchange_decisions(self, *, last: bool) -> None:
         """Send rank 0's decision if one is due, and act on the one before.
 
@@ -273,6 +284,7 @@ class Coordinator:
     def _act(self, decision: Decision) -> None:
         """Follow rank 0, on every rank after the same step."""
         training = self.training
+        training.step.alike = 0
         noise = list(decision.noise)
         read_every = 1 + round(
             self.attempt.settings.exchanges_per_reading * max(decision.next_exchange - 1, 0)

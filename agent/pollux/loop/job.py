@@ -17,7 +17,7 @@ from pollux.errors import LoopMistake, PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits
 from pollux.learning_rate.scaling import Rule, follow, rule_for
 from pollux.loop.added_model import AddedModel
-from pollux.loop.batches import TrainingLoader, backward, whole_step
+from pollux.loop.batches import MicroBatchContext, PlainPass, TrainingLoader, backward, whole_step
 from pollux.loop.coordinator import Coordinator
 from pollux.loop.notices import already_finished, announce
 from pollux.loop.readings import JobReadings
@@ -53,7 +53,9 @@ class Job(JobReadings):
         """Until `close`."""
         self._attempt = attempt
         self._stepper = Stepper(training)
+        self._stepper.quiet = self.coordinator.quiet
         first = self._trained = training.models[0]
+        self._plain_pass = PlainPass(self._stepper, first)
         self.module = first.module
         """The model as the user passed it."""
         self.optimizer, self.scheduler = first.optimizer, first.scheduler
@@ -223,6 +225,12 @@ class Job(JobReadings):
         coordinator.resizer.close()
         self._release()
 
+    def micro_batch(self) -> MicroBatchContext:
+        """Context of one forward and backward pass. Only a step's last one synchronises the ranks."""
+        if self.training.step.plain and not self._trained.meter.looks:
+            return self._plain_pass
+        return MicroBatchContext(self._stepper, self._trained)
+
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **options: Any) -> None:
         """Backpropagate a mean loss by the micro-batch's share of the step.
 
@@ -253,7 +261,7 @@ class Job(JobReadings):
         ReduceLROnPlateau does not: it wants a metric), and the gradients are zeroed. `weight` is that of `backward`.
         Return the loss without its graph; None where the pass was left out, or ran out of memory and is repeated.
         """
-        return whole_step(self._stepper, self._trained, loss_of, clip, weight)
+        return whole_step(self._plain_pass, loss_of, clip, weight)
 
     def poll(self) -> None:
         """Act on the scheduler's orders while the training makes no steps.

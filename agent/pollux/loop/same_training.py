@@ -41,9 +41,6 @@ def origin(attempt: Attempt, model: torch.nn.Module) -> dict[str, Any]:
     return {
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
-        "lines": list(site.lines) if site else [],
-        "code": site.code if site else 0,
-        "text": site.text if site else 0,
         "arguments": dict(site.arguments) if site else {},
         "loops": site.loops if site else "",
         "model": zlib.crc32(re.sub(r"0x[0-9a-f]+", "", repr(model)).encode()),
@@ -62,9 +59,6 @@ def _differences(mine: Mapping[str, Any], other: Mapping[str, Any], *, resized: 
         found.append(
             f"it was that of {other['loops'] or 'no loop'}, and is that of {mine['loops'] or 'no loop'}"
         )
-    lines, others = mine["lines"], other.get("lines", [])
-    if mine["code"] == other["code"] and mine["text"] != other.get("text") and lines != others:
-        found.append(f"it was attached at {' '.join(others)}, and is at {' '.join(lines)}")
     before = other.get("arguments", mine["arguments"])
     changed = [
         name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,10 @@ class Stepper:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         """AMP's loss scaling, where it is in use."""
         self._warned_of_own_passes = False
+        self.quiet: Callable[[], int] = lambda: 0
+        """Returns how many coming steps bring no decision and no check of the ranks."""
+        self._each_time: Callable[[], None] | None = None
+        """What a step that is as the one before still needs."""
         self.in_hand, self.units = BatchInHand(training), Units(training)
 
     @property
@@ -74,6 +79,7 @@ class Stepper:
     def enter(self) -> None:
         """A loop over the loader begins."""
         self.in_hand.enter()
+        self.plan_anew()
         for model in self.training.models:
             model.new_loop = True
 
@@ -85,6 +91,8 @@ class Stepper:
         """
         training = self.training
         self.commit_in_hand()
+        training.step.plain = False
+        self.plan_anew()
         training.step.writes = writes(training)
         training.pause()
         if not training.step.managed and self.epoch_done():
@@ -103,12 +111,55 @@ class Stepper:
     def plan(self) -> None:
         """Before fetching a pass: begin a step where the last one is over."""
         step = self.training.step
+        if step.alike > 0:
+            step.alike -= 1
+            step.plain = self.training.data.alike = True
+            self.training.timer.steps += 1
+            if self._each_time is not None:
+                self._each_time()
+            return
+        step.plain = False
         begins = step.group is None or step.group.synchronises
         if begins:
             if step.group is not None and step.group.left_out and step.uncommitted:
                 self._give_up()
             self._begin_group()
         self.training.timer.fetch(begins=begins, measured=step.measured)
+        if begins and step.group is not None and step.group.passes == 1:
+            step.alike = self._alike(step.group)
+
+    def _alike(self, group: StepGroup) -> int:
+        """Return how many coming steps are as this one in all that the agent plans.
+
+        They have one whole pass, are neither measured nor timed, end no epoch, and bring no decision. Until then a step
+        costs a few lines of the agent. What may change the plan sets it back (`plan_anew`).
+        """
+        training = self.training
+        step, progress, model = training.step, training.progress, training.models[0]
+        settled = step.looped and step.accumulates and not self.in_hand.first and not model.unused_looks
+        if not settled or len(training.models) > 1 or self._scaler is not None or training.timer.timing:
+            return 0
+        quiet = self.quiet() - 1
+        if quiet < 1 or group.samples != training.world.size * group.local_batch:
+            return 0
+        self._each_time = model.again if model.follows_each_step else None
+        left = progress.epoch_from + training.data.length - progress.examples
+        if progress.target is not None:
+            left = min(left, progress.target - progress.examples)
+        if step.passes_only:
+            part = 1.0 if progress.passes is None else min(progress.passes - progress.epoch, 1.0)
+            left = part * training.data.length - training.data.position
+        return min(
+            training.data.whole(),
+            training.timer.untimed(),
+            model.meter.unmeasured(progress.optimizer_steps + 1) - 1,
+            quiet,
+            int(left / group.samples) - 3,
+        )
+
+    def plan_anew(self) -> None:
+        """Something has changed that steps are planned by."""
+        self.training.step.alike = 0
 
     def _give_up(self) -> None:
         """Forget a step that the loop did not make: a pass of it was left out.
@@ -117,6 +168,7 @@ class Stepper:
         """
         training = self.training
         training.step.group = None
+        self.plan_anew()
         for model in training.models:
             model.optimizer.zero_grad(set_to_none=True)
         self.skip_step()
@@ -180,6 +232,12 @@ class Stepper:
     def begin_pass(self) -> None:
         """A micro-batch has been fetched."""
         training, step, data = self.training, self.training.step, self.training.data
+        if step.plain and step.group is not None:
+            step.group.weighed = step.stepped = training.models[0].passed = False
+            step.tokens = step.weights = None
+            step.uncommitted += data.samples
+            step.taken += 1
+            return
         assert step.group is not None
         step.weight = step.group.begin(data.samples, last=data.last_of_pass)
         step.stepped = step.failed = False
@@ -213,6 +271,10 @@ class Stepper:
     def end_pass(self) -> None:
         """The user's body for this micro-batch is over."""
         training, step = self.training, self.training.step
+        if step.plain:
+            if training.models[0].passed:
+                return
+            self.plan_anew()
         if step.group is None:
             return  # it ran out of memory
         if self.in_hand.first:
@@ -227,6 +289,7 @@ class Stepper:
             training.models[0].passed or any([m.passed for m in training.models[1:]])
         ):
             step.group.left_out = True
+            self.plan_anew()
             if training.world.distributed:
                 self.in_hand.tell_left_out()
 
@@ -295,6 +358,8 @@ class Stepper:
             training.progress.take_back(step.uncommitted, step.gain)
         step.group, step.uncommitted, step.taken = None, 0, 0
         step.stepped, step.in_hand, step.failed = False, False, True
+        step.plain = False
+        self.plan_anew()
 
     def retry(self, limits: BatchLimits) -> None:
         """Take the step again from its first sample, within `limits`."""
@@ -318,6 +383,8 @@ class Stepper:
     def before_optimizer_step(self, model: TrainedModel, _: Any, args: Any, options: Any) -> None:
         """End a measured pass where the loop has no contexts that would. The optimizers' hook: `args` has the first."""
         training, step = self.training, self.training.step
+        if step.plain and model.passed:
+            return
         group = step.group
         closure = (
             len(args) > 1 or options.get("closure") is not None
@@ -388,6 +455,20 @@ class Stepper:
             if model.schedule.steps:
                 step.scheduler_calls = max(step.scheduler_calls, model.schedule.end(worth))
 
+    def end_plain_step(self) -> None:
+        """End a step that was as the one before."""
+        training, step = self.training, self.training.step
+        model = training.models[0]
+        if model.schedule.steps:
+            self.end_step()
+            return
+        step.in_hand = step.stepped = False
+        step.uncommitted, step.usual, step.taken = 0, step.taken, 0
+        training.data.commit()
+        if model.meter.looks:  # there are other ranks: all of them read samples after the same step
+            model.meter.end_step(training.progress.optimizer_steps)
+        step.untold += 1
+
     def end_step(self) -> None:
         """End the step that the optimizer has made. At the same step on every rank."""
         self.commit_in_hand()
@@ -418,7 +499,7 @@ class Stepper:
     def _time_step(self) -> None:
         step, now = self.training.step, time.perf_counter()
         if step.ended_at is not None:
-            seconds, before = now - step.ended_at, step.seconds
+            seconds, before = (now - step.ended_at) / (1 + step.untold), step.seconds
             # An occasional pause without a report to the agent is no step.
             step.seconds = 0.9 * before + 0.1 * min(seconds, 2.0 * before) if before else seconds
-        step.ended_at = now
+        step.ended_at, step.untold = now, 0

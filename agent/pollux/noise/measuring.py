@@ -178,6 +178,14 @@ class NoiseMeter:
             return False
         return self.norms.warm and not (self.blind or self._young)
 
+    def unmeasured(self, step: int) -> int:
+        """Return how many steps, from `step` on, are surely not measured."""
+        if self.blind:
+            return 1 << 30
+        if self.measures or self._differenced.kept is not None or not self.norms.warm:
+            return 0
+        return max(self._due_from - step, 0)
+
     def begin_group(
         self,
         step: int,

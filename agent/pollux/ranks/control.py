@@ -112,7 +112,8 @@ class ControlExchange:
         """Parameter groups of all models together; not to be changed after the first exchange."""
         self._pending: tuple[torch.Tensor, Any, tuple[int, int, int]] | None = None
         """The decision under way, its transfer, and this rank's epoch, sample and length when it was sent."""
-        self._countdown = 1
+        self.countdown = 1
+        """Steps until the next exchange."""
         self._prompt = False
         self._options = dist.BroadcastOptions()
         self._options.rootRank = self._options.rootTensor = 0
@@ -121,7 +122,7 @@ class ControlExchange:
     def change_group(self, group: dist.ProcessGroup | None) -> None:
         """Go on in the group of other ranks. Nothing may be under way in the old one."""
         assert self._pending is None
-        self.group, self._countdown, self._prompt = group, 1, False
+        self.group, self.countdown, self._prompt = group, 1, False
 
     def step(self, decide: Callable[[], Decision]) -> Decision | None:
         """Count one optimizer step; return the decision sent at the last one's end, where one was.
@@ -133,8 +134,8 @@ class ControlExchange:
             self._note(taken)
             if self._prompt:
                 return taken  # the next one is sent, and taken, after the next step
-        self._countdown -= 1
-        if self._countdown <= 0:
+        self.countdown -= 1
+        if self.countdown <= 0:
             self.send(decide())
             if self._prompt:
                 # The step takes so long that the wait does not matter, and one step later would be too late.
@@ -143,8 +144,12 @@ class ControlExchange:
                 self._note(taken)
         return taken
 
+    def quiet(self) -> int:
+        """Return how many coming steps neither send nor take a decision. Who leaves `step` out counts them down."""
+        return 0 if self._pending is not None or self._prompt else self.countdown - 1
+
     def _note(self, taken: Decision) -> None:
-        self._prompt, self._countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
+        self._prompt, self.countdown = taken.next_exchange == 0, max(taken.next_exchange, 1)
 
     def send(self, decision: Decision) -> None:
         """Send rank 0's decision, without waiting for it."""

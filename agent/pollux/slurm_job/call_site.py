@@ -32,6 +32,10 @@ _MOST = 200
 """Arguments of one call that are looked at."""
 _OF_A_START = re.compile(r"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{4}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d")
 """What differs between two starts of one training: addresses, times, temporary files, drawn names."""
+_FOLLOWS_THE_START = re.compile(
+    r"(^|_)(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)(_|$)"
+)
+"""Names of arguments that differ between two starts of one training."""
 _forked_in: FrameType | None = None
 """The frame in which this process was forked: it is of what has started the process."""
 
@@ -100,6 +104,8 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
     for name in code.co_varnames[:count]:
         for path, value in list(_leaves(f"{code.co_name}.{name}", found.get(name)))[:_MOST]:
+            if _FOLLOWS_THE_START.search(path.rpartition(".")[2]):
+                continue
             number = isinstance(value, Number) and not isinstance(value, bool)
             text = f"{value:g}" if isinstance(value, float) else str(value)
             yield path, f"{'#' * number}{zlib.crc32(_OF_A_START.sub('', text).encode()):08x}"

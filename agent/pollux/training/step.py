@@ -58,6 +58,10 @@ class StepState:
 
     group: StepGroup | None = None
     """The step under way; None before the first step, and if the step has to be planned again."""
+    alike: int = 0
+    """Coming steps that are as the present one: planned already, neither measured nor timed, without an exchange."""
+    plain: bool = False
+    """The present step is one of these."""
     weight: float = 1.0
     """The weight of the present micro-batch in the step's mean."""
     measured: bool = False
@@ -109,12 +113,15 @@ class StepState:
     """Average duration of a step; 0 while unknown."""
     writes: int = -1
     """Writes to the parameters when the loop over the loader ended (`loop.divergence.writes`)."""
+    untold: int = 0
+    """Steps since then that are not in the average yet."""
     ended_at: float | None = None
     """When the last step ended, by `time.perf_counter`; None after a pause."""
 
     def change_ranks(self) -> None:
         """Forget what holds for the former ranks only."""
         self.group = None
+        self.alike, self.plain = 0, False
         self.entered = 0
         self.per_example = None
         self.usual = 0  # a joining rank has no data on earlier steps

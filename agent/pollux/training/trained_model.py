@@ -24,6 +24,7 @@ from pollux.goodput import NoiseScale
 from pollux.learning_rate import averaged_direction
 from pollux.learning_rate.moment_lag import MomentLag
 from pollux.learning_rate.scaling import (
+    RULES,
     LearningRateScaler,
     Rule,
     automatic,
@@ -275,6 +276,21 @@ class TrainedModel:
             self.rates.factors = ()
             return
         self.scale_to(scale)
+
+    @property
+    def follows_each_step(self) -> bool:
+        """Something of `begin_step` differs between steps of one size."""
+        factors = self._scale_in_hand is not None and (
+            self._lags or not self._judged or (self.rule is not automatic and self.rule not in RULES.values())
+        )
+        return self.schedule.steps or factors
+
+    def again(self) -> None:
+        """Begin a step of the same size as the one before; see `follows_each_step`."""
+        if self.schedule.steps:
+            self.schedule.begin()
+        if self._scale_in_hand is not None:
+            self.scale_to(self._scale_in_hand)
 
     def measured(self) -> Sequence[NoiseScale | None]:
         """This rank's noise scale of each parameter group, not agreed yet. None until measured."""

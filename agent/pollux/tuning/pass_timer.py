@@ -120,7 +120,8 @@ class PassTimer:
         self.cost = MeasuringCost()
         self.timing = True
         """The present step is timed. Where it is not, `fetch` alone is called."""
-        self._steps = 0
+        self.steps = 0
+        """Begun; counted by `fetch`, and by its caller for steps that `untimed` has promised."""
         self._dense = _DENSE
         self._step: float | None = 0.0
         """Seconds of the passes of a step that are filed; None if one of them does not count."""
@@ -161,10 +162,14 @@ class PassTimer:
         `begins`: a step begins with it. `measured`: the step's gradients are.
         """
         if begins:
-            self.timing = measured or self._dense > 0 or self._steps % self._every == 0
-            self._steps += 1
+            self.timing = measured or self._dense > 0 or self.steps % self._every == 0
+            self.steps += 1
             self._measured = measured
         self._key, self._fetched = None, self._mark() if self.timing else None
+
+    def untimed(self) -> int:
+        """Return how many coming steps are not timed, unless they are measured."""
+        return 0 if self._dense > 0 else -self.steps % self._every
 
     def ready(self) -> None:
         """Mark the last local gradient; called in the backward pass."""

@@ -13,6 +13,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import pytest
 from contrib.devcluster.processes import free_ports
 from pollux.launcher.node import PRELOAD
 from pollux.slurm_job import call_site
-from pollux.slurm_job.trainings import Attached
+from pollux.slurm_job.trainings import Attached, NamedTraining
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -155,10 +156,13 @@ def each_attach_is_of_a_new_process(request: pytest.FixtureRequest, monkeypatch:
     Tests marked `one_process` attach several trainings, as a script does.
     """
     if request.node.get_closest_marker("one_process") is None:
-        first = Attached.next
-        monkeypatch.setattr(
-            Attached, "add", lambda self, folder, name, given: first(Attached(), folder, name, given=True)
-        )
+
+        def add(self: Attached, folder: Any, name: str | None, **_: Any) -> NamedTraining:
+            if name is not None:
+                return NamedTraining(f"attach-{name}")
+            return NamedTraining(site=replace(call_site.call_site(), arguments={}))
+
+        monkeypatch.setattr(Attached, "add", add)
     else:
         monkeypatch.setattr("pollux.slurm_job.attempt.attached", Attached())
 

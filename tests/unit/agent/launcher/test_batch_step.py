@@ -14,7 +14,7 @@ import pytest
 from pollux.errors import LaunchError
 from pollux.launcher.batch_step import begin_run, end_run, step_status
 from pollux.slurm_job import runs
-from pollux.slurm_job.trainings import RUN
+from pollux.slurm_job.trainings import PROCESS, RUN
 
 JOB = {
     "SLURM_JOB_ID": "7",
@@ -45,7 +45,7 @@ def test_any_other_status_is_the_steps(job: dict[str, str], status: int, tmp_pat
     if status == 75:
         end_run(75, begun)
     assert step_status(["sh", "-c", f"exit {status}"], begun) == status
-    assert runs.status_of(tmp_path / "7-17", begun[runs.PROCESS]) == status, "noted for the next run"
+    assert runs.status_of(tmp_path / "7-17", begun[PROCESS]) == status, "noted for the next run"
 
 
 def test_outside_of_pollux_jobs_the_status_is_sruns() -> None:

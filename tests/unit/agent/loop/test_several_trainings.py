@@ -46,7 +46,7 @@ def data(seed: int) -> TensorDataset:
 
 
 def train(
-    model: torch.nn.Module, seed: int, *, dies_at: int = -1, epochs: int = 2, **options: Any
+    model: torch.nn.Module, seed: int, *, restarts_at: int = -1, epochs: int = 2, **options: Any
 ) -> tuple[int, float]:
     """A training of 3 steps an epoch; returns its steps in this life, and the sum of its weights."""
     trained = [each for each in model.parameters() if each.requires_grad]
@@ -55,7 +55,7 @@ def train(
     steps = 0
     for _ in job.epochs(epochs):
         for x, y in loader:
-            if steps == dies_at:
+            if steps == restarts_at:
                 job.coordinator.save(durable=True)
                 job.coordinator.close()
                 raise Died
@@ -70,10 +70,10 @@ def fold(number: int, **options: Any) -> tuple[int, float]:
     return train(torch.nn.Linear(4, 1), number, **options)
 
 
-def folds(folder: Path | None, *, dies: int = -1, **options: Any) -> list[tuple[int, float]]:
+def folds(folder: Path | None, *, restarts_in: int = -1, **options: Any) -> list[tuple[int, float]]:
     """Three folds; the script dies in one of them, after the fourth step."""
     place = {} if folder is None else {"checkpoint_dir": folder}
-    return [fold(k, dies_at=4 if k == dies else -1, **place, **options) for k in range(3)]
+    return [fold(k, restarts_at=4 if k == restarts_in else -1, **place, **options) for k in range(3)]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_each_fold_trains_and_a_restart_goes_on_in_the_interrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: list[tuple[int, float]]
 ) -> None:
     with a_process(monkeypatch):
-        folds(tmp_path, dies=1)
+        folds(tmp_path, restarts_in=1)
     with a_process(monkeypatch):
         again = folds(tmp_path)
         assert [steps for steps, _ in again] == [0, 2, 6]
@@ -98,23 +98,23 @@ def test_each_fold_trains_and_a_restart_goes_on_in_the_interrupted_one(
         assert [weights for _, weights in once_more] == pytest.approx([weights for _, weights in alone])
 
 
-def phases(folder: Path, *, dies: int = -1) -> list[int]:
+def phases(folder: Path, *, restarts_in: int = -1) -> list[int]:
     """The head first, then all layers, as the page on scripts says."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     steps = []
     for phase in range(2):
         model[0].requires_grad_(phase == 1)
-        steps.append(train(model, 5, dies_at=4 if phase == dies else -1, checkpoint_dir=folder)[0])
+        steps.append(train(model, 5, restarts_at=4 if phase == restarts_in else -1, checkpoint_dir=folder)[0])
     return steps
 
 
 def test_a_second_phase_with_other_parameters_works_over_any_number_of_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for dies, expected in ((0, None), (1, None), (-1, [0, 2]), (-1, [0, 0])):
+    for place, expected in ((0, None), (1, None), (-1, [0, 2]), (-1, [0, 0])):
         with a_process(monkeypatch):
-            steps = phases(tmp_path, dies=dies)
+            steps = phases(tmp_path, restarts_in=place)
             assert steps == expected
 
 
@@ -136,7 +136,7 @@ def test_names_find_trainings_where_the_script_skips_what_it_has_done(
 ) -> None:
     with a_process(monkeypatch):
         for k in range(2):
-            fold(k, checkpoint_dir=tmp_path, name=f"fold-{k}", dies_at=4 if k else -1)
+            fold(k, checkpoint_dir=tmp_path, name=f"fold-{k}", restarts_at=4 if k else -1)
     with a_process(monkeypatch):
         assert fold(1, checkpoint_dir=tmp_path, name="fold-1")[0] == 2
         assert fold(2, checkpoint_dir=tmp_path, name="fold-2")[0] == 6
@@ -152,7 +152,7 @@ def test_ended_trainings_are_no_fruitless_restarts(tmp_path: Path, monkeypatch: 
     for count in range(4):
         monkeypatch.setenv("SLURM_RESTART_COUNT", str(count))
         with a_process(monkeypatch):
-            folds(tmp_path, dies=2)
+            folds(tmp_path, restarts_in=2)
     assert not (tmp_path / "restarts.json").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_copy_in_memory_of_one_training_is_never_restored_into_another(
     try:
         with a_process(monkeypatch):
             for k in range(2):
-                fold(k, checkpoint_dir=tmp_path, name=f"fold-{k}", dies_at=4 if k else -1)
+                fold(k, checkpoint_dir=tmp_path, name=f"fold-{k}", restarts_at=4 if k else -1)
         assert memory.copies(0), "the second training was copied"
         with a_process(monkeypatch):
             for k in (2, 1, 0):
@@ -186,7 +186,7 @@ def test_after_a_kill_a_copy_is_restored_and_no_more_are_made(
     hand_on(memory)
     try:
         with a_process(monkeypatch):
-            fold(0, dies_at=4)
+            fold(0, restarts_at=4)
         assert memory.copies(0)
         monkeypatch.setenv(NO_COPIES, "1")
         with a_process(monkeypatch):
