@@ -34,6 +34,7 @@ from pollux.resize.resizer import Resizer
 from pollux.scheduler.drains import Drains
 from pollux.scheduler.line import Receipt, SchedulerLine
 from pollux.slurm_job.attempt import Attempt
+from pollux.training.tracked_run import take_up
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
 from pollux.tuning.knowledge import Introduction
@@ -86,6 +87,8 @@ class Coordinator:
         """Load the newest checkpoint; see `Checkpointer.restore`."""
         self.checkpointer.restore(self.exchange)
         progress = self.training.progress
+        for sentence in take_up(self.training.models[0].record.tracked) if self._main else ():
+            notice(sentence)
         if self._main and progress.optimizer_steps:
             where = f"checkpoint in {self.attempt.directory}"
             restored("copy in memory" if self.checkpointer.from_memory else where, progress)

@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from pollux.optimizers.together import Together
+from pollux.training.tracked_run import present
 
 COMPILED = "_orig_mod."
 """torch.compile puts this into the names of a module's parameters."""
@@ -68,6 +69,8 @@ class ScriptRecord:
         """Where and how the training began (see `same_training`)."""
         self.origin_restored: dict[str, Any] = {}
         """The checkpoint's; empty without one."""
+        self.tracked: dict[str, str] = {}
+        """Of the checkpoint: the runs of trackers (see `tracked_run`)."""
 
     def state_dict(self) -> dict[str, str]:
         names = {p: plain_name(name) for name, p in self._module.named_parameters()}
@@ -80,6 +83,7 @@ class ScriptRecord:
             "shapes": self._shapes(),
             "changed": self.changed(),
             "origin": self.origin,
+            "tracked": present() or self.tracked,
         }
         return {"json": json.dumps(record)}
 
@@ -108,6 +112,7 @@ class ScriptRecord:
             self._settings[name] = saved
         self.restored += self.edited
         self.origin_restored = record.get("origin", {})
+        self.tracked = record.get("tracked", {})
 
     def difference(self, state: Mapping[str, Any], part: str) -> str:
         """Return the first parameter that a checkpoint has otherwise; empty: none."""
