@@ -30,6 +30,7 @@ from pollux.loop.slips import (
 from pollux.loop.units import Units
 from pollux.ranks.torch_internals import scaler_steps
 from pollux.training.memory import is_out_of_memory
+from pollux.training.plain_steps import alike
 from pollux.training.step import StepGroup
 from pollux.training.trained_model import TrainedModel
 from pollux.training.training import Training
@@ -126,36 +127,11 @@ class Stepper:
             self._begin_group()
         self.training.timer.fetch(begins=begins, measured=step.measured)
         if begins and step.group is not None and step.group.passes == 1:
-            step.alike = self._alike(step.group)
-
-    def _alike(self, group: StepGroup) -> int:
-        """Return how many coming steps are as this one in all that the agent plans.
-
-        They have one whole pass, are neither measured nor timed, end no epoch, and bring no decision. Until then a step
-        costs a few lines of the agent. What may change the plan sets it back (`plan_anew`).
-        """
-        training = self.training
-        step, progress, model = training.step, training.progress, training.models[0]
-        settled = step.looped and step.accumulates and not self.in_hand.first and not model.unused_looks
-        if not settled or len(training.models) > 1 or self._scaler is not None or training.timer.timing:
-            return 0
-        quiet = self.quiet() - 1
-        if quiet < 1 or group.samples != training.world.size * group.local_batch:
-            return 0
-        self._each_time = model.again if model.follows_each_step else None
-        left = progress.epoch_from + training.data.length - progress.examples
-        if progress.target is not None:
-            left = min(left, progress.target - progress.examples)
-        if step.passes_only:
-            part = 1.0 if progress.passes is None else min(progress.passes - progress.epoch, 1.0)
-            left = part * training.data.length - training.data.position
-        return min(
-            training.data.whole(),
-            training.timer.untimed(),
-            model.meter.unmeasured(progress.optimizer_steps + 1) - 1,
-            quiet,
-            int(left / group.samples) - 3,
-        )
+            settled = self._scaler is None and not self.in_hand.first
+            step.alike = alike(self.training, step.group, self.quiet) if settled else 0
+            if step.alike > 0:
+                model = self.training.models[0]
+                self._each_time = model.again if model.follows_each_step else None
 
     def plan_anew(self) -> None:
         """Something has changed that steps are planned by."""
@@ -382,9 +358,11 @@ class Stepper:
 
     def before_optimizer_step(self, model: TrainedModel, _: Any, args: Any, options: Any) -> None:
         """End a measured pass where the loop has no contexts that would. The optimizers' hook: `args` has the first."""
+        if not (self.training.step.plain and model.passed):
+            self._end_measured(model, args, options)
+
+    def _end_measured(self, model: TrainedModel, args: Any, options: Any) -> None:
         training, step = self.training, self.training.step
-        if step.plain and model.passed:
-            return
         group = step.group
         closure = (
             len(args) > 1 or options.get("closure") is not None

@@ -115,6 +115,15 @@ def _records(folder: Path) -> dict[str, _Record]:
     return found
 
 
+def _recorded(left: Mapping[str, _Record], site: CallSite) -> str | None:
+    """The name of the training that was attached here before; None: there is none."""
+    like = {name: each for name, each in left.items() if each.loops == site.loops}
+    mine = [name for name, each in like.items() if each.at(site)]
+    mine = mine or [name for name, each in like.items() if site.text and each.text == site.text]
+    mine = [name for name in mine if like[name].arguments == site.arguments] or mine
+    return mine[0] if mine else None
+
+
 @dataclass
 class Attached:
     """The trainings that a process has attached."""
@@ -145,15 +154,16 @@ class Attached:
         """The name of the folder of a training of this site. `loops`: as far as they are a part of it."""
         records = {} if folder is None else _records(folder)
         left = {name: each for name, each in records.items() if (folder, name) not in self.taken}
-        like = {name: each for name, each in left.items() if each.loops == site.loops}
-        mine = [name for name, each in like.items() if each.at(site)]
-        mine = mine or [name for name, each in like.items() if site.text and each.text == site.text]
-        mine = [name for name in mine if like[name].arguments == site.arguments] or mine
-        if mine:
-            found = like[mine[0]]
-            if found.over and found.start and found.start == _start() and found.pid != os.getpid():
-                raise PolluxAgentError(ANOTHER_PROCESS.format(_line(site)))
-            return mine[0]
+        mine = _recorded(left, site)
+        if mine is None:
+            return self._numbered(folder, site, loops, left)
+        found = left[mine]
+        if found.over and found.start and found.start == _start() and found.pid != os.getpid():
+            raise PolluxAgentError(ANOTHER_PROCESS.format(_line(site)))
+        return mine
+
+    def _numbered(self, folder: Path | None, site: CallSite, loops: str, left: Mapping[str, _Record]) -> str:
+        """The name of one that no record fits, by its number."""
         number = self.counts[folder, loops] + 1
         while True:
             own = ",".join(filter(None, (loops, str(number) if number > 1 else "")))

@@ -15,7 +15,7 @@ _TRACKERS = {
     "wandb": ("WANDB_RUN_ID", {"WANDB_RESUME": "allow"}),
     "mlflow": ("MLFLOW_RUN_ID", {}),
 }
-_ours: dict[str, str] = {}
+set_here: dict[str, str] = {}
 """The variables that this process has set, and no user."""
 
 
@@ -31,10 +31,10 @@ def present() -> dict[str, str]:
 
 def take_up(saved: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> list[str]:
     """Have trackers go on with a checkpoint's runs. Return sentences on those that have begun another one already."""
-    for name, value in _ours.items():  # of a training before this one
+    for name, value in set_here.items():  # of a training before this one
         if environ.get(name) == value:
             del environ[name]
-    _ours.clear()
+    set_here.clear()
     told = []
     begun = present()
     for tracker, run in saved.items():
@@ -48,5 +48,5 @@ def take_up(saved: Mapping[str, str], environ: MutableMapping[str, str] = os.env
         elif variable and variable not in environ:
             mine = {variable: run, **{name: value for name, value in more.items() if name not in environ}}
             environ.update(mine)
-            _ours.update(mine)
+            set_here.update(mine)
     return told

@@ -158,7 +158,7 @@ def test_the_short_way_trains_as_the_long_one(script: Script, monkeypatch: pytes
     monkeypatch.setattr(Stepper, "end_plain_step", lambda self: (short.append(1), end(self))[1])
     found = ended(script)
     assert len(short) > 10, "the short way was taken"
-    monkeypatch.setattr(Stepper, "_alike", lambda *_: 0)
+    monkeypatch.setattr("pollux.loop.stepper.alike", lambda *_: 0)
     taken = len(short)
     assert found == ended(script)
     assert len(short) == taken

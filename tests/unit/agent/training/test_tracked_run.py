@@ -14,7 +14,7 @@ from pollux.training.tracked_run import present, take_up
 
 @pytest.fixture(autouse=True)
 def no_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_run, "_ours", {})
+    monkeypatch.setattr(tracked_run, "set_here", {})
     for name in ("wandb", "mlflow"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
