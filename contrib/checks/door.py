@@ -22,6 +22,7 @@ EXCEPTIONS = {
     "agent/pollux/slurm_job/job_memory.py": "reads /proc and /sys/fs/cgroup",
     "agent/pollux/slurm_job/shared_folder.py": "reads /proc",
     "agent/pollux/slurm_job/runs.py": "reads /proc",
+    "agent/pollux/slurm_job/call_site.py": "a line of the script, as a traceback shows it",
     "agent/pollux/launcher/batch_step.py": "reads /proc",
     "agent/pollux/scheduler/listener.py": "reads /proc/net and /etc/login.defs",
     "agent/pollux/slurm_job/allocation.py": "counts /dev/nvidia*",

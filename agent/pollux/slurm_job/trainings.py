@@ -102,14 +102,10 @@ def _start(environ: Mapping[str, str] = os.environ) -> str:
 def _records(folder: Path) -> dict[str, _Record]:
     """The trainings without a user's name in a run's folder, by name, the first one first."""
     found = {}
-    try:
-        names = [
-            "",
-            *sorted((each.name for each in folder.glob("attach-*")), key=lambda name: (len(name), name)),
-        ]
-    except OSError:
-        names = [""]
-    for name in names:
+    names: list[str] = []
+    with contextlib.suppress(OSError), PrivateFolder(folder) as private:
+        names = [name for name in private.names() if name.startswith("attach-")]
+    for name in ["", *sorted(names, key=lambda name: (len(name), name))]:
         with contextlib.suppress(OSError, ValueError, TypeError):
             found[name] = _Record(**json.loads(read_private(folder / name / RECORD)))
     return found
