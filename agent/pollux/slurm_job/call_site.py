@@ -120,6 +120,8 @@ def _leaves(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and depth:
         for name, part in list(value.items())[:_MOST]:
             yield from _leaves(f"{path}.{name}", part, depth - 1)
+    elif isinstance(value, list | tuple):
+        return  # what is left to do, or its order
     elif _is_plain(value):
         yield path, value
     elif callable(value):
