@@ -13,6 +13,7 @@ from pollux.goodput import Goodput
 from polluxd.config.setting_info import policy_document
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import StoreRejected
+from polluxd.forecast.what_if import one_node_more
 from polluxd.model import Allocation, Report
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.store import JobExplanation, Store
@@ -21,7 +22,6 @@ from .forecast import foretold
 from .output import Column, count, number
 from .story import story
 from .table_rows import job_row, move_rows
-from .what_if import one_node_more
 
 SIZE_COLUMNS = (
     Column("gpus", "GPUS", right=True),

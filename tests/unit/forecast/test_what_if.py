@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polluxd.cli.what_if import one_node_more
+from polluxd.forecast.what_if import one_node_more
 from tests.build import job, node, nodes, report, running, snapshot
 
 
