@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import linecache
 import os
+import platform
 import re
 import sys
 import sysconfig
@@ -30,8 +31,9 @@ _LIBRARIES = (
 _LONGEST = 64
 _MOST = 200
 """Arguments of one call that are looked at."""
-_OF_A_START = re.compile(r"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{4}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d")
-"""What differs between two starts of one training: addresses, times, temporary files, drawn names."""
+_NODE = rf"(?<![^\W_]){re.escape(platform.node() or '-')}(?![^\W_])"
+_OF_A_START = re.compile(rf"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{{4}}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d|{_NODE}")
+"""What differs between two starts of one training: addresses, times, temporary files, drawn names, the node's name."""
 _FOLLOWS_THE_START = re.compile(
     r"(^|_)(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)(_|$)"
 )

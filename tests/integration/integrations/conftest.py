@@ -6,10 +6,10 @@ JAX keeps what it has compiled for all ranks of all tests.
 import os
 import tempfile
 
-from tests.unit.agent.conftest import ranks
+from tests.unit.agent.conftest import each_attach_is_of_a_new_process, ranks
 from tests.unit.agent.launched_step import PRELOADED, PROCESSES
 
-__all__ = ["ranks"]
+__all__ = ["each_attach_is_of_a_new_process", "ranks"]
 
 PROCESSES.set_forkserver_preload([*PRELOADED, "transformers.trainer", "lightning"])
 
