@@ -16,7 +16,8 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--steps", type=int, default=100_000)
+parser.add_argument("--until", type=Path, help="end at the next checkpoint once this file is there")
 options = parser.parse_args()
 
 BATCH, SAMPLES, SAVE_EVERY = 48, 2000, 15
@@ -61,5 +62,11 @@ for step in range(begin, options.steps):
         print(f"step {step + 1}: loss {mean:.6f} sample {int(order[0])} on {world}", flush=True)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == options.steps:
             save(step + 1)
+    if (step + 1) % SAVE_EVERY == 0 and options.until is not None:
+        ends = torch.tensor([float(options.until.exists())])
+        if world > 1:
+            dist.all_reduce(ends)
+        if ends:
+            break
 if world > 1:
     dist.destroy_process_group()

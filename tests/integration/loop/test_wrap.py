@@ -167,9 +167,8 @@ def test_a_trainer_that_saves_on_a_signal_makes_no_step_twice(trainings: dict[st
 
 
 def test_a_ddp_loop_under_torchrun_makes_the_same_losses_wherever_it_is_moved(loop: Loop) -> None:
-    """1 -> 2 -> 4 -> parked -> two nodes."""
-    steps, out = 150, loop.folder / "ddp"
-    command = f"{sys.executable} tests/integration/loop/own_ddp.py --steps {steps}"
+    """1 -> 2 -> 4 -> parked -> two nodes. The training ends once it has been everywhere."""
+    out, end = loop.folder / "ddp", loop.folder / "ddp-end"
     launch = loop.folder / "launch.sh"
     launch.write_text(
         "export OMP_NUM_THREADS=1\n"
@@ -178,19 +177,24 @@ def test_a_ddp_loop_under_torchrun_makes_the_same_losses_wherever_it_is_moved(lo
         "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID-$SLURM_RESTART_COUNT --local-addr=127.0.0.1 "
         '--rdzv-endpoint=127.0.0.1:$((21000 + SLURM_JOB_ID + SLURM_RESTART_COUNT)) "$@"\n'
     )
-    body = (
-        f"pollux wrap --checkpoints '{out}/step-*.pt' --batch 48 -- "
-        f"bash {launch} tests/integration/loop/own_ddp.py --out {out} --steps {steps}"
-    )
+    trainer = "tests/integration/loop/own_ddp.py --out"
+    body = f"pollux wrap --checkpoints '{out}/step-*.pt' --batch 48 -- bash {launch} {trainer} {out} --until {end}"
     job_id = loop.sbatch("ddp", body, directive=DIRECTIVE)
     log = loop.folder / "ddp.log"
 
     def reaches(place: Placement) -> None:
-        """Have it moved, and wait until it has saved there."""
-        if held(loop.job(job_id)) != place:
-            loop.plan(job_id, "requeue", None, place)
+        """Have it moved, as often as polluxd moves it elsewhere or has no checkpoint to move it by; wait for steps."""
         words = f"on {place.gpus}\n"
-        loop.until(lambda: log.read_text().count(words) > 20, 150.0, why=f"steps on {place}")
+        before = log.read_text().count(words)
+
+        def trains_there() -> bool:
+            under_way = [move for move in loop.store.moves(job_id) if not move.step.terminal]
+            here = held(loop.job(job_id))
+            if not under_way and here not in (place, Placement()):
+                loop.plan(job_id, "requeue", None, place)
+            return here == place and log.read_text().count(words) > before + 20
+
+        loop.until(trains_there, 200.0, why=f"steps on {place}")
 
     loop.until(lambda: log.exists() and "on 1\n" in log.read_text(), why="its first steps")
     reaches(Placement(("n1",), 2))
@@ -199,9 +203,14 @@ def test_a_ddp_loop_under_torchrun_makes_the_same_losses_wherever_it_is_moved(lo
     loop.until(lambda: any(m.step is Step.PARKED for m in loop.store.moves(job_id)), why="to be parked")
     loop.until(lambda: held(loop.job(job_id)), why="a place again")
     reaches(Placement(("n3", "n4"), 1))
+    end.touch()
     loop.completed(job_id, 300.0)
+    steps = max(int(number) for number in re.findall(r"step (\d+): loss", log.read_text()))
     control = subprocess.run(
-        [*command.split(), "--out", str(loop.folder / "alone")], capture_output=True, text=True, check=True
+        [sys.executable, *trainer.split(), str(loop.folder / "alone"), "--steps", str(steps)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     def found(text: str) -> dict[int, tuple[float, str]]:

@@ -199,6 +199,7 @@ COLUMNS: dict[str, tuple[str, int]] = {
     "cycle.solver": (OURS, 0),
     "fingerprint.fingerprint": (MODELS, 64),
     "fingerprint.gpu_type": (MODELS, 64),
+    "forecast.foretold": ("polluxd.forecast.courses, at most 400 jobs of some numbers", 0),
     "job.account": (SLURMS, 0),
     "job.left_alone": (OURS, 1024),
     "job.name": (QUEUE, 4 * 64 + 24),

@@ -26,7 +26,7 @@ def hands(store, postgres):
 
 TABLES = (
     *("job", "report_history", "acknowledgement", "fingerprint", "prior", "cycle", "allocation", "move"),
-    *("leader", "setting", "setting_audit", "schema_migration", "token", "reported"),
+    *("leader", "setting", "setting_audit", "schema_migration", "token", "reported", "forecast"),
 )
 NAMELESS = ("allocation", "schema_migration")
 """Tables without a cluster's name."""
