@@ -72,16 +72,15 @@ def beside(site: Site, floods: Mapping[str, int], *more: object, path: str = "/v
     )
 
 
-def _flood(name: str, floods: Mapping[str, int], of: str = "", seen: str = "386fa591, defence off") -> None:
+def _flood(name: str, floods: Mapping[str, int], of: str = "") -> None:
     """Add an attack by floods.
 
     Args:
         floods: connections of each.
-        seen: see `Attack`.
         of: whose tokens it has: those of mallory ("user"), those of a job ("job"), none.
     """
 
-    @attack("mallory", name, seen)
+    @attack("mallory", name)
     def attempt(site: Site) -> Outcome:
         site.gateway.restart()
         found = tokens(site) if of == "user" else [site.token("mallory")] if of else []
@@ -105,9 +104,6 @@ _flood(
     "further: tokens that nobody gave out, and credentials that are no good, from the address of another user",
     {"unknown": 100, "credentials": 100},
 )
-
-
-_flood("further: credentials of 2 kB that hold a megabyte", {"packed": 20}, seen="447e4b35")
 
 
 @attack("mallory", "further: questions with 30,000 parameters without end", seen="f19cb47c")

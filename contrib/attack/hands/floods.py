@@ -9,7 +9,6 @@ python -m contrib.attack.hands.floods flood WHAT URL SECONDS CONNECTIONS TOKENS 
     poll         ask for orders with the TOKENS, on all connections, and ask again
     unknown      send reports with tokens that nobody gave out
     credentials  ask for tokens with munge credentials that are no good
-    packed       ask for 60 tokens with credentials that hold a megabyte in 2 kB
     bodies       send reports of 64 MB with the first of the TOKENS
     headers      send headers of 64 MB
     nested       send JSON that is nested 8,000 times with the first of the TOKENS
@@ -24,13 +23,11 @@ import json
 import re
 import resource
 import secrets
-import subprocess
 import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from contrib.attack.hands import run
-from pollux.slurm_job.allocation import munge_socket
 
 BLOCK = b"a" * 65536
 
@@ -44,7 +41,6 @@ class Flood:
         self.end = time.monotonic() + seconds
         self.tokens, self.path = tokens, path
         self.connections = self.requests = 0
-        self.packed = [packed() for _ in range(60)] if what == "packed" else []
 
     async def run(self, count: int) -> None:
         visitors = [asyncio.create_task(self._again(number)) for number in range(count)]
@@ -115,21 +111,9 @@ class Flood:
                 return "GET /v1/orders?seen=1", token, ""
             case "unknown":
                 return "POST /v1/report", f"U.1.{secrets.token_urlsafe(32)}", "{}"
-            case "packed" if not self.packed:
-                self.end = 0.0
-                raise ValueError("all are sent")
-            case "packed":
-                return "POST /v1/tokens", "", json.dumps({"credential": self.packed.pop()})
             case "credentials":
                 return "POST /v1/tokens", "", json.dumps({"credential": f"MUNGE:{secrets.token_hex(100)}:"})
         return "POST /v1/report", token, '{"params": ' + '[{"a":' * 1500  # nested
-
-
-def packed() -> str:
-    """Return a munge credential whose content is a megabyte of JSON."""
-    content = '{"purpose": "user", "x": [' + "1," * 500_000 + "1]}"
-    words = ["munge", "--socket", str(munge_socket()), "--zip=zlib"]
-    return subprocess.run(words, input=content, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def flood(what: str, url: str, seconds: float, count: int, tokens: list[str], path: str = "") -> None:
