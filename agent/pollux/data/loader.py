@@ -256,10 +256,7 @@ class ElasticLoader(ElasticData):
     def _next(self) -> Any:
         order, start = self._order, self._cursor
         if self._collate is None or order is None:
-            fetched = self._fetch()
-            assert fetched is not None, "as `whole` has promised"
-            self._cursor = fetched[1].stop
-            return fetched[0]
+            return super()._next()
         share = self._share
         local = share.local_batch
         own = start + share.rank * local

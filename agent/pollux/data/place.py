@@ -76,7 +76,10 @@ class ElasticData(ABC):
 
     def _next(self) -> Any:
         """Load the micro-batch at the cursor, where `whole` has promised one, and go on behind it."""
-        raise NotImplementedError
+        fetched = self._fetch()
+        assert fetched is not None, "as `whole` has promised"
+        self._cursor = fetched[1].stop
+        return fetched[0]
 
     def begin_pass(self) -> None:
         """A loop over the data begins: see what the script has changed. Raises BatchError."""
