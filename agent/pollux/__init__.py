@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pollux.slurm_job import forked as _forked  # noqa: F401 - notes forks from now on
 from pollux.version import __version__
 
 if TYPE_CHECKING:

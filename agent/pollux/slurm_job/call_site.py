@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import linecache
-import os
 import platform
 import re
 import sys
@@ -22,6 +21,8 @@ from numbers import Number
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
+
+from pollux.slurm_job.forked import began_in
 
 _LIBRARIES = (
     str(Path(__file__).resolve().parents[1]),
@@ -38,16 +39,6 @@ _FOLLOWS_THE_START = re.compile(
     r"(^|_)(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)(_|$)"
 )
 """Names of arguments that differ between two starts of one training."""
-_forked_in: FrameType | None = None
-"""The frame in which this process was forked: it is of what has started the process."""
-
-
-def _note_fork() -> None:
-    global _forked_in  # noqa: PLW0603 - a fork inherits nothing else
-    _forked_in = sys._getframe(1)
-
-
-os.register_at_fork(after_in_child=_note_fork)
 
 
 @dataclass(frozen=True)
@@ -133,7 +124,7 @@ def _leaves(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
 def frames_of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         file = frame.f_code.co_filename
-        if frame is _forked_in:
+        if began_in(frame):
             return  # beyond it is what has started this process
         if not file.startswith(_LIBRARIES) and not file.startswith("<frozen"):
             yield frame
