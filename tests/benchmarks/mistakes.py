@@ -43,6 +43,11 @@ GRACE_S = 15.0
 
 USUAL = re.compile(r"batch size \d+ on|restored the checkpoint|(already )?finished: \d+ optimizer steps")
 """Lines that every training has."""
+OF_RESTARTS = re.compile(
+    r"an optimizer step now has \d+ passes|goes on with the training in .*begun otherwise"
+)
+"""Lines that the slips of two attempts have whatever was done wrong: their scripts accumulate, and are told which
+attempt it is."""
 
 
 @dataclass
@@ -66,11 +71,11 @@ class Rank:
     facts: dict[str, Any]
 
 
-def rank_body(slip: Slip, attempt: Attempt, log: Path) -> None:
-    """Run the script on one rank; append what it says to `log`."""
+def rank_body(slip: Slip, attempt: Attempt, log_of_attempt: Path) -> None:
+    """Run the script on one rank; append what it says to its log."""
 
     def note(**entry: Any) -> None:
-        with log.open("a") as file:
+        with log_of_attempt.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     class Said(logging.Handler):
@@ -159,7 +164,8 @@ def outcome(slip: Slip, ranks: list[Rank], hung: bool, wanted: list[Rank] | None
     )
     if refused:
         return "refused", refused
-    said = [line for rank in ranks for line in rank.said if slip.usual or not USUAL.search(line)]
+    usual = [] if slip.usual else [USUAL, *([OF_RESTARTS] if slip.attempts > 1 else [])]
+    said = [line for rank in ranks for line in rank.said if not any(each.search(line) for each in usual)]
     if hung:
         return "hangs", "; ".join(said)
     if slip.good is not None and all(rank.facts and slip.good(rank.facts) for rank in ranks):

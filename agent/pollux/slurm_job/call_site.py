@@ -36,7 +36,7 @@ _NODE = rf"(?<![^\W_]){re.escape(platform.node() or '-')}(?![^\W_])"
 _OF_A_START = re.compile(rf"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{{4}}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d|{_NODE}")
 """What differs between two starts of one training: addresses, times, temporary files, drawn names, the node's name."""
 _FOLLOWS_THE_START = re.compile(
-    r"(^|_)(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)(_|$)"
+    r"(^|[_.])(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)([_.]|$)"
 )
 """Names of arguments that differ between two starts of one training."""
 
@@ -97,7 +97,7 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
     for name in code.co_varnames[:count]:
         for path, value in list(_leaves(f"{code.co_name}.{name}", found.get(name)))[:_MOST]:
-            if _FOLLOWS_THE_START.search(path.rpartition(".")[2]):
+            if _FOLLOWS_THE_START.search(path.partition(".")[2]):
                 continue
             number = isinstance(value, Number) and not isinstance(value, bool)
             text = f"{value:g}" if isinstance(value, float) else str(value)
