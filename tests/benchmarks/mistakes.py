@@ -46,8 +46,7 @@ USUAL = re.compile(r"batch size \d+ on|restored the checkpoint|(already )?finish
 OF_RESTARTS = re.compile(
     r"an optimizer step now has \d+ passes|goes on with the training in .*begun otherwise"
 )
-"""Lines that the slips of two attempts have whatever was done wrong: their scripts accumulate, and are told which
-attempt it is."""
+"""Lines that every slip of two attempts has."""
 
 
 @dataclass

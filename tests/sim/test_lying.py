@@ -159,12 +159,7 @@ def honest(objective: str, cycles: int) -> float:
 
 
 def gain(
-    objective: str,
-    lie: Lie | None,
-    *,
-    sleeps: bool = False,
-    trusting: bool = False,
-    cycles: int = CYCLES,
+    objective: str, lie: Lie | None, *, sleeps: bool = False, trusting: bool = False, cycles: int = CYCLES
 ) -> float:
     """GPU-cycles of a liar over those of honesty, less 1."""
     held = World(OBJECTIVES[objective], lie, sleeps=sleeps, trusting=trusting, cycles=cycles).run()

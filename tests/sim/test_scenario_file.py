@@ -73,11 +73,7 @@ def test_a_file_says_what_the_scenario_is(tmp_path):
         trace=Trace(hours=2.0, sweep=4, length=0.5, most_jobs=9),
         pollux=Knowledge(remembers=False),
         policy=PolicySettings(
-            objective="fair-share",
-            power=-math.inf,
-            kappa=5.0,
-            start_gpus=2,
-            user_weights={"user-1": 2.0},
+            objective="fair-share", power=-math.inf, kappa=5.0, start_gpus=2, user_weights={"user-1": 2.0}
         ),
         moves=MoveCosts(requeue=12.5),
         cloud=Cloud(1, 6, price=2.0),

@@ -6,15 +6,8 @@ import os
 import sys
 from types import FrameType
 
-_frame: FrameType | None = None
-
-
-def _note() -> None:
-    global _frame  # noqa: PLW0603 - a fork inherits nothing else
-    _frame = sys._getframe(1)
-
-
-os.register_at_fork(after_in_child=_note)
+_frames: list[FrameType] = []
+os.register_at_fork(after_in_child=lambda: _frames.append(sys._getframe(1)))
 
 
 def began_in(frame: FrameType) -> bool:
@@ -22,6 +15,5 @@ def began_in(frame: FrameType) -> bool:
 
     A process that multiprocessing forked before this package was imported is known by multiprocessing's own frame.
     """
-    return frame is _frame or (
-        frame.f_code.co_name == "_launch" and frame.f_globals.get("__name__") == "multiprocessing.popen_fork"
-    )
+    library = frame.f_globals.get("__name__") == "multiprocessing.popen_fork"
+    return frame in _frames or (library and frame.f_code.co_name == "_launch")

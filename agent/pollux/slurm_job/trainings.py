@@ -24,7 +24,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class NamedTraining:
         """On rank 0: leave a record of it in its folder. `over`: its script has closed it."""
         if self.site is None:
             return
-        mine = {name: getattr(self.site, name) for name in _Record.compared()}
+        mine = {name: getattr(self.site, name) for name in ("code", "place", "text", "loops")}
         mine |= {"arguments": dict(self.site.arguments), "over": over, "start": _start(), "pid": os.getpid()}
         with contextlib.suppress(OSError), PrivateFolder.make(directory) as folder:
             folder.write(RECORD, lambda file: file.write(json.dumps(mine).encode()))
@@ -84,14 +84,6 @@ class _Record:
     start: str
     pid: int
 
-    @staticmethod
-    def compared() -> list[str]:
-        return [each.name for each in fields(_Record) if each.name in ("code", "place", "text", "loops")]
-
-    def at(self, site: CallSite) -> bool:
-        """It was attached by the same calls."""
-        return (self.code, self.place) == (site.code, site.place)
-
 
 def _start(environ: Mapping[str, str] = os.environ) -> str:
     """Name this start of a run's ranks; empty without a run."""
@@ -101,8 +93,7 @@ def _start(environ: Mapping[str, str] = os.environ) -> str:
 
 def _records(folder: Path) -> dict[str, _Record]:
     """The trainings without a user's name in a run's folder, by name, the first one first."""
-    found = {}
-    names: list[str] = []
+    found, names = dict[str, _Record](), list[str]()
     with contextlib.suppress(OSError), PrivateFolder(folder) as private:
         names = [name for name in private.names() if name.startswith("attach-")]
     for name in ["", *sorted(names, key=lambda name: (len(name), name))]:
@@ -114,7 +105,7 @@ def _records(folder: Path) -> dict[str, _Record]:
 def _recorded(left: Mapping[str, _Record], site: CallSite) -> str | None:
     """The name of the training that was attached here before; None: there is none."""
     like = {name: each for name, each in left.items() if each.loops == site.loops}
-    mine = [name for name, each in like.items() if each.at(site)]
+    mine = [name for name, each in like.items() if (each.code, each.place) == (site.code, site.place)]
     mine = mine or [name for name, each in like.items() if site.text and each.text == site.text]
     mine = [name for name in mine if like[name].arguments == site.arguments] or mine
     return mine[0] if mine else None
@@ -150,8 +141,7 @@ class Attached:
         """The name of the folder of a training of this site. `loops`: as far as they are a part of it."""
         records = {} if folder is None else _records(folder)
         left = {name: each for name, each in records.items() if (folder, name) not in self.taken}
-        mine = _recorded(left, site)
-        if mine is None:
+        if (mine := _recorded(left, site)) is None:
             return self._numbered(folder, site, loops, left)
         found = left[mine]
         if found.over and found.start and found.start == _start() and found.pid != os.getpid():
@@ -192,8 +182,7 @@ class Attached:
         agreed, trouble = agree([found.name, trouble])
         if trouble:
             raise PolluxAgentError(trouble)
-        found = NamedTraining(agreed, found.first, found.site)
-        site = found.site
+        site, found = found.site, NamedTraining(agreed, found.first, found.site)
         self.counts[folder, "" if given or site is None else site.loops] += 1
         self.known.add((folder, site or name or ""))
         self.taken.add((folder, found.name))

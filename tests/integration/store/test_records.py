@@ -424,14 +424,7 @@ def test_senseless_settings_are_refused(store, name, value):
     assert store.setting_audit() == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("Power", "2"),
-        ("user weights", "{}"),
-        ("power", "[1]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("Power", "2"), ("user weights", "{}"), ("power", "[1]")])
 def test_the_table_checks_names_and_shapes_and_audits_changes_by_hand(store, postgres, cluster, name, value):
     with pytest.raises(psycopg2.errors.CheckViolation):
         postgres.execute(f"INSERT INTO pollux.setting VALUES ('{cluster}', '{name}', '{value}')")

@@ -31,12 +31,7 @@ def job(number: int, account: str, kind: float) -> SnapshotJob:
     return build_job(number, JobSpec(max_gpus=8), account=account, report=measured)
 
 
-SNAPSHOT = Snapshot(
-    "dev",
-    1e9,
-    nodes(2),
-    (job(1, "vision", 0.1), job(2, "nlp", 30.0), job(3, "nlp", 100.0)),
-)
+SNAPSHOT = Snapshot("dev", 1e9, nodes(2), (job(1, "vision", 0.1), job(2, "nlp", 30.0), job(3, "nlp", 100.0)))
 
 
 class Recorded(MemoryStore):
@@ -282,8 +277,7 @@ WAITING = Snapshot(
 
 def held(*placements: Placement) -> Snapshot:
     return replace(
-        WAITING,
-        jobs=tuple(replace(j, placement=p) for j, p in zip(WAITING.jobs, placements, strict=True)),
+        WAITING, jobs=tuple(replace(j, placement=p) for j, p in zip(WAITING.jobs, placements, strict=True))
     )
 
 

@@ -156,10 +156,7 @@ def test_settings_of_the_policy_can_be_given_in_the_file():
             'gpu_counts = "odd"',
             "policy.gpu_counts: expected any, powers-of-two, whole-nodes, multiples-of-8 (from 1 to 64), or a list",
         ),
-        (
-            "waiting_power = 5.0",
-            "policy.waiting_power: expected a number from -4 to 4; got 5.0",
-        ),
+        ("waiting_power = 5.0", "policy.waiting_power: expected a number from -4 to 4; got 5.0"),
         ("hysteresis = 2.0", "policy.hysteresis: expected a share from 0 to 1; got 2.0"),
         (
             "account_ceilings = {a = 4}\naccount_guarantees = {a = 8}",

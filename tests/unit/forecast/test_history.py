@@ -5,15 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from polluxd.forecast.history import (
-    ANYBODY,
-    DECLARED,
-    SAME_NAME,
-    SAME_USER,
-    UNKNOWN,
-    History,
-    family,
-)
+from polluxd.forecast.history import ANYBODY, DECLARED, SAME_NAME, SAME_USER, UNKNOWN, History, family
 from polluxd.model import JobSpec
 from polluxd.store import EndedJob
 from tests.build import job, report, running

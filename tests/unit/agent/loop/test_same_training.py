@@ -275,11 +275,7 @@ train(k, data=part(k), seed=7)
         2,
         "sample 0 of the dataset is another one",
     ),
-    "a counter in the environment": (
-        "train(START, seed=START)",
-        2,
-        "its seed was 0, and is 1",
-    ),
+    "a counter in the environment": ("train(START, seed=START)", 2, "its seed was 0, and is 1"),
     "a learning rate edited after the end": (
         "train(START, seed=7, rate=0.05 if START else 0.1)",
         2,
