@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polluxd.apply.placed import part_of
-from polluxd.model import Move
+from polluxd.model import Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 
@@ -34,6 +34,8 @@ class _Past:
     """Drains that the job's agent refused, or left unanswered."""
     least: float = math.inf
     """Fewest GPUs on which this process has seen it train after a move."""
+    failed_on: int = 0
+    """Most GPUs on which a move has started it, and it did not train."""
 
 
 class PastMoves:
@@ -58,14 +60,18 @@ class PastMoves:
         return self._jobs[job_id].undrained if job_id in self._jobs else 0
 
     def unproven(self, moves: Iterable[Move], jobs: Mapping[int, SlurmJob]) -> set[int]:
-        """Return the jobs that moves bring to a part of their place, on which nobody has seen their trainers work."""
+        """Return the jobs that moves bring to a part of their place, on which nobody has seen their trainers work.
+
+        A trainer that cannot work there says so after one failure. Another one keeps nobody off what it leaves again.
+        """
         found = set()
         for move in moves:
             job = jobs.get(move.job_id)
             size = job.spec.own_size if job is not None and job.spec is not None else None
             if size is not None and move.path == "requeue" and part_of(move.target, move.source):
-                least = self._jobs.get(move.job_id, _Past()).least
-                found |= {move.job_id} if move.target.gpus < min(size, least) else set()
+                past = self._jobs.get(move.job_id, _Past())
+                known = past.failed_on < move.target.gpus < min(size, past.least)
+                found |= {move.job_id} if known else set()
         return found
 
     def completed(self, move: Move, took: float) -> None:
@@ -79,6 +85,8 @@ class PastMoves:
         """Begin a cooldown, with `rest`."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.undrained += undrained
+        if move.step is Step.STARTED:
+            past.failed_on = max(past.failed_on, move.target.gpus)
         if rest:
             past.cancelled = False
             self._rest(past)
@@ -97,7 +105,7 @@ class PastMoves:
         self._jobs = {
             job_id: past
             if job_id in holding or past.cancelled
-            else _Past(undrained=past.undrained, least=past.least)
+            else replace(_Past(), undrained=past.undrained, least=past.least, failed_on=past.failed_on)
             for job_id, past in self._jobs.items()
             if job_id in holding or job_id in waiting
         }

@@ -42,6 +42,8 @@ class Training:
     """Fewest GPUs on which its trainer works: on fewer, it fails at its start, and the job goes back to the queue."""
     known_least: int = 1
     """Of these, what it has learnt by a failure."""
+    tells: bool = True
+    """It reports what it has learnt."""
     nodes: tuple[str, ...] = ()
     """Where its ranks are."""
     lent: dict[int, tuple[str, ...]] = field(default_factory=dict)

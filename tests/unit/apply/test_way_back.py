@@ -62,6 +62,14 @@ def test_a_trainer_that_fails_on_fewer_gpus_goes_back_at_once(own_loop: JobSpec)
     life.world.close()
 
 
+def test_a_trainer_that_fails_and_says_nothing_keeps_nobody_off_for_good(own_loop: JobSpec) -> None:
+    life = Shrunk(own_loop, least=3)
+    life.world.trainings[life.job].tells = False
+    life.pass_time(60.0)
+    assert life.held(life.other) == 2
+    life.world.close()
+
+
 def test_a_job_whose_processes_take_long_to_end_goes_back_all_the_same(own_loop: JobSpec) -> None:
     life = Shrunk(own_loop, least=3, exit_s=12.0)
     life.pass_time(80.0)

@@ -339,9 +339,10 @@ class World:
 
     def _fails(self, job_id: int, training: Training, now: float) -> None:
         """The wrapper says on how many GPUs its trainer works, and requeues the job."""
-        training.known_least, known = training.least, self.rows.reports.get(job_id)
+        known = self.rows.reports.get(job_id)
+        training.known_least = training.least if training.tells else 1
         if not self.rows.down and known is not None:
-            words = {"at": now, "first_step_at": None, "least_gpus": training.least}
+            words = {"at": now, "first_step_at": None, "least_gpus": training.known_least}
             attempt = self.truth(job_id).restart_count
             self.rows.reports[job_id] = replace(known, attempt=attempt, **words)
         self.slurm.requeue_by_hand(job_id)
