@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from itertools import islice
 from numbers import Number
 from pathlib import Path, PurePath
 from types import FrameType
@@ -33,8 +34,11 @@ _LONGEST = 64
 _MOST = 200
 """Arguments of one call that are looked at."""
 _NODE = rf"(?<![^\W_]){re.escape(platform.node() or '-')}(?![^\W_])"
-_OF_A_START = re.compile(rf"0x[0-9a-f]+|tmp\w+|[\w.:-]*\d{{4}}[\w.:-]*|\d\d[-_:.]\d\d[-_:.]\d\d|{_NODE}")
-"""What differs between two starts of one training: addresses, times, temporary files, drawn names, the node's name."""
+_OF_A_START = re.compile(
+    rf"(?<![\w.:-])[\w.:-]*\d{{4}}[\w.:-]*|0x[0-9a-f]+|tmp\w+|\d\d[-_:.]\d\d[-_:.]\d\d|{_NODE}"
+)
+"""What differs between two starts of one training: drawn names, addresses, temporary files, times, the node's name.
+Each word is looked at once: a genome may be an argument."""
 _FOLLOWS_THE_START = re.compile(
     r"(^|[_.])(resumed?|restarts?|restored?|attempts?|rank|world|device|port|time(stamp)?|date)([_.]|$)"
 )
@@ -96,7 +100,7 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
     count = code.co_argcount + code.co_kwonlyargcount
     count += bool(code.co_flags & CO_VARARGS) + bool(code.co_flags & CO_VARKEYWORDS)
     for name in code.co_varnames[:count]:
-        for path, value in list(_leaves(f"{code.co_name}.{name}", found.get(name)))[:_MOST]:
+        for path, value in islice(_leaves(f"{code.co_name}.{name}", found.get(name)), _MOST):
             if _FOLLOWS_THE_START.search(path.partition(".")[2]):
                 continue
             number = isinstance(value, Number) and not isinstance(value, bool)
@@ -111,7 +115,7 @@ def _leaves(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     elif type(value).__name__ in ("Namespace", "SimpleNamespace"):
         value = vars(value)
     if isinstance(value, Mapping) and depth:
-        for name, part in list(value.items())[:_MOST]:
+        for name, part in islice(value.items(), _MOST):
             yield from _leaves(f"{path}.{name}", part, depth - 1)
     elif isinstance(value, list | tuple):
         return  # what is left to do, or its order
