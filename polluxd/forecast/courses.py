@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
 from polluxd.forecast.ahead import Course, look_ahead
 from polluxd.forecast.history import History
-from polluxd.model import Snapshot
+from polluxd.model import Snapshot, SnapshotJob
 
 DRAWS = 12
 LEAST_DRAWS = 5
@@ -18,7 +20,7 @@ HORIZON_S = 48 * 3600.0
 ARRIVALS_S = 8 * 3600.0
 """Jobs are drawn that come within this time: what comes later meets few of those that are forecast."""
 MOST_JOBS = 400
-"""In a snapshot of more, not even `LEAST_DRAWS` courses fit into the share of CPU."""
+"""Of more, not even `LEAST_DRAWS` courses fit into the share of CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,16 @@ class Courses:
     by: Mapping[int, str]
     """What each job's length goes by."""
     draws: int
+
+
+def within_bound(snapshot: Snapshot) -> Snapshot:
+    """Of more than `MOST_JOBS`, leave out waiting ones: the last of the users who have the most."""
+    number, jobs = Counter[str](), list[tuple[int, SnapshotJob]]()
+    for job in sorted(snapshot.jobs, key=lambda job: (not job.placement, job.submitted_at, job.job_id)):
+        jobs.append((-1 if job.placement else number[job.user], job))
+        number[job.user] += 1
+    kept = {job.job_id for _, job in sorted(jobs, key=itemgetter(0))[:MOST_JOBS]}
+    return replace(snapshot, jobs=tuple(job for job in snapshot.jobs if job.placement or job.job_id in kept))
 
 
 def run_ahead(

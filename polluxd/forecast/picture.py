@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from polluxd.errors import PolluxError
-from polluxd.forecast.courses import DRAWS, LEAST_DRAWS, MOST_JOBS, Courses, run_ahead
+from polluxd.forecast.courses import DRAWS, LEAST_DRAWS, MOST_JOBS, Courses, run_ahead, within_bound
 from polluxd.forecast.history import DAYS, History
 from polluxd.forecast.intervals import Forecast, Happened, Misses, drawn
 from polluxd.model import DaemonMode, Snapshot
@@ -47,12 +47,12 @@ class Picture:
                 f"polluxd is in mode {cycle.mode} and moves no job, so what it would decide foretells nothing; mode "
                 "enforce has forecasts"
             )
-        snapshot = decode_snapshot(newest[1])
+        snapshot = within_bound(decode_snapshot(newest[1]))
         if snapshot.settings.paused:
             raise CannotTell("polluxd is paused and moves no job; `polluxctl resume` ends that")
         if len(snapshot.jobs) > MOST_JOBS:
             raise CannotTell(
-                f"{len(snapshot.jobs)} jobs are more than the {MOST_JOBS} whose courses fit into a twentieth of a core"
+                f"{len(snapshot.jobs)} jobs run, more than the {MOST_JOBS} whose courses fit into a twentieth of a core"
             )
         past = store.ended_jobs(now - DAYS * DAY_S, MOST_PAST)
         present = store.jobs_view(ended=False)

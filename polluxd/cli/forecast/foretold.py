@@ -61,7 +61,7 @@ def sentence(documents: Sequence[Document], job: int, now: float) -> str:
     if each is None:
         if now - newest["at"] > FRESH_S:
             return f"The last forecast was made at {when(newest['at'], now)}, and none since."
-        return "There is no forecast of it yet: polluxd makes one every few minutes."
+        return "There is no forecast of it yet: polluxd makes one every few minutes, of at most 400 jobs."
     found = row(each)
     parts = []
     if found["starts_by"] is not None:

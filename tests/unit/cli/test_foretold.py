@@ -13,6 +13,7 @@ from polluxd.cli import access
 from polluxd.cli.forecast import ahead_of_time
 from polluxd.cli.forecast.foretold import FRESH_S, sentence, when
 from polluxd.errors import ConfigError
+from polluxd.forecast.courses import MOST_JOBS
 from polluxd.forecast.picture import CannotTell, Picture
 from polluxd.model import DaemonMode, JobSpec
 from polluxd.model.snapshot_json import to_json
@@ -139,6 +140,15 @@ def test_a_weight_is_asked_of_the_same_engine(foretell):
     assert first["later_s"] > 0
     assert second["later_s"] < 0
     assert foretell(Kept(made), "--account-weight", "a").status != 0
+
+
+def test_a_user_with_many_waiting_jobs_takes_no_forecast_from_others():
+    made = two_jobs()
+    late = replace(made.jobs[1], job_id=900, user="bob", submitted_at=made.taken_at)
+    many = [replace(made.jobs[1], job_id=n) for n in range(10, 10 + MOST_JOBS)]
+    kept = Picture.read(Kept(replace(made, jobs=(*made.jobs, *many, late))), NOW).snapshot.jobs
+    assert len(kept) == MOST_JOBS
+    assert {1, 2, 900} <= {one.job_id for one in kept}
 
 
 def test_without_a_controller_that_acts_nothing_is_foretold():
