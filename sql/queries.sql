@@ -267,25 +267,10 @@ FROM pollux.cycle
 WHERE cluster = :cluster AND started_at BETWEEN to_timestamp(:since) AND to_timestamp(:until)
   AND (snapshot IS NOT NULL OR NOT :kept) ORDER BY id LIMIT 100000;
 
--- name: mean_speedups
--- Over the time for which decisions held.
-SELECT s.job_id, sum(s.speedup * s.lasted) / sum(s.lasted) AS speedup
-FROM (
-    SELECT a.job_id, a.speedup, extract(epoch FROM
-        least(coalesce(u.started_at, 'infinity'), to_timestamp(:until)) - greatest(c.started_at, to_timestamp(:since))
-        )::double precision AS lasted
-    FROM pollux.allocation a
-    JOIN pollux.cycle c ON c.id = a.cycle_id
-    LEFT JOIN pollux.cycle u ON u.id = a.until
-    WHERE c.cluster = :cluster AND c.started_at < to_timestamp(:until) AND a.gpus > 0 AND a.speedup IS NOT NULL
-      AND (a.until IS NULL OR u.started_at > to_timestamp(:since))) s
-WHERE s.lasted > 0
-GROUP BY s.job_id LIMIT 100000;
-
 -- name: cluster_over_time
--- One decision of each :every_s seconds since :since: GPUs in service, those of plain jobs, and the mean predicted speedup of
--- the jobs with GPUs.
-SELECT extract(epoch FROM c.started_at)::double precision AS at, n.gpus, n.plain, d.speedup
+-- One decision of each :every_s seconds since :since: GPUs in service, those of plain and of Pollux jobs, the least that
+-- waiting jobs need, and the mean predicted speedup of the jobs with GPUs.
+SELECT extract(epoch FROM c.started_at)::double precision AS at, n.gpus, n.plain, j.held, j.waiting, d.speedup
 FROM (SELECT DISTINCT ON (floor(extract(epoch FROM started_at) / :every_s)) id, started_at, snapshot
       FROM pollux.cycle
       WHERE cluster = :cluster AND snapshot IS NOT NULL AND started_at >= to_timestamp(:since)
@@ -293,6 +278,12 @@ FROM (SELECT DISTINCT ON (floor(extract(epoch FROM started_at) / :every_s)) id, 
 CROSS JOIN LATERAL (
     SELECT coalesce(sum((e ->> 'gpus')::integer), 0) AS gpus, coalesce(sum((e ->> 'foreign_gpus')::integer), 0) AS plain
     FROM jsonb_array_elements(c.snapshot -> 'nodes') e WHERE coalesce((e ->> 'schedulable')::boolean, true)) n
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(jsonb_array_length(e -> 'placement' -> 'nodes') * (e -> 'placement' ->> 'gpus_per_node')::integer), 0)
+        AS held,
+        coalesce(sum((e -> 'spec' ->> 'min_gpus')::integer) FILTER (WHERE e -> 'placement' ->> 'gpus_per_node' = '0'), 0)
+        AS waiting
+    FROM jsonb_array_elements(c.snapshot -> 'jobs') e) j
 CROSS JOIN LATERAL (
     SELECT avg(a.speedup)::double precision AS speedup
     FROM (SELECT cycle_id, speedup, gpus FROM pollux.allocation WHERE until IS NULL AND cycle_id <= c.id

@@ -79,8 +79,8 @@ class Answering:
         return jsonable({"status": status, "jobs": self._jobs(uid, ended=False)})
 
     def cluster(self, uid: int) -> Any:
-        """What `top` tells, the jobs that ended of late, and the cluster over time; to administrators also owners."""
-        overview = self._overview.read(whole=uid == 0) | {"hidden": self._hidden(uid)}
+        """What `top` tells, the jobs that ended of late, and the cluster over time."""
+        overview = self._overview.read() | {"hidden": self._hidden(uid)}
         if self._hidden(uid, "nodes"):
             overview["nodes"] = []
         since = time.time() - _ENDED_S

@@ -82,28 +82,6 @@ take minutes."""
 _OVER = {step.value for step in Step if step.terminal}
 
 
-def _hours(gpu_seconds: Any) -> str:
-    return number(3)((gpu_seconds or 0.0) / 3600)
-
-
-GOT_COLUMNS = (
-    Column("gpu_seconds", "GPU HOURS", _hours, right=True),
-    Column("share", "SHARE OF GPU TIME", lambda v: f"{number(3)(100 * (v or 0.0))} %", right=True),
-    Column("waited_s", "MEAN WAIT", duration, right=True),
-    Column("completion_s", "MEAN COMPLETION", duration, right=True),
-    Column("speedup", "MEAN SPEEDUP", number(3), right=True),
-)
-"""What the jobs of an account or a user got."""
-PATH_COLUMNS = (
-    Column("path", "PATH"),
-    Column("completed", "COMPLETED", right=True),
-    Column("failed", "FAILED OR WITHDRAWN", right=True),
-    Column("median_s", "MEDIAN COST", duration, right=True),
-    Column("total_s", "TRAINING LOST", duration, right=True),
-)
-"""Moves along each path."""
-
-
 def job_rows(store: Store, *, ended: bool = True) -> list[dict[str, Any]]:
     """Return one row per job, running and waiting jobs first. `ended=False` leaves finished jobs out."""
     now, lost = time.time(), lost_seconds(store, ended=ended)

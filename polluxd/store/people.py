@@ -124,13 +124,11 @@ class PeopleStore(Session):
         """Return the cycles that began between two POSIX times, oldest first; `kept`: those with a stored snapshot."""
         return [rows.cycle(row) for row in self._ask("cycles_between", since=since, until=until, kept=kept)]
 
-    def mean_speedups(self, since: float, until: float) -> dict[int, float]:
-        """Return each job's predicted speedup while it had GPUs, as its mean between two POSIX times."""
-        found = self._ask("mean_speedups", since=since, until=until)
-        return {row["job_id"]: row["speedup"] for row in found}
-
     def cluster_over_time(self, since: float, every_s: float) -> list[dict[str, Any]]:
-        """Return `at`, `gpus`, `plain` (GPUs of plain jobs) and `speedup` of a decision in each `every_s` seconds."""
+        """Return `at`, `gpus`, `plain`, `held`, `waiting` and `speedup` of a decision in each `every_s` seconds.
+
+        `plain` are GPUs of plain jobs, `held` those of Pollux jobs, `waiting` the least that waiting ones need.
+        """
         return [dict(row) for row in self._ask("cluster_over_time", since=since, every_s=every_s)]
 
     def newest_snapshot(self) -> tuple[int, Any] | None:

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from operator import itemgetter
 
 from polluxd.cli.output import number
 
@@ -163,26 +161,6 @@ def clock_of(span: float) -> Callable[[float], str]:
     form = "%H:%M:%S" if span < 1800 else "%H:%M" if span < 2 * 86400 else "%m-%d %H:%M"
     form = "%Y-%m-%d" if span >= 10 * 86400 else form
     return lambda at: datetime.fromtimestamp(at).strftime(form)
-
-
-def sums(stretches: Iterable[tuple[float, float, float]], until: float) -> list[tuple[float, float]]:
-    """Add up values that hold from one time to another; return the steps of their sum."""
-    changes: dict[float, float] = {}
-    for begin, end, value in stretches:
-        changes[begin] = changes.get(begin, 0.0) + value
-        changes[end] = changes.get(end, 0.0) - value
-    total, steps = 0.0, []
-    for at in sorted(changes):
-        total += changes[at]
-        if at < until:
-            steps.append((at, total))
-    return [*steps, (until, steps[-1][1])] if steps else []
-
-
-def at_time(steps: Points, at: float) -> float:
-    """Return the value of steps at a time; before the first, the first."""
-    found = bisect_right(steps, at, key=itemgetter(0))
-    return steps[max(found - 1, 0)][1] if steps else 0.0
 
 
 _OF_USE = {

@@ -35,7 +35,7 @@ from ..output import Column, clock, duration
 from ..report.templates import environment
 from ..show import SortKey, chosen
 from ..slurm_view import PLAIN_COLUMNS, SlurmView, gpus_held, slurm_view
-from ..table_rows import GOT_COLUMNS, JOB_COLUMNS, MOVE_COLUMNS, PATH_COLUMNS
+from ..table_rows import JOB_COLUMNS, MOVE_COLUMNS
 from . import charts, machine_map
 from .browser_session import BrowserSession
 from .overview import RestingReader
@@ -44,7 +44,6 @@ _OWNER_COLUMNS = (
     Column("gpus", "GPUS NOW", right=True),
     Column("running", "RUNNING", right=True),
     Column("waiting", "WAITING", right=True),
-    *GOT_COLUMNS,
 )
 _QUEUE = [
     column for column in JOB_COLUMNS if column.key not in ("account", "nodes", "mode", "moves", "age_s")
@@ -161,10 +160,9 @@ class _Pages:
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
             charts=charts.of_cluster(overview),
             owners=[
-                (rows, [Column("name", title.upper(), flexible=True), *_filled(_OWNER_COLUMNS, rows)])
-                for title, rows in machine_map.owners(jobs, overview)
+                (rows, [Column("name", title.upper(), flexible=True), *_OWNER_COLUMNS])
+                for title, rows in machine_map.owners(jobs)
             ],
-            path_columns=PATH_COLUMNS,
         )
 
     def job(self, request: Request) -> Response:

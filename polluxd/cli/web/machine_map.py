@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..report.drawings import job_colours
-from ..table_rows import GOT_COLUMNS
 
 Row = Mapping[str, Any]
 
@@ -55,27 +54,22 @@ def coloured(jobs: Iterable[Row]) -> list[Row]:
     return [{**row, "colour": colours[row["job_id"]]} for row in rows]
 
 
-def owners(jobs: Sequence[Row], overview: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return what each account and user holds now, and got in the period where that is known."""
-    return [
-        (title, _shares(jobs, title, {share["name"]: share for share in overview.get(f"{title}s", ())}))
-        for title in ("account", "user")
-    ]
+def owners(jobs: Sequence[Row]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return what each account and user holds now."""
+    return [(title, _shares(jobs, title)) for title in ("account", "user")]
 
 
-def _shares(jobs: Sequence[Row], title: str, past: Mapping[str, Row]) -> list[dict[str, Any]]:
+def _shares(jobs: Sequence[Row], title: str) -> list[dict[str, Any]]:
     now = defaultdict[str, list[Row]](list)
     for row in jobs:
         now[row[title]].append(row)
     rows = [
         {
-            **dict.fromkeys(column.key for column in GOT_COLUMNS),
-            **past.get(name, {}),
             "name": name,
-            "running": sum(bool(row["gpus"]) for row in now[name]),
-            "waiting": sum(row["state"] == "PENDING" for row in now[name]),
-            "gpus": sum(row["gpus"] or 0 for row in now[name]),
+            "running": sum(bool(row["gpus"]) for row in own),
+            "waiting": sum(row["state"] == "PENDING" for row in own),
+            "gpus": sum(row["gpus"] or 0 for row in own),
         }
-        for name in {*now, *past}
+        for name, own in now.items()
     ]
-    return sorted(rows, key=lambda row: (-(row["gpu_seconds"] or 0.0), -row["gpus"], row["name"]))[:50]
+    return sorted(rows, key=lambda row: (-row["gpus"], row["name"]))[:50]

@@ -1,6 +1,6 @@
 """The cluster now and over the last hours, as one document: what the live page shows beside the jobs.
 
-It names no job. Accounts and users are in it for administrators alone.
+It names no job, no account and no user.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from typing import Any
 
 from polluxd.store import Store
 
-from ..report.drawings import at_time, thinned
-from ..report.figures import Figures, figures, held_and_waiting
+from ..report.drawings import thinned
 
 PERIOD_S = 6 * 3600.0
 MOST_JOBS = 5000
 """The newest jobs that are counted."""
 SAMPLES = 72
-"""Decisions of the period whose nodes are counted."""
+"""Decisions of the period whose nodes and jobs are counted."""
 _REST = 20.0
 """What took a second to read is read again after so many: reading costs less than 5 % of a core."""
 _LEAST_S = 1.0
 _MOST_KEPT = 64
-_OF_OWNERS = ("accounts", "users")
 
 
 class RestingReader:
@@ -59,10 +57,10 @@ class Overview:
         self._reader = RestingReader()
         self._samples: list[dict[str, Any]] = []
 
-    def read(self, *, whole: bool) -> dict[str, Any]:
-        """Return the document; without `whole`, without accounts and users."""
+    def read(self) -> dict[str, Any]:
+        """Return the document."""
         document: dict[str, Any] = self._reader.read("", lambda: self._read(time.time()))
-        return {key: value for key, value in document.items() if whole or key not in _OF_OWNERS}
+        return document
 
     def _read(self, now: float) -> dict[str, Any]:
         store = self._store
@@ -73,29 +71,18 @@ class Overview:
         begin = self._samples[-1]["at"] - 1e-3 if self._samples else since
         known = [sample for sample in self._samples if since <= sample["at"] < begin]
         self._samples = known + store.cluster_over_time(begin, max((now - since) / SAMPLES, 1.0))
-        costs = store.move_costs()
-        found = figures(
-            store.cluster,
-            since,
-            now,
-            views=views,
-            moves=store.moves(),
-            costs=costs,
-            speedups=store.mean_speedups(since, now),
-        )
         newest = store.newest_snapshot()
-        lost = sorted((c["planned_at"], c["total_s"]) for c in costs if c["planned_at"] >= found.since)
+        lost = sorted((c["planned_at"], c["total_s"]) for c in store.move_costs() if c["planned_at"] >= since)
         totals = accumulate(seconds for _, seconds in lost)
         return {
             "at": now,
-            "since": found.since,
+            "since": since,
             "nodes": [_node(node) for node in newest[1]["nodes"]] if newest else [],
-            "use": _use(found, self._samples),
-            "speedup": [(s["at"], s["speedup"]) for s in self._samples if s["speedup"] is not None],
+            "use": {
+                name: thinned(_steps(self._samples, name)) for name in ("held", "waiting", "plain", "idle")
+            },
+            "speedup": _steps(self._samples, "speedup"),
             "lost": [(at, total) for (at, _), total in zip(lost, totals, strict=True)],
-            "paths": found.paths,
-            "accounts": found.accounts,
-            "users": found.users,
         }
 
 
@@ -109,13 +96,7 @@ def _node(node: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _use(found: Figures, samples: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return GPUs over time: held by Pollux jobs, by plain jobs, idle, waited for."""
-    curves = held_and_waiting(found)
-    plain = [(sample["at"], sample["plain"]) for sample in samples]
-    gpus = [(sample["at"], sample["gpus"]) for sample in samples]
-    times = sorted({at for steps in (curves["held"], plain) for at, _ in steps})
-    idle = [
-        (at, max(at_time(gpus, at) - at_time(plain, at) - at_time(curves["held"], at), 0.0)) for at in times
-    ]
-    return {name: thinned(steps) for name, steps in {**curves, "plain": plain, "idle": idle}.items()}
+def _steps(samples: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Return a value over time: GPUs held by Pollux jobs, by plain jobs, idle, waited for; or the mean speedup."""
+    known = ({**s, "idle": max(s["gpus"] - s["plain"] - s["held"], 0)} for s in samples)
+    return [(sample["at"], sample[name]) for sample in known if sample[name] is not None]

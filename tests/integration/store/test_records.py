@@ -16,7 +16,7 @@ from polluxd.errors import ConfigError, StoreRejected
 from polluxd.forecast import service
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, JobState, Placement, Plan, Step
 from polluxd.model.snapshot_json import to_json
-from tests.build import config, nodes, running, snapshot
+from tests.build import config, job, nodes, running, snapshot
 from tests.build import report as sound_report
 
 pytestmark = pytest.mark.slurm
@@ -342,11 +342,13 @@ def test_only_jobs_that_changed_are_written(store, seen, postgres, cluster):
     assert store.records(restarts_since=0.0).times[7].held_at == pytest.approx(time.time(), abs=60)
 
 
-def test_a_period_has_its_cycles_and_mean_speedups(store, seen):
+def test_a_period_has_its_cycles_and_shows_who_had_the_gpus(store, seen):
     store.sync_jobs([seen(7), seen(8)])
     begin = time.time() - 1000
     numbers = []
-    words = {"mode": "observe", "snapshot_json": lambda: "{}"}
+    jobs = [running(7, ["n000"], 4), job(8, JobSpec(min_gpus=2)), job(9, JobSpec(min_gpus=1))]
+    shown = to_json(snapshot([*nodes(2), replace(nodes(3)[2], foreign_gpus=3)], jobs))
+    words = {"mode": "observe", "snapshot_json": lambda: shown}
     for place, (at, speedup) in enumerate(((-10, 9.0), (10, 1.0), (20, 2.0), (2000, 9.0))):
         waits = Allocation(8, NO_PLACEMENT, 0.0, 0.5, 0, False, "waits")
         held = Allocation(7, N1, 90.0, speedup, 128, False, f"reason {place}")
@@ -354,9 +356,10 @@ def test_a_period_has_its_cycles_and_mean_speedups(store, seen):
     unkept = record(store, started_at=begin + 50)
     assert [cycle.id for cycle in store.cycles_between(begin, begin + 100)] == [*numbers[1:3], unkept]
     assert [cycle.id for cycle in store.cycles_between(begin, begin + 100, kept=True)] == numbers[1:3]
-    # 9 for 10 s, 1 for 10 s, 2 for 80 s; job 8 had no GPUs.
-    assert store.mean_speedups(begin, begin + 100) == {7: pytest.approx(2.6)}
-    assert store.mean_speedups(0.0, 1.0) == {}
+    samples = store.cluster_over_time(begin, 15.0)
+    assert [sample["speedup"] for sample in samples] == [1.0, 2.0, 9.0]
+    used = {"gpus": 12, "plain": 3, "held": 4, "waiting": 3}
+    assert all(sample | used == sample for sample in samples)
 
 
 def test_a_cycle_without_a_decision_says_why(store):

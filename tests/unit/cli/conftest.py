@@ -171,9 +171,6 @@ class MemoryStore:
     def cycles_between(self, since: float, until: float, *, kept: bool) -> list[CycleView]:
         return [cycle for cycle in self.shadowed if since <= cycle.started_at <= until]
 
-    def mean_speedups(self, since: float, until: float) -> dict[int, float]:
-        return {7: 1.25}
-
     def open_moves(self) -> list[Move]:
         return [m for m in self.known_moves if not m.step.terminal]
 
