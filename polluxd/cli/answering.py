@@ -21,7 +21,7 @@ from polluxd.slurm.configuration import Slurm
 from polluxd.store import JobExplanation, JobView, Store
 
 from . import access
-from .explained import MOST_JOBS, explained
+from .explained import explained
 from .forecast import foretold
 from .output import jsonable
 from .table_rows import job_order, job_row, lost_seconds, status_row
@@ -50,7 +50,6 @@ class Answering:
 
     Args:
         show_config: text of `scontrol show config`; raises SlurmError.
-        most_jobs: see `explained`.
     """
 
     def __init__(
@@ -58,12 +57,10 @@ class Answering:
         store: Store,
         defaults: PolicySettings,
         show_config: Callable[[], str] = str,
-        most_jobs: int | None = MOST_JOBS,
     ) -> None:
         self._store = store
         self._defaults = defaults
         self._show_config = show_config
-        self._most_jobs = most_jobs
         self._overview = Overview(store)
         self._reader = RestingReader()
         self._private, self._private_at = {"all"}, float("-inf")
@@ -90,8 +87,7 @@ class Answering:
 
     def explain(self, uid: int, job: int) -> Any:
         """Raises PolluxError: the job is another user's, or unknown."""
-        found, most = self._own(job, uid), self._most_jobs
-        return jsonable(explained(self._store, found, self._defaults, to_owner=uid != 0, most_jobs=most))
+        return jsonable(explained(self._store, self._own(job, uid), self._defaults, to_owner=uid != 0))
 
     def history(self, uid: int, job: int, since: float) -> Any:
         """Return the name of a job and its reports since a POSIX time.
@@ -172,13 +168,13 @@ Ask = Callable[..., Any]
 """Asks a question, the name of a method of `Answering`, about what follows: `ask("explain", 1234)`."""
 
 
-def source(config: Path | None, most_jobs: int | None = None) -> Ask:
+def source(config: Path | None) -> Ask:
     """Return where to ask: who may read polluxd.toml the database, everybody else the gateway, by a munge credential.
 
     Raises ConfigError, SlurmError.
     """
     if access.may_read_database(config):
-        return as_root(Answering(*access.open_store(config), most_jobs=most_jobs))
+        return as_root(Answering(*access.open_store(config)))
     client = user_client(Slurm().ask("scontrol", "show", "config"))
 
     def ask(question: str, job: int | None = None, **words: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from statistics import mode
 from typing import Any
@@ -12,10 +11,7 @@ from typing import Any
 from pollux.goodput import Goodput
 from polluxd.config.setting_info import policy_document
 from polluxd.config.settings import PolicySettings
-from polluxd.errors import StoreRejected
-from polluxd.forecast.what_if import one_node_more
-from polluxd.model import Allocation, Report
-from polluxd.model.snapshot_json import decode_snapshot
+from polluxd.model import Report
 from polluxd.store import JobExplanation, Store
 
 from .forecast import foretold
@@ -32,34 +28,26 @@ SIZE_COLUMNS = (
     Column("note", "NOTE", flexible=True, rank=1),
 )
 
-MOST_JOBS = 500
-"""Jobs of a cluster in which an answer that many may ask for decides again with one more node: a second of CPU."""
-
 
 def explained(
-    store: Store, found: JobExplanation, defaults: PolicySettings, *, to_owner: bool, most_jobs: int | None
+    store: Store, found: JobExplanation, defaults: PolicySettings, *, to_owner: bool
 ) -> dict[str, Any]:
     """Return what `explain` prints.
 
     Args:
         to_owner: leave out the settings, and the speedups of other users' jobs.
-        most_jobs: decide again with one more node only in a cluster of at most so many jobs.
     """
     moves = move_rows(store, found.job.job_id)
     row = job_row(found.job, sum(m["total_s"] or 0.0 for m in moves), time.time())
     settings = policy_document(store.settings(defaults))
     snapshot: Mapping[str, Any] = (found.cycle and store.cycle_snapshot(found.cycle.id)) or {}
-    more = None
-    if found.job.ended_at is None and (most_jobs is None or len(snapshot.get("jobs", ())) <= most_jobs):
-        with suppress(StoreRejected):  # the snapshot is kept by another version of polluxd, or not at all
-            more = one_node_more(decode_snapshot(snapshot), found.job.job_id)
     others = store.allocations(found.cycle.id) if found.cycle and not to_owner else []
     fit_type, nodes = _nodes_of_fit(snapshot, found.report)
-    first, *rest = story(row, found, settings, others, more)
+    first, *rest = story(row, found, settings, others)
     ahead = "" if found.job.ended_at else foretold.sentence(store.forecasts(), found.job.job_id, time.time())
     return {
         "job": row,
-        "decision": _decision(found, more),
+        "decision": _decision(found),
         "sizes": _sizes(found, nodes),
         "sizes_of": fit_type,
         "moves": moves,
@@ -154,13 +142,13 @@ def _over_racks(found: JobExplanation) -> bool:
     return here and placed.explanation.racks > 1
 
 
-def _decision(found: JobExplanation, more: Allocation | None) -> dict[str, Any] | None:
-    """Return the newest decision on the job; None before the first. `more`: the decision with one more node."""
+def _decision(found: JobExplanation) -> dict[str, Any] | None:
+    """Return the newest decision on the job; None before the first."""
     placed, cycle = found.allocation, found.cycle
     if placed is None:
         return None
     measured = found.report is not None and found.report.params is not None
-    made = {
+    return {
         **{key: getattr(placed, key) for key in ("goodput", "speedup", "batch_size", "changed", "reason")},
         **({} if measured else {"goodput": None, "speedup": None}),
         "cycle": cycle.id if cycle else None,
@@ -170,7 +158,3 @@ def _decision(found: JobExplanation, more: Allocation | None) -> dict[str, Any] 
         "gpus": placed.placement.gpus,
         "explanation": asdict(placed.explanation) if placed.explanation else None,
     }
-    if more is not None:
-        ends = more.explanation.seconds_left if more.explanation is not None else None
-        made["one_node_more"] = {"gpus": more.placement.gpus, "seconds_left": ends}
-    return made

@@ -53,11 +53,10 @@ def story(
     found: JobExplanation,
     settings: Mapping[str, Any],
     others: Sequence[Allocation],
-    more: Allocation | None,
 ) -> Iterator[str]:
     """Yield the one sentence that matters (`gist`), and then all else in sentences.
 
-    `others`: the decisions of the same cycle, on this and other jobs; `more`: what the job would get of one node more.
+    `others`: the decisions of the same cycle, on this and other jobs.
     """
     placed = found.allocation
     yield gist(row, found, paused=settings["paused"])
@@ -71,9 +70,6 @@ def story(
             if placed.speedup and found.report is not None and found.report.params is not None:
                 yield f"Predicted speedup against the fair share: {number(3)(placed.speedup)}."
             yield from sentences(placed, others, found.job.spec.max_gpus)
-            facts = placed.explanation
-            if more is not None and not (facts is not None and facts.limit in _OWN and _same(placed, more)):
-                yield with_node_more(placed, more)
         else:
             yield (
                 "polluxd has not decided on this job yet. It does in the first cycle in which the job may start: no "
@@ -96,14 +92,6 @@ def story(
         yield f"Moved {count(row['moves'], 'time')}; the moves cost {duration(row['lost_s'])}."
     if settings["paused"]:
         yield "polluxd is paused: it moves nothing until `polluxctl resume`."
-
-
-_OWN = ("max-gpus", "counts", "batch", "stays")
-"""Limits of the job itself: a node more cannot help, and a line that it does not would only be one more to read."""
-
-
-def _same(one: Allocation, other: Allocation) -> bool:
-    return one.placement.gpus == other.placement.gpus
 
 
 def gist(row: Mapping[str, Any], found: JobExplanation, *, paused: bool) -> str:
@@ -277,13 +265,3 @@ def _move(facts: Explanation) -> str:
     if not 0 < facts.move_factor < 1:
         return cost
     return f"{cost} To pay for it, other GPUs must bring at least {100 / facts.move_factor - 100:.2g} % more."
-
-
-def with_node_more(placed: Allocation, more: Allocation) -> str:
-    """Say what one more node in the cluster would change for the job."""
-    now, then = placed.placement.gpus, more.placement.gpus
-    if now == then:
-        return f"With one more node in the cluster the job would still get {count(now, 'GPU')}."
-    ends = more.explanation.seconds_left if more.explanation is not None else None
-    end = "" if ends is None else f" and end in {duration(ends)}"
-    return f"With one more node in the cluster the job would get {count(then, 'GPU')} instead of {now}{end}."

@@ -18,7 +18,6 @@ from polluxd.apply.boots import Boots
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.idle_watch import INTERVALS, IdleGpus, IdleWatch, remarked
 from polluxd.apply.idle_watch import note as idle_note
-from polluxd.apply.move_outcomes import MoveOutcomes
 from polluxd.apply.open_moves import stuck_moves
 from polluxd.apply.past_moves import PastMoves, equal_share
 from polluxd.apply.paths import MoveRules, intents
@@ -96,7 +95,6 @@ class Controller:
         self._marks = LostMarks()
         self._spending = Spending()
         self._scope = Scope(config.scope, slurm, reconciler.authorize)
-        self._outcomes = MoveOutcomes()
         self._idle = IdleWatch(INTERVALS * config.cycle.interval_s)
 
     def step(self) -> StepResult:
@@ -119,7 +117,6 @@ class Controller:
         open_moves = self._reconciler.tick(seen, records) if acting else 0
         self._trusted.observe(records.reports, _held(state, self._reconciler.moving))
         self._idle.observe(state)
-        self._outcomes.observe(state.jobs, records.reports, self._reconciler.moving)
         due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
         self._spending.observe(state, records.settings)
         if due:
@@ -167,7 +164,6 @@ class Controller:
         if leads:
             wanted = intents(plan, snapshot.jobs, state.jobs, records.reports, rules)
             begun = self._reconciler.begin(wanted, records)
-            self._outcomes.begun(begun, records.reports)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
         senseless = _named([f"{about}: {why}" for about, why in sorted(state.unreadable.items())], "; ")
         doubted = _named(list(map(str, sorted(doubts))), ", ")
@@ -177,7 +173,6 @@ class Controller:
             senseless and f"left alone, since their records in Slurm make no sense: {senseless}",
             self._marks.note(),
             doubted and f"polluxd does not believe {sum(map(len, doubts.values()))} claims of jobs {doubted}",
-            self._outcomes.note(),
             idle_note(idle),
         )
         cycle = self._record(
@@ -236,7 +231,6 @@ class Controller:
             | of_plan(plan, snapshot)
             | of_moves(moves, stuck, refused)
             | of_idle(idle)
-            | {"polluxd_jobs_worse_off": {"": float(len(self._outcomes.worse_off))}}
             | {"polluxd_barred_sizes": {"": float(self._reconciler.refusals.count)}}
         )
 

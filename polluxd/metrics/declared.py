@@ -95,10 +95,6 @@ CLUSTER_GAUGES: Mapping[str, ClusterGauge] = {
         "reason",
         ("explained", "unexplained"),
     ),
-    "polluxd_jobs_worse_off": ClusterGauge(
-        "Pollux jobs whose agents measure at most 0.9 times the goodput of before a move that gave them more GPUs or "
-        "others."
-    ),
     "polluxd_paused": ClusterGauge("1 while `polluxctl pause` is in force."),
     "polluxd_fitness": ClusterGauge(
         "Value of the objective in the newest plan.", "objective", get_args(Objective)

@@ -30,7 +30,7 @@ from polluxd.errors import ConfigError, PolluxError
 from .. import tune
 from ..access import ConfigOption
 from ..answering import Ask, source
-from ..explained import MOST_JOBS, SIZE_COLUMNS
+from ..explained import SIZE_COLUMNS
 from ..output import Column, clock, duration
 from ..report.templates import environment
 from ..show import SortKey, chosen
@@ -258,7 +258,7 @@ def web(
 
     The page shows what you may read, and changes nothing. Ctrl-C ends it.
     """
-    ask = source(config, MOST_JOBS)
+    ask = source(config)
     ask("top")  # what cannot be read is said here, and not in the browser
     try:
         listener = socket.create_server(("127.0.0.1", port))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from polluxd.cli import story
-from polluxd.cli.story import sentences, with_node_more
+from polluxd.cli.story import sentences
 from polluxd.model import NO_PLACEMENT, Allocation, Explanation, JobSpec, Placement, SnapshotJob
 from polluxd.policy.reasons import of_pinned
 
@@ -227,12 +227,6 @@ def test_every_limit_says_what_its_owner_can_do():
     assert {*story.LIMITS, "max-gpus"} == set(story.OWNER)
 
 
-def test_a_node_more_is_no_word_for_a_job_that_its_own_limit_keeps(store, polluxctl):
-    store.node_gpus = 4
-    store.explanation = replace(CONTENDED, limit="max-gpus")
-    assert "one more node" not in polluxctl("explain", "7").out
-
-
 def test_explain_says_so_when_a_job_never_reported(store, polluxctl):
     store.report = None
     store.views[0] = replace(store.views[0], goodput=None, batch_size=None)
@@ -330,13 +324,6 @@ def test_what_the_next_gpus_bring_and_when_the_job_ends():
 def test_a_waiting_job_is_told_when_it_ends_after_its_wait():
     said = sentences(placed(0, seconds_left=7200.0), [], None)
     assert "If the jobs before it end as predicted, the job gets GPUs and ends in 2h00m." in said
-
-
-def test_what_one_node_more_would_change():
-    assert with_node_more(placed(4), placed(8, seconds_left=3600.0)) == (
-        "With one more node in the cluster the job would get 8 GPUs instead of 4 and end in 1h00m."
-    )
-    assert "would still get 4 GPUs" in with_node_more(placed(4), placed(4))
 
 
 def test_the_readme_shows_what_explain_prints():
