@@ -122,11 +122,10 @@ class Daemon:
         try:
             self.endpoint.listen(self._config.metrics.listen)
             self._unserved = ""
-        except OSError as error:
-            failure = f"no metrics at {self._config.metrics.listen}: {error.strerror or error}"
-            if failure != self._unserved:
-                log.warning("%s; set metrics.listen to another address, or to an empty text", failure)
-            self._unserved = failure
+        except ConfigError as error:
+            if str(error) != self._unserved:
+                log.warning("no metrics: %s, or set it to an empty text", error)
+            self._unserved = str(error)
 
     def _turn(self) -> tuple[str, float]:
         """Return one of `CYCLE_RESULTS`, and the pause after the turn [s]."""

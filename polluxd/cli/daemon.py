@@ -123,6 +123,8 @@ def gateway(config: ConfigOption = DEFAULT_PATH) -> None:
     tls = None if certificate is None or key is None else (certificate, key)
     # A connection that waits is some dozen objects, and a collection visits them all: not for each 700 new ones.
     gc.freeze()
+    # Threads that make long answers let the loop, and so all others, go on after this time and not ten times it [s].
+    sys.setswitchinterval(0.0005)
     gc.set_threshold(100_000)
     uvloop.run(_listen(GatewayServer(service.app(), tls), loaded.gateway.listen))
 

@@ -9,7 +9,6 @@ import math
 import os
 import socket
 import ssl
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 _BACKLOG = 4096
 """Connections that wait to be accepted: where they are more, the kernel lets them try again a second later."""
 _KEPT_BYTES = 131072
-_SWITCH_S = 0.0005
 _AT_ONCE = 8
 """Connections that are let in before those that are open get their turn."""
 
@@ -35,11 +33,17 @@ class GatewayServer:
 
     Args:
         tls: certificate and key in PEM; None: plain HTTP.
+        setting: what names the address, for messages.
     """
 
-    def __init__(self, app: Any, tls: tuple[Path, Path] | None = None, bounds: Bounds | None = None) -> None:
-        # Threads that make long answers let the loop, and so all others, go on after this time and not ten times it.
-        sys.setswitchinterval(_SWITCH_S)
+    def __init__(
+        self,
+        app: Any,
+        tls: tuple[Path, Path] | None = None,
+        bounds: Bounds | None = None,
+        setting: str = "gateway.listen",
+    ) -> None:
+        self._setting = setting
         # uvicorn logs each request that is no HTTP.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         self.entrance = Visitors(bounds or Bounds())
@@ -65,10 +69,11 @@ class GatewayServer:
                     "with `systemctl edit polluxd-gateway.socket`"
                 )
             for family, where in () if given else wanted:
-                self._listeners.append(socket.create_server(where, family=family))
+                both = where[0] == "::" and socket.has_dualstack_ipv6()
+                self._listeners.append(socket.create_server(where, family=family, dualstack_ipv6=both))
         except OSError as error:
             raise ConfigError(
-                f"gateway.listen {address}: {error.strerror or error}: name another address"
+                f"{self._setting} {address}: {error.strerror or error}: name another address"
             ) from None
         for listener in self._listeners:
             listener.listen(_BACKLOG)
