@@ -53,11 +53,11 @@ gives_token
 inside sh -c "tr '\\0' '\\n' </proc/\$(pgrep -nu eve python3)/environ" | grep -qx POLLUX_GATEWAY=https://head.example.org:9851 || fail "the job has another gateway"
 say "the gateway serves off loopback by the site's certificate; $((SECONDS - tls_began)) s"
 
-# Removal, as the page has it, then purge.
+# Uninstalling, as the page has it, then purge.
 kept() { inside sha256sum /etc/pollux/polluxd.toml /etc/pollux/pgpass; }
 drained() { inside sinfo -h -o '%T %E' | grep -E 'drain|down'; }
 files=$(kept)
-follow "$repository/docs/administrator-guide/install.md" Removal
+follow "$repository/docs/administrator-guide/install.md" Uninstall
 ! inside sh -c "systemctl is-active -q polluxd || systemctl is-active -q polluxd-gateway" || fail "polluxd runs after its removal"
 [ "$(kept)" = "$files" ] || fail "the removal took a file of the site"
 inside scancel -u root,eve
