@@ -133,7 +133,7 @@ cloud-test: setup ## rented nodes on a real slurmctld with power saving: money, 
 attack: setup ## attacks by ordinary users on a private Slurm, Postgres and polluxd (root; 15 minutes); attack-out/
 	@$(PYTHON) -m contrib.attack
 
-first-contact: ## blocks of README.md and the start page in a fresh environment, mistakes, `polluxctl web` in Chromium (root; 8 minutes); bench-out/first-contact.json, docs/images
+first-contact: ## blocks of README.md and the start page in a fresh environment, mistakes, the site and `polluxctl web` in Chromium (root; 8 minutes); bench-out/first-contact.json, tests/benchmarks/first_contact.json, docs/images
 	@contrib/devcluster/install.sh chromium fonts-dejavu-core
 	@$(VENV)/bin/pip install -q -c constraints.txt playwright
 	@$(PYTHON) -m contrib.first_contact

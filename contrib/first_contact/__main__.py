@@ -1,7 +1,7 @@
 """`make first-contact`: what a new user meets, on a real cluster and in a real browser.
 
-The blocks of README.md and docs/start.md run in a fresh virtual environment, ordinary mistakes are made, and `polluxctl
-web` is opened in Chromium as an administrator and as an ordinary user, and used by both among 300 jobs.
+The blocks of README.md and docs/start.md run in a fresh virtual environment, ordinary mistakes are made, and Chromium
+opens the site, a report, and `polluxctl web` as an administrator and as an ordinary user, both also among 300 jobs.
 bench-out/first-contact.json has a row for each; the exit status is 1 where one is not as it should be. Run it as root.
 """
 
@@ -17,10 +17,12 @@ from contrib.devcluster import DevCluster, Polluxd
 from .blocks import Environment, block_rows, submit_block, tutorial_row
 from .mistakes import agent_rows, command_rows, directive_rows
 from .pages import many_rows, page_rows
+from .site import site_rows
 from .users import ADA, BOB, as_user, many, train
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
+SEEN = ROOT / "tests" / "benchmarks" / "first_contact.json"
 MANY = 300
 """Jobs among which the page is used."""
 
@@ -34,6 +36,8 @@ def main() -> int:
         print("a fresh virtual environment with the agent", flush=True)
         fresh = Environment(ROOT, folder / "venv")
         found = {"blocks": block_rows(fresh, folder / "blocks"), "mistakes": agent_rows(fresh, folder)}
+        print("the documentation's site", flush=True)
+        found["site"] = site_rows(ROOT, folder)
         print("the tutorial", flush=True)
         found["blocks"].append(tutorial_row(fresh, folder))
         print("a private cluster", flush=True)
@@ -58,6 +62,7 @@ def main() -> int:
                 daemon.stop()
     rows = [row for part in found.values() for row in part]
     out.write_text(json.dumps(found, indent=1) + "\n")
+    SEEN.write_text(json.dumps({part: found[part] for part in ("page", "site")}, indent=1) + "\n")
     for row in rows:
         print(
             "ok  " if row["ok"] else "FAIL", *[value for key, value in row.items() if key != "ok"], sep="  "

@@ -34,15 +34,9 @@ class Environment:
         launch = [self.bin / "python"] if ranks == 1 else [self.bin / "torchrun", f"--nproc_per_node={ranks}"]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("POLLUX", "SLURM", "PYTHON"))}
         return subprocess.run(
-            [*launch, *words],
-            cwd=folder,
-            env={**env, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=900,  # a minute on a quiet machine
-        )
+            [*launch, *words], cwd=folder, env={**env, "OMP_NUM_THREADS": "1"}, text=True, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=900,  # a minute on a quiet machine
+        )  # fmt: skip
 
 
 def _blocks(page: Path, language: str) -> list[str]:
@@ -97,12 +91,9 @@ def tutorial_row(fresh: Environment, folder: Path) -> dict[str, Any]:
     """Run the commands of docs/tutorial.md in the shell that it names, with their sleeps."""
     page = fresh.root / "docs" / "tutorial.md"
     (script,) = _blocks(page, "bash")
-    lines = [
-        line[2:] for block in _blocks(page, "console") for line in block.splitlines() if line[:2] == "$ "
-    ]
-    lines = [
-        line.replace("/tmp/tutorial", str(folder / "tutorial")) for line in lines if line != "make shell"
-    ]
+    typed = re.findall(r"^\$ (.*)", "\n".join(_blocks(page, "console")), re.MULTILINE)
+    place = str(folder / "tutorial")
+    lines = [line.replace("/tmp/tutorial", place) for line in typed if line != "make shell"]
     # The page's first look comes when the job has grown, however busy the machine is.
     grown = "for n in $(seq 300); do grep -q 'resized in place' first.log && break; sleep 1; done"
     lines = [line.replace("sleep 40; squeue", f"{grown}; squeue") for line in lines]
@@ -110,25 +101,15 @@ def tutorial_row(fresh: Environment, folder: Path) -> dict[str, Any]:
     commands = folder / "tutorial.sh"
     commands.write_text("#!/bin/bash\nset -e\n" + "\n".join(lines) + "\n")
     commands.chmod(0o755)
-    words = [
-        "-m",
-        "contrib.devcluster",
-        "shell",
-        "--polluxd",
-        "--directory",
-        str(folder / "tutorial-cluster"),
-    ]
+    words = ["-m", "contrib.devcluster", "shell", "--polluxd", "--directory", f"{place}-cluster"]
     done = subprocess.run(
         [sys.executable, *words], env={**os.environ, "SHELL": str(commands)},
         cwd=fresh.root, capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     expected = ("resized in place", "What other sizes would bring", "second", "grows from")
     ok = done.returncode == 0 and all(each in done.stdout for each in expected)
-    return {
-        "block": "docs/tutorial.md",
-        "detail": "all commands" if ok else (done.stdout + done.stderr)[-900:],
-        "ok": ok,
-    }
+    detail = "all commands" if ok else (done.stdout + done.stderr)[-900:]
+    return {"block": "docs/tutorial.md", "detail": detail, "ok": ok}
 
 
 def submit_block(fresh: Environment, cluster: DevCluster, folder: Path, page: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
 loss_fn = torch.nn.functional.mse_loss
 """
+_OPEN = "pollux.attach(model, optimizer).loader(data, "
 _JOB = """job = pollux.attach(model, optimizer, scheduler)
 loader = job.loader(data, batch_size=32, max_batch_size=256)
 """
@@ -31,46 +32,28 @@ _OWN = "optimizer.zero_grad(); loss_fn(job.model(x), y).backward(); optimizer.st
 _STEP = "job.step(lambda: loss_fn(job.model(x), y))\n"
 
 OF_SCRIPTS: dict[str, tuple[str, str]] = {
-    "attach(optimizer, model)": (
-        "pollux.attach(optimizer, model)",
-        r"expected a torch.nn.Module as the first argument",
-    ),
+    "attach(optimizer, model)": ("pollux.attach(optimizer, model)", "expected a torch.nn.Module as"),
     "attach twice": (f"{_JOB}pollux.attach(model, optimizer)", "was attached before"),
     "an optimizer of another model": (
         f"optimizer = torch.optim.SGD(other.parameters(), lr=0.01); scheduler = None\n{_JOB}{_LOOP}{_STEP}",
         "in no optimizer that the agent knows",
     ),
-    "per_gpu=64": (
-        "pollux.attach(model, optimizer).loader(data, batch_size=32, per_gpu=64)",
-        r"expected per_gpu=\(least, most\)",
-    ),
-    'batch_size="32"': (
-        "pollux.attach(model, optimizer).loader(data, batch_size='32')",
-        "expected batch_size as a whole number",
-    ),
+    "per_gpu=64": (f"{_OPEN}batch_size=32, per_gpu=64)", r"expected per_gpu=\(least, most\)"),
+    "batch_size='32'": (f"{_OPEN}batch_size='32')", "expected batch_size as a whole number"),
     "job.step(loss)": (f"{_JOB}{_LOOP}job.step(loss_fn(model(x), y))\n", r"expected job.step\(lambda"),
-    "scheduler.step() beside job.step": (
-        f"{_JOB}{_LOOP}{_STEP}        scheduler.step()\n",
-        r"scheduler.step\(\) was called 2 times",
-    ),
+    "scheduler.step() too": (f"{_JOB}{_LOOP}{_STEP}        scheduler.step()\n", "was called 2 times"),
     "range() for job.epochs": (
         f"{_JOB}for epoch in range(2):\n    for x, y in loader:\n        {_STEP}",
         "not one over job.epochs",
     ),
-    "loss.backward() and optimizer.step() for job.step": (
-        f"{_JOB}{_LOOP}{_OWN}",
-        "makes its backward passes itself",
-    ),
+    "loss.backward() for job.step": (f"{_JOB}{_LOOP}{_OWN}", "makes its backward passes itself"),
     "the same, 2 ranks": (
         f"{_JOB}{_COUNTED}{_OWN}        seen += 2 * len(x)\n"
         "        assert 2 * len(x) == job.batch_size or seen == len(data), (len(x), job.batch_size)\n"
         "print('every batch size was true, up to', job.batch_size)",
         r"makes its backward passes itself.*every batch size was true, up to (?!32\D)\d+",
     ),
-    "model(x) for job.model(x), 2 ranks": (
-        f"{_JOB}{_LOOP}job.step(lambda: loss_fn(model(x), y))\n",
-        "job.model",
-    ),
+    "model(x), 2 ranks": (f"{_JOB}{_LOOP}job.step(lambda: loss_fn(model(x), y))\n", "job.model"),
 }
 
 OF_DIRECTIVES = {

@@ -29,20 +29,12 @@ def served(
     cluster: DevCluster, user: pwd.struct_passwd | None, *words: str
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Run `polluxctl web`; yield its URL and its process. `user`: None is who runs this."""
-    env = {
-        **cluster.client_environment,
-        "POLLUX_GATEWAY": cluster.gateways.addresses[0],
-        "PYTHONUNBUFFERED": "1",
-    }
+    env = {"POLLUX_GATEWAY": cluster.gateways.addresses[0], "PYTHONUNBUFFERED": "1"}
     rights = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     server = subprocess.Popen(
-        [str(BIN / "polluxctl"), "web", "-n", "1", *words],
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        **rights,
-    )
+        [str(BIN / "polluxctl"), "web", "-n", "1", *words], env={**cluster.client_environment, **env},
+        stdout=subprocess.PIPE, text=True, cwd="/", **rights,
+    )  # fmt: skip
     try:
         assert server.stdout is not None
         yield server.stdout.readline().strip(), server
@@ -50,6 +42,14 @@ def served(
         server.send_signal(signal.SIGCONT)
         server.terminate()
         server.wait(30)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def until(found: Callable[[], bool]) -> bool:
@@ -62,6 +62,11 @@ def until(found: Callable[[], bool]) -> bool:
     return found()
 
 
+def seen(page: Page, selector: str) -> bool:
+    """Wait until an element is there; return whether it came."""
+    return until(lambda: page.query_selector(selector) is not None)
+
+
 def picture(page: Page, path: Path, *, height: int) -> None:
     """Save the top of the page in 256 colours."""
     width = page.viewport_size["width"] if page.viewport_size else 1200
@@ -69,9 +74,8 @@ def picture(page: Page, path: Path, *, height: int) -> None:
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=path)
     with Image.open(path) as shot:
-        shot.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-            path, optimize=True
-        )
+        few = shot.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def fits(page: Page) -> bool:
@@ -88,13 +92,11 @@ def page_rows(
     def row(element: str, ok: bool) -> None:
         rows.append({"element": element, "ok": ok})
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         with served(cluster, None, "--config", str(config)) as (url, _):
             _administrator(browser, url, own, others, images, row)
         with served(cluster, ADA) as (url, _):
             _user(browser, url, own[0], others, row)
-        browser.close()
     return rows
 
 
@@ -103,8 +105,7 @@ def many_rows(
 ) -> list[dict[str, Any]]:
     """Use the page as an administrator and as ada, among so many jobs; `failed` and `plain` are jobs of ada's."""
     rows: list[dict[str, Any]] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+    with chromium() as browser:
         for who, user, words in (("root", None, ("--config", str(config))), ("ada", ADA, ())):
             with served(cluster, user, *words) as (url, server):
                 page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
@@ -114,7 +115,6 @@ def many_rows(
                     for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png")
                 ]
                 page.close()
-        browser.close()
     return rows
 
 
@@ -122,9 +122,10 @@ def _used(
     page: Page, server: subprocess.Popen[str], failed: int, plain: int, jobs: int, shot: Path
 ) -> Iterator[tuple[str, bool]]:
     base = page.url
-    yield "all are listed on demand", until(lambda: page.goto(f"{base}?all") and _listed(page) >= jobs)
-    times = sorted(page.evaluate(_REFRESH) for _ in range(5))
-    yield f"a refresh takes {times[2]:.2f} s (median of 5), under 0.5 s", times[2] < 0.5
+    yield "all are listed on demand", until(lambda: bool(page.goto(f"{base}?all")) and _listed(page) >= jobs)
+    times = sorted(_refreshed(page) for _ in range(5))
+    median, most = times[2], times[4]
+    yield f"a refresh of all takes {median:.2f} s (at most {most:.2f} s of 5), under 0.5 s", median < 0.5
     page.goto(base)
     page.screenshot(path=shot)
     page.fill("input[name=find]", "held-7")
@@ -145,14 +146,12 @@ def _used(
     dot.hover(force=True)
     told = page.evaluate("document.querySelector('circle.value:hover title')?.textContent ?? ''")
     yield f"under the pointer: {told}", " at " in told
-    yield (
-        "plain jobs are listed",
-        until(lambda: page.goto(f"{base}?find={plain}") and f"{plain}" in page.inner_text("main")),
-    )
-    yield (
-        "nodes have their states",
-        any(page.query_selector(f".nodes small:text-is('{s}')") for s in ("mixed", "allocated", "idle")),
-    )
+    page.goto(f"{base}?find={plain}")
+    yield "plain jobs are listed", seen(page, f"td:text-is('{plain}')")
+    states = ("mixed", "allocated", "idle")
+    yield "nodes have their states", any(page.query_selector(f".nodes small:text-is('{s}')") for s in states)
+    page.goto(f"{base}?hours=1")
+    yield "charts of the last hour", seen(page, "figure:has-text('GPUs') path.line")
     page.goto(base)
     page.click(f"#ended ~ table a[href$='/jobs/{failed}']")
     page.wait_for_selector(".gist")
@@ -163,21 +162,25 @@ def _used(
     lost = until(lambda: "not live" in page.inner_text("#state"))
     before = _age(page)
     page.wait_for_timeout(3500)
-    yield (
-        f"its age counts on when the connection is lost: {page.inner_text('#state')}",
-        lost and (_age(page) >= before + 3),
-    )
+    counts = lost and _age(page) >= before + 3
+    yield f"its age counts on when the connection is lost: {page.inner_text('#state')}", counts
     server.send_signal(signal.SIGCONT)
     yield "and it is live again", until(lambda: page.inner_text("#state") == "")
 
 
 _REFRESH = """async () => {
   const begun = performance.now();
-  const text = await (await fetch(location.pathname + "?part", { cache: "no-store" })).text();
+  const text = await (await fetch(`${location.href}&part`, { cache: "no-store" })).text();
   document.querySelector("main").innerHTML = text;
   document.body.getBoundingClientRect();
   return (performance.now() - begun) / 1000;
 }"""
+
+
+def _refreshed(page: Page) -> float:
+    """Refresh as often as the page does; return how long it took [s]."""
+    page.wait_for_timeout(5000)
+    return float(page.evaluate(_REFRESH))
 
 
 def _listed(page: Page) -> int:
@@ -223,36 +226,21 @@ def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: R
         "both jobs hold GPUs in the map",
         until(lambda: all(page.query_selector(f".run[href$='/{n}']") for n in (own[0], others))),
     )
-    row("a plain job is grey", until(lambda: page.query_selector(".run.plain") is not None))
+    row("a plain job is grey", seen(page, ".run.plain"))
     colours = {
         page.eval_on_selector(f".run[href$='/{n}'] i", "e => getComputedStyle(e).backgroundColor")
         for n in (own[0], others)
     }
     row("each job has a colour of its own", len(colours) == 2)
     row("the queue lists the waiting job", f"{own[1]}" in _text(page) and "PENDING" in _text(page))
-    row("a move is marked while it lasts", until(lambda: page.query_selector(".run.moves") is not None))
+    row("a move is marked while it lasts", seen(page, ".run.moves"))
     before = _text(page)
     row("the page changes without a reload", until(lambda: _text(page) != before))
-    row(
-        "goodput against the fair share is drawn",
-        until(lambda: page.query_selector("figure:has-text('Goodput') path.line") is not None),
-    )
-    row(
-        "GPUs held, plain, idle, waited for",
-        all(
-            w in _text(page)
-            for w in ("held by Pollux jobs", "held by plain jobs", "idle", "waiting jobs need")
-        ),
-    )
-    row(
-        "cost of moves",
-        "Training lost to moves" in _text(page) and until(lambda: "MEDIAN COST" in page.content()),
-    )
-    row(
-        "fairness by account and user",
-        "SHARE OF GPU TIME" in page.content()
-        and all(page.query_selector(f"th:text-is('{title}')") for title in ("ACCOUNT", "USER")),
-    )
+    row("goodput against the fair share is drawn", seen(page, "figure:has-text('Goodput') path.line"))
+    drawn = ("held by Pollux jobs", "held by plain jobs", "idle", "waiting jobs need", "lost to moves")
+    row("GPUs held, plain, idle, waited for, lost to moves", all(words in _text(page) for words in drawn))
+    titles = ("ACCOUNT", "USER", "GPUS NOW")
+    row("what accounts and users hold", all(page.query_selector(f"th:text-is('{t}')") for t in titles))
     row("no sideways scrolling", fits(page))
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.emulate_media(color_scheme="dark")
@@ -267,7 +255,7 @@ def _pictures(page: Page, url: str, images: Path) -> None:
     """Save the cluster's page when its jobs have been measured."""
     page.set_viewport_size({"width": 1200, "height": 900})
     page.goto(url)
-    until(lambda: page.query_selector("td[data-title='GOODPUT']:not(.x)") is not None)
+    seen(page, "td[data-title='GOODPUT']:not(.x)")
     picture(page, images / "live-page.png", height=900)
     page.emulate_media(color_scheme="dark")
     picture(page, images / "live-page-dark.png", height=900)
@@ -304,27 +292,18 @@ def _user(browser: Browser, url: str, own: int, others: int, row: Row) -> None:
     page.goto(url)
     page.wait_for_selector("h1")
     base = page.url
-    row(
-        "user: the own job in full",
-        until(lambda: page.query_selector(f"td a[href$='/jobs/{own}']") is not None),
-    )
+    row("user: the own job in full", seen(page, f"td a[href$='/jobs/{own}']"))
     theirs = page.query_selector_all(f"tr:has(td:text-is('{others}')) td")
     shown = {cell.get_attribute("data-title"): cell.inner_text() for cell in theirs}
-    row(
-        "user: another's job as squeue shows it",
-        shown.get("STATE") == "RUNNING" and shown.get("USER") == "games",
-    )
-    secret = {shown.get(title, "-") for title in ("BATCH", "GOODPUT", "SPEEDUP", "DONE")} | {
-        shown.get("REASON", "-")
-    }
+    listed = (shown.get("STATE"), shown.get("USER")) == ("RUNNING", "games")
+    row("user: another's job as squeue shows it", listed)
+    secret = {shown.get(title, "-") for title in ("BATCH", "GOODPUT", "SPEEDUP", "DONE", "REASON")}
     row("user: nothing else of it", bool(shown) and secret <= {"-"})
     row("user: no link to it", page.query_selector(f"a[href$='/jobs/{others}']") is None)
     answer = page.goto(f"{base}jobs/{others}")
-    row(
-        "user: its page is refused",
-        answer is not None and answer.status == 404 and "another user" in page.content(),
-    )
+    refused = answer is not None and answer.status == 404 and "another user" in page.content()
+    row("user: its page is refused", refused)
     context.clear_cookies()
-    refused = page.goto(base)
-    row("without the cookie: refused", refused is not None and refused.status == 403)
+    answer = page.goto(base)
+    row("without the cookie: refused", answer is not None and answer.status == 403)
     context.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..output import count
-from ..report.drawings import Chart, Polyline, chart, use_chart
+from ..report.drawings import Chart, Points, Polyline, chart, use_chart
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -38,24 +38,23 @@ def of_job(points: Sequence[Mapping[str, Any]], moves: Sequence[Mapping[str, Any
     ]
 
 
-def of_cluster(overview: Mapping[str, Any]) -> list[Chart]:
-    """Draw the use of the cluster, its goodput, and what moves cost."""
-    lost = [
-        (overview["since"], 0.0),
-        *overview["lost"],
-        (overview["at"], (overview["lost"] or [(0, 0)])[-1][1]),
-    ]
+def of_cluster(overview: Mapping[str, Any], since: float) -> list[Chart]:
+    """Draw the use of the cluster, its goodput, and what moves cost, from a POSIX time on."""
+    lost = [(overview["since"], 0.0), *overview["lost"]]
+    lost.append((overview["at"], lost[-1][1]))
+    speedup = Polyline("predicted speedup", "ink", _cut(overview["speedup"], since), steps=True)
+    cost = Polyline("lost", "ink", _cut(lost, since), steps=True, filled=True)
     return [
-        use_chart(overview["use"]),
-        chart(
-            "Goodput against the fair share, mean of the jobs with GPUs",
-            [Polyline("predicted speedup", "ink", overview["speedup"], steps=True)],
-            times=True,
-        ),
-        chart(
-            "Training lost to moves [s]", [Polyline("lost", "ink", lost, steps=True, filled=True)], times=True
-        ),
+        use_chart({name: _cut(steps, since) for name, steps in overview["use"].items()}),
+        chart("Goodput against the fair share, mean of the jobs with GPUs", [speedup], times=True),
+        chart("Training lost to moves [s]", [cost], times=True),
     ]
+
+
+def _cut(steps: Points, since: float) -> Points:
+    """Leave out what was before a time, except the value at that time."""
+    before = [point for point in steps if point[0] <= since]
+    return [(since, before[-1][1]), *steps[len(before) :]] if before else steps
 
 
 def goodput(explained: Mapping[str, Any]) -> Chart:

@@ -57,15 +57,7 @@ _ENDED = [
     Column("age_s", "TOOK", duration, right=True),
     Column("ended_at", "ENDED", clock),
 ]
-_SORTS = (
-    SortKey.job,
-    SortKey.name,
-    SortKey.state,
-    SortKey.gpus,
-    SortKey.goodput,
-    SortKey.speedup,
-    SortKey.done,
-)
+_SORTS = tuple(SortKey(key) for key in ("job", "name", "state", "gpus", "goodput", "speedup", "done"))
 _HOURS = ("1", "6", "24")
 """Periods that the charts of a job may be cut to."""
 ROWS = 200
@@ -114,6 +106,7 @@ class _Pages:
         found = self._read("cluster")
         overview, jobs = found["overview"], machine_map.coloured(found["jobs"])
         asked = request.query_params
+        hours, since = _period(request)
         order = asked.get("sort", "")
         sort = SortKey(order) if order in tuple(SortKey) else None
         find = asked.get("find", "").strip()
@@ -158,7 +151,9 @@ class _Pages:
             held=gpus_held(beside, jobs) if beside is not None else "",
             states=beside.states if beside is not None else {},
             nodes=machine_map.nodes(overview["nodes"], jobs, hidden=overview["hidden"]),
-            charts=charts.of_cluster(overview),
+            charts=charts.of_cluster(overview, since),
+            hours=hours,
+            periods=_HOURS[:1],
             owners=[
                 (rows, [Column("name", title.upper(), flexible=True), *_OWNER_COLUMNS])
                 for title, rows in machine_map.owners(jobs)
@@ -169,9 +164,7 @@ class _Pages:
         """One job: why it has what it has, and how it got there."""
         number = request.path_params["job"]
         found, past = self._read("explain", number), self._read("history", number, since=0.0)
-        asked = request.query_params.get("hours", "")
-        hours = int(asked) if asked in _HOURS else None
-        since = 0.0 if hours is None else time.time() - 3600.0 * hours
+        hours, since = _period(request)
         ended = self._viewer.slurm if found["job"]["ended_at"] is not None else None
         return self._page(
             request,
@@ -232,6 +225,12 @@ class _Pages:
             now=time.time(),
         )
         return HTMLResponse(text, code)
+
+
+def _period(request: Request) -> tuple[int | None, float]:
+    """Return the hours that charts are cut to, None for all, and their begin as POSIX time."""
+    asked = request.query_params.get("hours", "")
+    return (int(asked), time.time() - 3600.0 * int(asked)) if asked in _HOURS else (None, 0.0)
 
 
 def _has(row: Mapping[str, Any], text: str) -> bool:

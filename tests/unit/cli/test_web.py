@@ -17,6 +17,7 @@ from polluxd.cli.answering import Answering, Ask, as_root
 from polluxd.cli.report.drawings import COLOURS, MOST_POINTS, Polyline, chart, job_colours
 from polluxd.cli.slurm_view import PLAIN_COLUMNS, Beside, SlurmView
 from polluxd.cli.web.browser_session import BrowserSession
+from polluxd.cli.web.charts import of_cluster
 from polluxd.cli.web.live_page import ROWS, Viewer, application
 from polluxd.cli.web.overview import RestingReader
 from polluxd.config.settings import PolicySettings
@@ -343,6 +344,9 @@ def test_the_cluster_over_time_adds_up(store, admin) -> None:
         "plain": [[at, 2]],
         "idle": [[at, 16 - 2 - 8]],
     }
+    plain = next(line for line in of_cluster(overview, at + 50)[0].lines if "plain" in line.label)
+    assert plain.values[0][2].startswith("held by plain jobs: 2"), "as it was then"
+    assert 'href="?hours=1" aria-current="true"' in admin.get("?hours=1").text
 
 
 def test_a_young_cluster_is_drawn_from_its_first_job_on(store) -> None:
