@@ -32,7 +32,7 @@ from polluxd.store import Store
 
 from . import access
 from .access import ConfigOption, JsonOption
-from .output import Column, duration, emit, emit_json, number, plain, table
+from .output import Column, emit, emit_json, number, plain, table
 
 Given = str | bool | Sequence[str]
 """What the command line gives for one setting: text, a switch, or NAME=VALUE options."""
@@ -120,8 +120,6 @@ PREVIEW_COLUMNS = (
     Column("gpus_after", "AFTER", right=True),
     Column("speedup_before", "SPEEDUP", number(3), right=True),
     Column("speedup_after", "SPEEDUP AFTER", number(3), right=True),
-    Column("seconds_left_before", "ENDS IN", duration, right=True, rank=6),
-    Column("seconds_left_after", "ENDS IN AFTER", duration, right=True, rank=6),
     Column("reason_after", "REASON", flexible=True, least=14, rank=5),
 )
 
@@ -162,13 +160,10 @@ def previewed(store: Store, defaults: PolicySettings, options: Mapping[str, Give
 
 
 def _side(placed: Allocation, when: str) -> dict[str, Any]:
-    facts = placed.explanation
     return {
         f"gpus_{when}": placed.placement.gpus,
         f"placement_{when}": str(placed.placement),
         f"speedup_{when}": placed.speedup,
-        # None: the job declared no length, or it is not known when it gets GPUs.
-        f"seconds_left_{when}": facts.seconds_left if facts is not None else None,
         f"reason_{when}": placed.reason,
     }
 

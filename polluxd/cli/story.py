@@ -212,16 +212,7 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
         size = count(facts.next_gpus, "GPU")
         yield f"Next larger size: {size}, fitted goodput {number(3)(facts.next_goodput)} examples/s{gain}."
         yield from _marginal(facts, others)
-    if facts.racks:
-        yield _racks(placed, facts)
     yield _move(facts)
-    if facts.seconds_left is not None:
-        ends = duration(facts.seconds_left)
-        yield (
-            f"At the planned goodput the job ends in {ends}."
-            if placed.placement
-            else f"If the jobs before it end as predicted, the job gets GPUs and ends in {ends}."
-        )
     if facts.doubted_reports:
         reports = count(facts.doubted_reports, "report")
         now = "the newest among them" if facts.doubts else "the newest is believed"
@@ -246,16 +237,6 @@ def _marginal(facts: Explanation, others: Sequence[Allocation]) -> Iterator[str]
         f"One more GPU would bring this job {100 * facts.marginal / facts.price:.0f} % of what the least useful GPU in "
         f"use brings to its job. Job {facts.taken_by}{has} would lose least by giving up GPUs, {outcome}."
     )
-
-
-def _racks(placed: Allocation, facts: Explanation) -> str:
-    if facts.racks == 1:
-        return "The nodes are in one rack."
-    here = f"The nodes are in {facts.racks} racks."
-    if not (facts.one_rack > 0 and placed.goodput > 0):
-        return f"{here} The job was not measured across racks yet."
-    gain = 100 * (facts.one_rack / placed.goodput - 1)
-    return f"{here} As many nodes in one rack would bring {number(3)(facts.one_rack)} examples/s ({gain:+.0f} %)."
 
 
 def _move(facts: Explanation) -> str:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from polluxd.errors import PolluxError, StoreError
 
 from . import http_errors, payloads
-from .budgets import Budget, Pace, Turns
+from .budgets import Pace, Turns
 from .http_errors import HttpRefusal
 from .order_watch import OrderWatch
 from .payloads import (
@@ -145,7 +145,7 @@ class GatewayService:
         """Of one user: 600 jobs may report and acknowledge at once."""
         self._strangers = Pace(100, 50, 15.0)
         """Requests without a token that was seen before, by name of the client."""
-        self._faults = Budget(1 / 60, 1)
+        self._faults = Pace(1 / 60, 1)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""

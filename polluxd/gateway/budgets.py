@@ -12,58 +12,41 @@ from .http_errors import too_often
 _MOST_KEYS = 100_000
 
 
-class Budget:
-    """So many a second for each key, and so many at once after a rest.
+class Pace:
+    """So many a second of each name or user, and so many at once after a rest.
 
     Not for several threads.
-    """
-
-    def __init__(self, per_second: float, at_once: float) -> None:
-        self._per_second = per_second
-        self._at_once = at_once
-        self._left: dict[Hashable, tuple[float, float]] = {}
-
-    def take(self, key: Hashable) -> bool:
-        """Spend one; False where nothing is left."""
-        now = time.monotonic()
-        left, at = self._left.get(key, (self._at_once, now))
-        left = min(self._at_once, left + (now - at) * self._per_second)
-        if left < 1:
-            return False
-        self._left[key] = (left - 1, now)
-        if len(self._left) > _MOST_KEYS:
-            self._forget(now)
-        return True
-
-    def _forget(self, now: float) -> None:
-        """Forget the keys that have rested."""
-        rest = self._at_once / self._per_second
-        self._left = {key: spent for key, spent in self._left.items() if now - spent[1] < rest}
-
-
-class Pace:
-    """So many requests a second of each name or user, the others in line.
 
     Args:
-        at_once: requests that wait for nothing after a rest.
-        longest_s: longest wait; beyond it a request is refused.
+        longest_s: so long further ones may wait in line; beyond it they are refused.
     """
 
-    def __init__(self, per_second: float, at_once: float, longest_s: float) -> None:
+    def __init__(self, per_second: float, at_once: float, longest_s: float = 0.0) -> None:
         self._each_s, self._rest_s, self._longest_s = 1 / per_second, at_once / per_second, longest_s
         self._due: dict[Hashable, float] = {}
 
-    async def wait(self, name: Hashable) -> None:
+    def take(self, key: Hashable) -> bool:
+        """Spend one, without a wait; False where nothing is left."""
+        return self._turn_in(key) is not None
+
+    async def wait(self, key: Hashable) -> None:
         """Wait in line. Raises HttpRefusal where the line is long."""
-        now = time.monotonic()
-        due = max(self._due.get(name, 0.0), now - self._rest_s) + self._each_s
-        if due > now + self._longest_s:
+        seconds = self._turn_in(key)
+        if seconds is None:
             raise too_often("you send too many requests: wait for their answers")
-        self._due[name] = due
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+    def _turn_in(self, key: Hashable) -> float | None:
+        """Return the seconds until the turn that this spends; None where the line is too long."""
+        now = time.monotonic()
+        due = max(self._due.get(key, 0.0), now - self._rest_s) + self._each_s
+        if due > now + self._longest_s + 1e-6:
+            return None
+        self._due[key] = due
         if len(self._due) > _MOST_KEYS:
-            self._due = {key: at for key, at in self._due.items() if at > now - self._rest_s}
-        if due > now:
-            await asyncio.sleep(due - now)
+            self._due = {other: at for other, at in self._due.items() if at > now - self._rest_s}
+        return due - now
 
 
 class Turns:

@@ -15,7 +15,7 @@ from typing import Any
 
 from polluxd.errors import ConfigError
 
-from .budgets import Budget
+from .budgets import Pace
 from .peers import Peers
 from .visitors import Bounds, Visitor, Visitors, uvicorn_config
 
@@ -52,7 +52,7 @@ class GatewayServer:
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._peers = Peers()
-        self._arrivals = Budget(*self.entrance.bounds.arrivals)
+        self._arrivals = Pace(*self.entrance.bounds.arrivals)
 
     async def listen(self, address: str, given: Sequence[socket.socket] = ()) -> Sequence[tuple[str, int]]:
         """Listen at HOST:PORT, by `given` sockets where there are some; return where. Raises ConfigError."""

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from pollux.scheduler.munge import MungeError
 
-from .budgets import Budget, Turns
+from .budgets import Pace, Turns
 from .http_errors import HttpRefusal, not_sensible, of_attempt, token_refused, too_often
 from .payloads import AttemptCredential, TokenAnswer, TokenRequest, UserCredential
 from .records import Holder, Records
@@ -67,7 +67,7 @@ class Tokens:
         """Tokens and credentials, by name of the client: one of each waits for the thread."""
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="pollux-token")
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="pollux-credential")
-        self._of_user = Budget(2, 60)
+        self._of_user = Pace(2, 60)
         """Tokens given out, by user."""
 
     async def issue(self, request: TokenRequest, client: Visitor) -> tuple[TokenAnswer, Holder]:

@@ -39,14 +39,9 @@ class Explanation:
     """What a move is expected to cost it."""
     racks: int = 0
     """Racks that its nodes lie in, where it has several nodes and racks are known; else 0."""
-    one_rack: float = 0.0
-    """Its goodput on as many nodes of one rack [examples/s], where it spans several and was measured so; else 0."""
     gpu_price: float | None = None
     """Seconds that a GPU takes off all jobs' completion times per second where it is worth the least; 0: GPUs are
     left. None: the objective has no price."""
-    seconds_left: float | None = None
-    """Seconds until the job is predicted to end, its wait for GPUs included. None: it declared no length, it never ran,
-    or too few jobs say when they will leave it GPUs."""
     doubts: tuple[str, ...] = ()
     """Claims of its newest report that polluxd does not believe."""
     doubted_reports: int = 0

@@ -6,15 +6,13 @@ vectorised pass over the jobs and options of a finished seating computes all exp
 
 from __future__ import annotations
 
-import heapq
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polluxd.model import Explanation, SnapshotJob
-from polluxd.policy import feasible, market
+from polluxd.policy import feasible
 from polluxd.policy.packing import Packing
 from polluxd.policy.placement import Seating
 from polluxd.policy.shapes import ANY
@@ -90,9 +88,8 @@ class Explainer:
                 [donors.get(j, anybody) if limit == "contention" else None for j, limit in enumerate(limits)],
                 np.where(self.has_step, table.factor[self._next], 1.0).tolist(),
                 [_move_seconds(job) for job in table.jobs],
-                *([0] * len(limits), [0.0] * len(limits)),
+                [0] * len(limits),
                 self._prices(),
-                self._seconds_left(limits),
             )
         )
 
@@ -104,41 +101,6 @@ class Explainer:
         price = table.market.price
         kind = table.kind[np.where(self.held > 0, self.option, self._next)]
         return [float(p) for p in np.where(kind >= 0, price[kind], price.mean())]
-
-    def _seconds_left(self, limits: list[str]) -> list[float | None]:
-        """[J]: time to the end at the goodput planned, or after a wait.
-
-        A job that waits starts at its next step when jobs before it have ended and left it the GPUs. The waiting jobs
-        that would gain most per GPU start first. None: the job's length or its goodput there is not known, or other
-        GPUs would not help it.
-        """
-        table = self.seating.table
-        waits = self.held == 0
-        goodput = table.goodput[np.where(waits, self._next, self.option)].tolist()
-        work = [market.work(job)[0] for job in table.jobs]
-        takes = [
-            left / rate if rate > 0 and math.isfinite(left) else math.nan
-            for left, rate in zip(work, goodput, strict=True)
-        ]
-        found = [None if wait or math.isnan(own) else own for wait, own in zip(waits, takes, strict=True)]
-        gpus = np.where(waits, table.gpus[self._next], self.held).tolist()
-        barred = np.array([limit in ("stays", "ceiling") for limit in limits], dtype=np.bool_)
-        ready = np.flatnonzero(waits & self.has_step & ~barred & np.isfinite(np.array(takes)))
-        queue = ready[np.argsort(-self._marginal[ready], kind="stable")].tolist()
-        # A job that has not declared its length is expected to keep its GPUs.
-        ends = [(own, gpus[j]) for j, own in enumerate(found) if own is not None]
-        heapq.heapify(ends)
-        now, free = 0.0, self.free
-        for j in queue:
-            while free < gpus[j] and ends:
-                now, freed = heapq.heappop(ends)
-                free += freed
-            if free < gpus[j]:
-                break
-            free -= gpus[j]
-            found[j] = now + takes[j]
-            heapq.heappush(ends, (now + takes[j], gpus[j]))
-        return found
 
     def _taker(self, number: int) -> int | None:
         """Return the job whose last GPUs are worth the least.

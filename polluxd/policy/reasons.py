@@ -253,7 +253,7 @@ def _with_rack(
     return replace(
         allocation,
         reason=f"{allocation.reason}; {text}",
-        explanation=None if explained is None else replace(explained, racks=len(over), one_rack=together),
+        explanation=None if explained is None else replace(explained, racks=len(over)),
     )
 
 

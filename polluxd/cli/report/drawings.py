@@ -49,8 +49,6 @@ class Polyline:
     steps: bool = False
     """A value holds until the next point."""
     filled: bool = False
-    clipped: bool = False
-    """It does not count for the height of the chart, which cuts it off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def chart(
         ticks: values of x to name; by default some in equal distances.
         moments: x and name of what happened at a time. The chart leaves out what was before its first point.
     """
-    known = [point for line in lines if not line.clipped for point in line.points]
+    known = [point for line in lines for point in line.points]
     known += [(x, y) for x, y, _ in marks]
     left, right = (f((x for x, _ in known), default=0.0) for f in (min, max))
     right = max(right, left + 1.0)

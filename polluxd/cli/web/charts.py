@@ -58,7 +58,7 @@ def _cut(steps: Points, since: float) -> Points:
 
 
 def goodput(explained: Mapping[str, Any]) -> Chart:
-    """Draw goodput over GPUs: the job's size, the next one, and what that one would have to bring."""
+    """Draw goodput over GPUs: the job's size and the next one."""
     best: dict[int, float] = {}
     for row in explained["sizes"]:
         best[row["gpus"]] = max(best.get(row["gpus"], 0.0), row["goodput"] or 0.0)
@@ -72,23 +72,7 @@ def goodput(explained: Mapping[str, Any]) -> Chart:
         more = why.get("next_gpus")
         if more is not None and more > gpus:
             marks.append((more, why["next_goodput"], f"next size: {more}"))
-            lines += _price(why, (gpus, now), max(best))
     return chart("Fitted goodput over GPUs [examples/s]", lines, marks=marks, ticks=sorted(best))
-
-
-def _price(why: Mapping[str, Any], here: tuple[int, float], most: int) -> list[Polyline]:
-    """Draw the goodput that more GPUs would have to bring at their present price.
-
-    Near the present size utility grows with goodput alike: where the next size is worth `marginal` of it per GPU, and a
-    GPU costs `price`, it would have to bring price / marginal times as much more goodput.
-    """
-    gpus, now = here
-    price = why["price"] if why["gpu_price"] is None else why["gpu_price"]
-    rise = (why["next_goodput"] - now) / (why["next_gpus"] - gpus)
-    if not (price and price > 0 and why["marginal"] > 0 and rise > 0):
-        return []
-    end = now + (most - gpus) * rise * price / why["marginal"]
-    return [Polyline("worth the price of the GPUs", "c4", [here, (most, end)], clipped=True)]
 
 
 def of_search(search: Search) -> list[Chart]:

@@ -23,7 +23,7 @@ STAYS = Allocation(7, Placement(("n1",), 4), 100.0, 1.5, 128, False, "stays: 8 G
         {"speedup": 1.45},
         {"batch_size": 132},
         {"reason": "stays: 16 GPUs would bring 11 %"},
-        {"explanation": replace(WHY, price=0.7, taken_by=3, seconds_left=5.0)},
+        {"explanation": replace(WHY, price=0.7, taken_by=3)},
     ],
 )
 def test_what_drifts_is_the_same_decision(changes):
