@@ -40,7 +40,7 @@ compare: setup-demo ## 15 trainings under polluxd, and under plain Slurm in four
 define part
 @trap 'wait $$!; exit 130' INT; trap 'kill -INT $$!; wait $$!; exit 143' TERM; \
 env --default-signal=INT -u MAKEFLAGS $(1) </dev/null & \
-status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status"; exit $$status
+status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status; CPU of its processes:"; times; exit $$status
 endef
 
 # The longest first. The integration tests mostly wait, so twice as many parts run at a time as CI has cores, and no part
@@ -245,6 +245,9 @@ bench_realloc-large = $(BENCH).realloc_large --mb $(or $(MB),256) --ranks $(or $
 # Six trainers of their own loops under polluxd and under plain Slurm, of LENGTH (180) seconds each (root; minutes);
 # bench-out/wrap.json, tests/benchmarks/wrap.md.
 bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/wrap.json --markdown tests/benchmarks/wrap.md
+# Forecasts of a cluster in virtual time against what happened, SEEDS (50) days (an hour of CPU; days are kept, and a
+# further call goes on); bench-out/forecast, tests/benchmarks/forecast.md.
+bench_forecast = $(BENCH).forecast --seeds $(or $(SEEDS),50)
 # `polluxctl report` on Philly's log and on a million records (minutes); tests/benchmarks/philly.md.
 bench_report = $(BENCH).site_report
 # Philly's virtual clusters under backfill, the paper's policy and polluxd, all jobs or JOBS of each (hours; kept run by

@@ -2,7 +2,7 @@
 
 The picture is the snapshot of a real decision, and `polluxd.policy.decide` changes it as it would change the cluster.
 What a course leaves out, since no snapshot has it: the ends of plain jobs (they keep their GPUs), refusals of Slurm,
-the restart budget, failures of nodes, and the growth of noise scales.
+the restart budget and failures of nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pollux.goodput import Goodput
+from pollux.parameters import NoiseScale
 from polluxd.model import NO_PLACEMENT, Placement, Report, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide
 
@@ -36,6 +37,8 @@ class Work:
     """What the agent will report of a job that has not reported yet; None: nothing."""
     limit_s: float = math.inf
     """Seconds on GPUs until Slurm's time limit ends it."""
+    ends_with: NoiseScale | None = None
+    """The noise of a past job of its kind at its end; as noise grows, so does speed on many GPUs. None: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,14 @@ class _Life:
         if self.job.placement:
             self.limit_left -= seconds
             self.left -= self.speed * max(seconds - max(self.trains_at - now, 0.0), 0.0)
+
+    def noise(self, known: NoiseScale | None) -> NoiseScale | None:
+        """The noise now: on its way from the known one to that of the end, geometric as in the paper (figure 2)."""
+        end = self.work.ends_with
+        if known is None or end is None or min(*known, *end) <= 0:
+            return known
+        done = min(max(1.0 - self.left / self.work.amount, 0.0), 1.0)
+        return NoiseScale(*(now ** (1.0 - done) * then**done for now, then in zip(known, end, strict=True)))
 
     def over(self) -> bool:
         return bool(self.job.placement) and (self.left <= 1e-9 * self.work.amount or self.limit_left <= 1e-6)
@@ -189,6 +200,8 @@ class _Course:
             life = self._lives[allocation.job_id]
             if allocation.placement != life.job.placement:
                 self._move(life, allocation.placement)
+            elif life.work.ends_with is not None:
+                self._pace(life)
         self._decided_at, self._happened = now, False
 
     def _shown(self, life: _Life) -> SnapshotJob:
@@ -196,7 +209,8 @@ class _Course:
         job, report, now = life.job, life.job.report, self._now
         age = self._snapshot.taken_at + now - job.submitted_at
         if report is not None and life.work.in_steps:
-            report = replace(report, progress=report.progress + max(life.work.amount - life.left, 0.0))
+            done = max(life.work.amount - life.left, 0.0)
+            report = replace(report, progress=report.progress + done, noise=life.noise(report.noise))
         pinned = job.pinned and not job.pin_reason.startswith(SOON)
         waiting = None if job.waiting is None or job.placement else job.waiting + now - self._decided_at
         if not pinned and life.free_at > now and job.placement:
@@ -236,6 +250,7 @@ class _Course:
         if not held or not life.work.in_steps or report is None or report.params is None:
             life.speed = 1.0
             return
+        report = replace(report, noise=life.noise(report.noise))
         racks = len({self._racks[name] for name in held.nodes}) if self._racked else 1
         life.speed = min(
             _goodput(report, kind, len(held.nodes), held.gpus, racks, adaptive=life.job.spec.adaptive)

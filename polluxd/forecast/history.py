@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pollux.parameters import NoiseScale
 from polluxd.forecast.ahead import Newcomer, Work
 from polluxd.model import Report, SnapshotJob
 from polluxd.store import EndedJob
@@ -99,10 +100,12 @@ class History:
                 drawn = self._drawn(job.user, job.name, ratio, done / report.target, random)
                 # What other users declare says nothing of this one.
                 share = 1.0 if drawn is None or drawn[0] == ANYBODY else drawn[2]
-                return Work(max(share * report.target - done, 1e-3), True, limit_s=left), DECLARED
+                return Work(
+                    max(share * report.target - done, 1e-3), True, None, left, _noise(drawn)
+                ), DECLARED
             drawn = self._drawn(job.user, job.name, steps, done, random)
             if drawn is not None and drawn[0] == SAME_NAME:
-                return Work(drawn[2] - done, True, limit_s=left), SAME_NAME
+                return Work(drawn[2] - done, True, None, left, _noise(drawn)), SAME_NAME
         else:
             drawn = self._drawn(job.user, job.name, steps, 0.0, random)
             if drawn is not None and drawn[0] == SAME_NAME:
@@ -135,6 +138,12 @@ class History:
             Newcomer(after, _arriving(past, first_id + n, now + after), _whole(past))
             for n, (after, past) in enumerate(zip(times[:MOST_ARRIVALS], came, strict=False))
         ]
+
+
+def _noise(drawn: tuple[str, EndedJob, float] | None) -> NoiseScale | None:
+    """The noise at the end of a job of the same name."""
+    report = drawn[1].report if drawn is not None and drawn[0] == SAME_NAME else None
+    return None if report is None else report.noise
 
 
 def _whole(past: EndedJob) -> Work:

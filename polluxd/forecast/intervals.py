@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.forecast.ahead import Course
+from polluxd.forecast.ahead import INTERVAL_S, Course
 from polluxd.forecast.history import UNKNOWN
 
 COVERED = 0.8
@@ -61,7 +61,8 @@ def drawn(job_id: int, at: float, by: str, courses: Sequence[Course], user: str 
     starts = np.array([math.inf if course.starts is None else course.starts for course in courses])
     sides: dict[Side, float] = {}
     if starts.max() > 0:
-        sides["starts"] = _quantile(starts, COVERED)
+        # What frees the GPUs is seen by the decision after it.
+        sides["starts"] = _quantile(starts, COVERED) + INTERVAL_S
     if by != UNKNOWN:
         sides |= {"first": _quantile(ends, _TAIL), "last": _quantile(ends, 1.0 - _TAIL)}
     found = {side: at + seconds for side, seconds in sides.items() if math.isfinite(seconds)}

@@ -26,7 +26,7 @@ FIRST_S = 60.0
 """After polluxd's start: a process that ends sooner loads nothing."""
 SHARE = 0.05
 """Of a core."""
-RUNS = 300
+RUNS = 600
 """Earlier runs whose misses count: all that are kept."""
 
 

@@ -28,8 +28,8 @@ from .views import (
 
 _POINTS = 2000
 """Reports of a job in an answer."""
-_FORECASTS = 300
-"""Runs of forecasts that are kept: at least a day of them."""
+_FORECASTS = 600
+"""Runs of forecasts that are kept: at least two days of them."""
 _MOST = 20_000
 """Jobs, and moves, in an answer: what people ask for is bounded, however much there is."""
 

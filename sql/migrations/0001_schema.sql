@@ -357,7 +357,7 @@ CREATE TABLE pollux.boots (
 );
 COMMENT ON TABLE pollux.boots IS 'how long boots of nodes took, which nodes failed to boot, and since when nodes are on';
 
--- When jobs were to start and end, as a run of `polluxd.forecast` foretold it from the snapshot of a cycle; the newest 300.
+-- When jobs were to start and end, as a run of `polluxd.forecast` foretold it from the snapshot of a cycle; the newest 600.
 CREATE TABLE pollux.forecast (
     cluster   pollux.cluster_name NOT NULL,
     cycle_id  bigint NOT NULL,

@@ -143,7 +143,7 @@ def shrinking(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]
     jobs.end()
 
 
-def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 80.0) -> None:
+def wait_for(world: World, true: Callable[[], bool], timeout_s: float = 240.0) -> None:
     deadline = world.now() + timeout_s
     while not true():
         assert world.now() < deadline, "it did not come about in time"

@@ -125,6 +125,8 @@ class Loop:
         return self.slurm.jobs([job_id])[job_id]
 
     def until(self, what: Callable[[], object], seconds: float = 200.0, *, why: str = "") -> None:
+        # Of a quiet machine. Waiting for longer costs only a test that fails.
+        seconds *= 3
         deadline = time.monotonic() + seconds
         while not what():
             if time.monotonic() > deadline:
@@ -181,7 +183,7 @@ class Loop:
         self.plan(job_id, "park", None, NO_PLACEMENT)
 
     def explained(self, job_id: int, words: str, seconds: float = 60.0) -> None:
-        self.daemon.explained(self.store, job_id, words, seconds)
+        self.daemon.explained(self.store, job_id, words, 3 * seconds)
 
     def completed_moves(self, job_id: int) -> int:
         """How many moves of a running job have ended well."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from pollux.parameters import NoiseScale
 from polluxd.forecast.ahead import Newcomer, Work, look_ahead
 from polluxd.model import JobSpec
 from tests.build import job, nodes, report, running, snapshot
@@ -42,6 +43,21 @@ def test_steps_take_as_long_as_the_fit_says_and_more_gpus_less():
         return look_ahead(snapshot(nodes(1), [one]), {1: Work(2000.0, True)}, horizon_s=100 * HOUR)[1].ends
 
     assert 0 < ends(4) < ends(2) < ends(1)
+
+
+def test_noise_that_grows_as_in_past_jobs_ends_a_job_sooner():
+    one = running(
+        1, ["n000"], 4, ALONE, report=report(noise=NoiseScale(1.0, 0.1), progress=0.0, target=2000.0)
+    )
+
+    def ends(noise):
+        work = {1: Work(2000.0, True, ends_with=noise)}
+        return look_ahead(snapshot(nodes(1), [one]), work, horizon_s=100 * HOUR)[1].ends
+
+    same, grown, none = ends(NoiseScale(1.0, 0.1)), ends(NoiseScale(1.0, 1e3)), ends(NoiseScale(0.0, 1e3))
+    assert same == pytest.approx(ends(None))
+    assert none == same
+    assert grown < 0.9 * same
 
 
 def test_a_newcomer_takes_its_share():

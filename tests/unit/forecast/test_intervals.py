@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from polluxd.forecast.ahead import Course
+from polluxd.forecast.ahead import INTERVAL_S, Course
 from polluxd.forecast.intervals import CHECKED, Forecast, Happened, Misses, drawn, score
 
 
@@ -19,7 +19,7 @@ def test_an_interval_is_the_quantiles_of_the_courses():
 
 def test_a_job_that_waits_is_told_a_start_and_one_that_runs_is_not():
     courses = [Course(float(n), 100.0 + n) for n in range(11)]
-    assert drawn(1, 0.0, "declared", courses).drawn["starts"] == pytest.approx(8.0)
+    assert drawn(1, 0.0, "declared", courses).drawn["starts"] == pytest.approx(8.0 + INTERVAL_S)
 
 
 def test_a_side_that_too_few_courses_reach_is_not_told():

@@ -29,11 +29,12 @@ def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch ")]
     losses = [float(re.search(r"loss ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
-    sizes = [int(re.search(r"batch size ([0-9]+)", line)[1]) for line in lines]  # type: ignore[index]
-    rates = [float(re.search(r"learning rate ([0-9.]+)", line)[1]) for line in lines]  # type: ignore[index]
+    # The first epoch prints the size that it ends with, which on a slow machine has grown already.
+    sizes = [int(size) for size in re.findall(r"pollux: batch size ([0-9]+) on 1 GPU", done.stderr)]
+    rates = [float(rate) for rate in re.findall(r"learning rate ([0-9.]+)", done.stdout)]
     assert len(losses) == 10
-    assert sizes[0] == 8
+    assert (sizes[0], re.search("lr=([0-9.]+)", script)[1]) == (8, "0.05")  # type: ignore[index]
     assert max(sizes) >= 16, "the batch size grows on one process"
-    assert max(rates) > 1.5 * rates[0], "and the learning rate with it"
+    assert max(rates) > 1.5 * 0.05, "and the learning rate with it"
     assert "pollux: finished: " in done.stderr
     assert losses[-1] < 0.5 * losses[0]
