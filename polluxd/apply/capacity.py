@@ -60,6 +60,23 @@ class Capacity:
         """True when Slurm will not start a job there, however long it waits."""
         return self.out_of_reach(target) or self.shut(target)
 
+    def gone(self, move: Move, returns: Collection[str]) -> str:
+        """Return why a planned start waits in vain, if a training went back to what it was to give; else an empty text.
+
+        While it stayed planned, the next plan would count on it, and stop that training once more.
+
+        Args:
+            returns: nodes to which trainings go back.
+        """
+        waits = (
+            move.step is Step.PLANNED
+            and move.path == "start"
+            and not self.fits_soon(move.target, move.source, move.job_id)
+        )
+        return (
+            "a training went back there" if waits and not set(returns).isdisjoint(move.target.nodes) else ""
+        )
+
     def kept(self, target: Placement) -> bool:
         """True when what was set aside for `target` is still there."""
         return self._open(target) and all(self.free[n] >= 0 for n in target.nodes)

@@ -16,6 +16,7 @@ from polluxd.apply.startable import Eligibility, time_left
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement
 from polluxd.slurm.limits import JobLimits
 from polluxd.slurm.protocol import ClusterState, SlurmJob
+from polluxd.slurm.site_defaults import LeastSizes
 
 _USING = (JobState.RUNNING, JobState.SUSPENDED)
 _LIMIT = re.compile(r"(Assoc|QOS)?(Grp|Max)\w*|Resources|Priority")
@@ -52,6 +53,7 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
     reach = {partition: _reach(partition, state, nodes) for partition in {job.partition for job in ours}}
     slots = submit_slots(state, ours, bounds)
     minutes = _minutes_used(state, bounds)
+    least = LeastSizes(state.nodes, state.rules.partitions, state.limits)
     for job in ours:
         cap = _cap(job, bounds.of(job).job, state, reach[job.partition])
         caps = [one for one in (cap, slots.returns.get(job.job_id)) if one is not None]
@@ -63,6 +65,9 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
         if caps:
             most[job.job_id] = min(caps)
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
+            eligibility[job.job_id] = Eligibility(frozenset(), why)
+        if 0 < sum(job.gpus_per_node_held.values()) < (fewest := least.of(job)):
+            why = f"MinNodes or MinTRESPerJob, which asks for {fewest} GPUs,"
             eligibility[job.job_id] = Eligibility(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
     groups, full, admitted = _groups(state, ours, bounds, holding, nodes)

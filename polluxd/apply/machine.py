@@ -41,6 +41,7 @@ from polluxd.apply.placed import held, same_place
 from polluxd.apply.startable import of_limit, refused
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
+from polluxd.slurm.queue import LAUNCH_FAILED
 
 ACKNOWLEDGED_S = 90.0
 """Agents wait 120 s to be killed and then train on: an acknowledgement older than this is stale."""
@@ -91,12 +92,15 @@ def _ended(at: Situation, job: SlurmJob) -> Action | None:
         # A short job, or its user: the move did nothing wrong.
         return Fail(ended) if job.state is JobState.FAILED else Withdraw(ended)
     if job.state is JobState.PENDING and move.step is not Step.PLANNED:
+        if job.reason == LAUNCH_FAILED and move.path == "requeue":
+            return Fail(f"{REFUSED_START}: {job.reason}", keep_back=True, refused=job.reason)
         if job.held_by_user:
             return Fail("the job was held (scontrol hold) during the move")
         if job.dependent:
-            return Fail(
-                "the job was made to wait for another one (Dependency) during the move", keep_back=True
-            )
+            return Fail("the job was made to wait for another one (Dependency)", keep_back=True)
+    if job.state is JobState.SUSPENDED and not move.in_allocation and move.revocable:
+        # A requeue would undo what an administrator, or preemption, has done; it goes on where it is.
+        return Withdraw("the job was suspended during the move", rest=True)
     return None
 
 

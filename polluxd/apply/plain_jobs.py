@@ -292,7 +292,8 @@ def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, 
     """Return the running jobs of Pollux whose place another job could take at a requeue, and why.
 
     A requeued job cannot start for a second. Slurm then gives what it has left to any job that fits: one that waits for
-    nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs and CPUs.
+    nodes, or for a limit that counts both. Only Slurm knows what a plain job needs besides GPUs and CPUs. Behind one of
+    higher priority that waits for nodes, it starts none on nodes of that one's partition, whether that one fits or not.
 
     Args:
         contending: jobs of Pollux that Slurm may start by itself, as it may start every plain job.
@@ -307,11 +308,12 @@ def at_risk(state: ClusterState, contending: Collection[int] = ()) -> dict[int, 
         reach, limits = state.reach(other.partition), _limits_of(other, bounds)
         for job in mine:
             if other.reason in _WAITS_FOR_NODES:
-                takes = room.could_start(other, job, reach)
+                first = _rank(other, state) > _rank(job, state) and reach & job.gpus_per_node_held.keys()
+                takes = bool(first) or room.could_start(other, job, reach)
             else:
                 takes = not limits.isdisjoint(_limits_of(job, bounds))
             if takes:
-                found[job.job_id] = f"job {other.job_id} ({other.reason}), which could start in its place,"
+                found[job.job_id] = f"job {other.job_id} ({other.reason}), which Slurm may start before it,"
     return found
 
 

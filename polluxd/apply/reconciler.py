@@ -32,7 +32,7 @@ from polluxd.errors import SlurmRefused
 from polluxd.logs import about
 from polluxd.model import NO_PLACEMENT, JobState, Move, Step
 from polluxd.slurm.protocol import ClusterState, SlurmClient, SlurmJob
-from polluxd.slurm.queue import BAD_CONSTRAINTS
+from polluxd.slurm.queue import HELD_BY_SLURM
 from polluxd.store import CycleRecords, CycleStore
 
 log = logging.getLogger(__name__)
@@ -204,6 +204,7 @@ class Reconciler:
         bars = self.refusals.bars(seen.state, self.acted_on).within(allowed)
         risks = at_risk(seen.state, self.waiting.contending)
         ordered = in_order(records.moves)
+        returns = {name for m in ordered if m.reason.startswith(BACK) for name in m.target.nodes}
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         waiting: list[tuple[Move, float]] = []
         still_open = 0
@@ -224,7 +225,10 @@ class Reconciler:
                 companion=seen.pending_companions.get(move.id),
                 forbidden=""
                 if goes_back
-                else forbids(may_start.get(move.job_id), move) or bars.forbids(move) or taken_by(risks, move),
+                else forbids(may_start.get(move.job_id), move)
+                or bars.forbids(move)
+                or taken_by(risks, move)
+                or room.gone(move, returns),
                 kept_off=kept_off,
                 owed=owed,
                 insist=owed and self.past.undrained(move.job_id) > 0,
@@ -238,9 +242,8 @@ class Reconciler:
             with self.open.about(move):
                 still_open += self._carry_out(at, action)
             if action in (Do.DRAIN, Do.CONFIGURE, Do.RECRUIT):
-                bars = self.refusals.bars(seen.state, self.acted_on).within(
-                    allowed
-                )  # it leaves less to the next ones
+                # It leaves less to the next ones.
+                bars = self.refusals.bars(seen.state, self.acted_on).within(allowed)
         if not records.settings.paused:
             # On a busy cluster other moves are always under way, but they do not help moves that wait in a ring.
             long = self._limits.planned_timeout_s / 4
@@ -389,8 +392,8 @@ class Reconciler:
             if end.keep_back:
                 if job is not None:
                     self._limit_time(move, job)
-                unplaceable = job is not None and job.reason == BAD_CONSTRAINTS
-                self.waiting.keep_back(move.job_id, unplaceable=unplaceable)
+                held = job is not None and job.reason in HELD_BY_SLURM
+                self.waiting.keep_back(move.job_id, release=held)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.log(level, "job %d: move %d to %s %s: %s", move.job_id, move.id, move.target, result, reason)
         if isinstance(end, Fail):

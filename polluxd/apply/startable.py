@@ -64,7 +64,7 @@ def eligibility(state: ClusterState) -> dict[int, Eligibility]:
         kept_out = tuple(p.refuses(job.account, job.qos, left) for p in partitions)
         # What an exclusive job may use depends on the nodes that it holds.
         whose = job.job_id if job.demands.exclusive or job.demands.switches else 0
-        key = job.partition, frozenset(blocked), kept_out, job.demands, whose
+        key = job.partition, frozenset(blocked), kept_out, job.demands, whose, own and job.user
         if key not in known:
             reach = frozenset[str]().union(*(p.nodes for p in partitions)) if partitions else names
             known[key] = _demanded(job, _eligible(partitions, kept_out, blocked, names), state, reach)
@@ -88,13 +88,13 @@ def _demanded(
                 f"{' and '.join(left_out)} of the job {'leave' if len(left_out) > 1 else 'leaves'} nodes out"
             )
     if demands.reservation:
-        reserved = state.rules.reserved(demands.reservation, state.taken_at)
+        reserved = state.rules.reserved(demands.reservation, job.user, state.taken_at)
         if reserved is not None and not nodes <= reserved:
             nodes &= reserved
             why.append(
                 f"--reservation={demands.reservation} leaves out all nodes but its own"
                 if reserved
-                else f"reservation {demands.reservation}, which the job asks for, is not active"
+                else f"reservation {demands.reservation}, which the job asks for, is not active for its user"
             )
     if demands.switches and len(racks := _fullest_racks(job, nodes, state)) < len(
         {n.rack for n in state.nodes}

@@ -87,15 +87,15 @@ class WaitingJobs:
                 log.warning("leases could not be renewed: %s", error)
             self._renewed.update(dict.fromkeys(some, ticks))
 
-    def keep_back(self, job_id: int, *, unplaceable: bool) -> None:
+    def keep_back(self, job_id: int, *, release: bool) -> None:
         """Keep a job back for a whole lease from now.
 
-        Where it fits on no node at its size (`unplaceable`), Slurm has taken its priority: it gets that back. The lease
-        keeps Slurm from trying the same size again.
+        Slurm takes the priority of a job that fits on no node at its size, or that could not be launched. It gets that
+        back (`release`); the lease keeps Slurm from trying the same again.
         """
         until = self._clock() + self._lease
         calls: list[Callable[[], None]] = [lambda: self._slurm.renew([job_id], until)]
-        if unplaceable:
+        if release:
             calls.append(lambda: self._slurm.release(job_id))
         for call in calls:
             try:

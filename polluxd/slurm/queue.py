@@ -77,7 +77,9 @@ _LONGEST_NAME = 64  # each task of an array repeats it, in the database and in e
 _NUMBER = re.compile(r"(\d{1,18})(K?)(?:-\d+K?)?")
 _MEMORY = re.compile(r"(?:^|,)mem=(\d{1,12}(?:\.\d{1,6})?)([KMGTP]?)(?:,|$)")
 _MEGABYTES = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
-BAD_CONSTRAINTS = "BadConstraints"
+BAD_CONSTRAINTS, LAUNCH_FAILED = "BadConstraints", "launch failed requeued held"
+HELD_BY_SLURM = (BAD_CONSTRAINTS, LAUNCH_FAILED)
+"""Reasons of jobs that Slurm itself holds: no node could have it, or a node failed at its start (its Prolog, say)."""
 
 
 @dataclass(frozen=True, slots=True)

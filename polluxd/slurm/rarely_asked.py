@@ -27,6 +27,8 @@ ARRAY_S = 10.0
 """A throttle is changed by hand: it is asked for no more often than this."""
 
 _LIMITS = re.compile(r"^AccountingStorageEnforce\s*=.*\b(?:limits|safe)\b", re.MULTILINE)
+_QOS = re.compile(r"^AccountingStorageEnforce\s*=.*\bqos\b", re.MULTILINE)
+_CLUSTER = re.compile(r"^ClusterName\s*=\s*(\S+)$", re.MULTILINE)
 _PREEMPT_QOS = re.compile(r"^PreemptType\s*=\s*preempt/qos\s*$", re.MULTILINE)
 
 
@@ -97,6 +99,22 @@ class RarelyAsked:
             return {}
         command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name,preempt")
         return self._kept("rules of preemption", LIMITS_S, {}, lambda: parse_preemption(self._run(*command)))
+
+    def qos_of(self, user: str, account: str) -> frozenset[str]:
+        """Return the QOSes of a user in an account, of whatever partition; none where nobody says, or all will do.
+
+        Slurm starts no job of another QOS, also if it has run before. slurmdbd answers: slurmctld shows no such list.
+        """
+        enforced, cluster = _QOS.search(self.configuration()), _CLUSTER.search(self.configuration())
+        if not enforced or not cluster:
+            return frozenset()
+        where = (f"cluster={cluster[1]}", f"user={user}", f"account={account}")
+        try:
+            text = self._run("sacctmgr", "-nP", "show", "assoc", "where", *where, "format=qos")
+        except SlurmError as error:
+            log.warning("it is not known which QOSes user %s has: %s", user, error)
+            return frozenset()
+        return frozenset(text.replace("\n", ",").split(",")) - {""}
 
     def _kept(self, what: str, every: float, none: _T, read: Callable[[], _T]) -> _T:
         """Return an answer that is at most `every` seconds old, or the last one where there is no new one."""

@@ -73,6 +73,13 @@ class Reservation:
     nodes: frozenset[str] | None
     """None: all."""
     period: float = 0.0
+    users: frozenset[str] = frozenset()
+    """Who may use it, or all but these, with a "-" before each; empty: whoever its accounts say."""
+
+    def refuses(self, user: str) -> bool:
+        """Whether its list of users keeps out a job that asks for it."""
+        denied = any(name.startswith("-") for name in self.users)
+        return f"-{user}" in self.users if denied else bool(self.users) and user not in self.users
 
     def meets(self, begin: float, end: float) -> bool:
         """Whether a job that runs from `begin` to `end` would run into it."""
@@ -110,14 +117,14 @@ class Rules:
                 found.update((name, reservation) for name in names if name not in found)
         return found
 
-    def reserved(self, name: str, now: float) -> frozenset[str] | None:
+    def reserved(self, name: str, user: str, now: float) -> frozenset[str] | None:
         """Nodes of a reservation that has begun; None: all.
 
-        Empty before its start, after its end, and where Slurm knows no such reservation.
+        Empty before its start, after its end, for users whom it keeps out, and where Slurm knows no such reservation.
         """
-        for reservation in self.reservations:
-            if reservation.name == name and reservation.start <= now < reservation.end:
-                return reservation.nodes
+        for one in self.reservations:
+            if one.name == name and one.start <= now < one.end and not one.refuses(user):
+                return one.nodes
         return frozenset()
 
 
@@ -208,7 +215,8 @@ def _reservation(name: str, fields: Mapping[str, str]) -> Reservation:
     # A floating reservation begins so many minutes from now, always.
     start = 0.0 if "TIME_FLOAT" in flags else _time(fields, "StartTime")
     end = inf if "TIME_FLOAT" in flags else _time(fields, "EndTime")
-    return Reservation(name, start, end, frozenset(node_names(fields["Nodes"])), period)
+    users = frozenset(fields.get("Users", "(null)").split(",")) - {"(null)"}
+    return Reservation(name, start, end, frozenset(node_names(fields["Nodes"])), period, users)
 
 
 def _records(text: str, first: str, none: str) -> list[dict[str, str]]:

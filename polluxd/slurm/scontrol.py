@@ -213,9 +213,11 @@ class ScontrolClient(Commands):
 
     def probe(self, job_id: int) -> None:
         self._must_be_ours([job_id])
-        limit = self._mine[job_id].time_limit_s
-        same = "TimeLimit=UNLIMITED" if limit is None else _time_limit(limit)
+        job = self._mine[job_id]
+        same = "TimeLimit=UNLIMITED" if job.time_limit_s is None else _time_limit(job.time_limit_s)
         self.ask("scontrol", "update", f"JobId={self._address(job_id)}", same)
+        if job.qos not in (admitted := self._rarely.qos_of(job.user, job.account)) and admitted:
+            raise SlurmRefused(f"user {job.user} has no QOS {job.qos} in account {job.account} any more")
 
     def ask_limits(self) -> None:
         self._rarely.ask_limits()

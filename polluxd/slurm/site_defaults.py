@@ -156,25 +156,31 @@ def with_least_sizes(
 
     A job that holds less stays as it is, and so does a job whose `max_gpus` is below: Slurm refuses to start it.
     """
-    with_gpus = {node.name: node for node in nodes if node.gpus > 0}
-    known: dict[tuple[str, str, int], int] = {}
-
-    def least(job: SlurmJob) -> int:
-        assert job.spec is not None
-        key = job.partition, job.qos, job.spec.cpus_per_gpu
-        if key not in known:
-            known[key] = _least(*key, with_gpus, partitions, limits)
-        return known[key]
+    least = LeastSizes(nodes, partitions, limits)
 
     def raised(job: SlurmJob) -> SlurmJob:
         spec, held = job.spec, sum(job.gpus_per_node_held.values())
-        if spec is None or job.companion is not None or (most := least(job)) <= spec.min_gpus:
+        if spec is None or job.companion is not None or (most := least.of(job)) <= spec.min_gpus:
             return job
         if (spec.max_gpus is not None and spec.max_gpus < most) or 0 < held < most:
             return job
         return replace(job, spec=replace(spec, min_gpus=most))
 
     return tuple(map(raised, jobs))
+
+
+class LeastSizes:
+    """GPUs that jobs need at least to start in one of their partitions."""
+
+    def __init__(self, nodes: Iterable[Node], partitions: Mapping[str, Partition], limits: Limits) -> None:
+        self._rules = {node.name: node for node in nodes if node.gpus > 0}, partitions, limits
+        self._known: dict[tuple[str, str, int], int] = {}
+
+    def of(self, job: SlurmJob) -> int:
+        key = job.partition, job.qos, job.spec.cpus_per_gpu if job.spec else 1
+        if key not in self._known:
+            self._known[key] = _least(*key, *self._rules)
+        return self._known[key]
 
 
 def _least(
@@ -185,7 +191,6 @@ def _least(
     partitions: Mapping[str, Partition],
     limits: Limits,
 ) -> int:
-    """GPUs that a job needs at least to start in one of its partitions."""
     ruled = [partitions[name] for name in partition.split(",") if name in partitions]
     if not ruled:
         return 1

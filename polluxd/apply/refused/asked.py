@@ -1,7 +1,7 @@
 """What polluxd asks before it orders a training to drain, the point of no return.
 
-The site's hooks and rights: an update that changes nothing, once in an attempt. The job's own moves: what Slurm has
-refused to a polluxd that ran before this one.
+The site's hooks and rights: an update that changes nothing. slurmdbd: whether the user still has the job's QOS. The
+job's own moves: what Slurm has refused to a polluxd that ran before this one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AskedFirst:
         self._store = store
         self._refusals = refusals
         self._authorize = authorize
-        self._probed: frozenset[int] = frozenset()
-        """Running jobs that polluxd was let update."""
+        self._recalled: frozenset[int] = frozenset()
+        """Running jobs of whose moves this process knows what they were refused."""
         self._known: frozenset[int] = frozenset()
         """Open moves, of whose jobs this process knows what they were refused."""
 
@@ -38,22 +38,25 @@ class AskedFirst:
         """Forget the attempts that have ended; read what the jobs were refused that a former polluxd has stopped."""
         stopped = {move.id: move for move in moves if move.source and move.step not in _BEFORE}
         for number in stopped.keys() - self._known:
-            if (job := jobs.get(stopped[number].job_id)) is not None and job.job_id not in self._probed:
+            if (job := jobs.get(stopped[number].job_id)) is not None and job.job_id not in self._recalled:
                 self._refusals.recall(stopped[number], job, self._store.moves(job.job_id))
         self._known = frozenset(stopped)
-        self._probed = frozenset(n for n in self._probed if n in jobs and jobs[n].state is JobState.RUNNING)
+        self._recalled = frozenset(
+            n for n in self._recalled if n in jobs and jobs[n].state is JobState.RUNNING
+        )
 
     def refusal(self, move: Move, job: SlurmJob) -> Fail | Withdraw | None:
         """Return how the move ends instead of an order; None: nobody has said no."""
-        if job.job_id in self._probed:
-            return None
-        if why := self._refusals.recall(move, job, self._store.moves(job.job_id)):
-            return Withdraw(f"{why}; the job could not start there")
+        if job.job_id not in self._recalled:
+            if why := self._refusals.recall(move, job, self._store.moves(job.job_id)):
+                return Withdraw(f"{why}; the job could not start there")
+            self._recalled |= {job.job_id}
         self._authorize()
         try:
             self._slurm.probe(job.job_id)
         except SlurmRefused as error:
             self._refusals.cannot_be_changed(job, str(error))
-            return Fail(f"Slurm, or a hook of the site, lets polluxd not update the job: {error}", rest=False)
-        self._probed |= {job.job_id}
+            return Fail(
+                f"Slurm, or a hook of the site, would not let the job start again: {error}", rest=False
+            )
         return None

@@ -343,9 +343,8 @@ class Refusals:
             barred = others + weight(job, 1, 1, key, state.taken_at) >= limit.refused
             return None, Eligibility(frozenset(), rule) if barred else None
         if key.unit == "node":
-            return None, Eligibility(frozenset(), rule) if self._most_nodes(
-                job, key, limit, others
-            ) < 1 else None
+            most = self._most_nodes(job, key, limit, others)
+            return None, Eligibility(frozenset(), rule) if most < 1 else None
         each = weight(job, 1, 1, key, state.taken_at)
         gpus = max(ceil((limit.refused - others) / each) - 1, 0)
         works = max(floor((limit.good - others) / each), 0)

@@ -106,9 +106,8 @@ def _of_running(job: SlurmJob, holds: int, one: RefusedNodes, rule: str, bound: 
     """What they mean for a job that holds GPUs; None: that it is kept from these nodes."""
     own = job.job_id == one.job_id
     if own and one.updated and holds >= one.target.gpus:
-        return None, Eligibility(
-            frozenset(), rule
-        )  # Slurm started it as it was submitted: it has no way back
+        # Slurm started it as it was submitted: it has no way back.
+        return None, Eligibility(frozenset(), rule)
     if one.target.gpus > holds and (own or one.updated):
         return (holds if own else max(holds, one.had), bound), None
     if not own and not set(one.target.nodes).isdisjoint(job.gpus_per_node_held):

@@ -219,6 +219,9 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("fail keep-back no-rest: *starts no job*", move(CONFIGURED, waited=5), WAITS, SHUT),
         ("fail keep-back no-rest: *starts no job*", move(REQUEUED, waited=1), WAITS, SHUT),
         ("WAIT", move(CONFIGURED, waited=1), WAITS, SHUT),
+        # A requeue would undo an administrator's `scontrol suspend`.
+        ("withdraw rest: *suspended*", move(DRAINING, waited=31), slurm_job(SUSPENDED), {"found": report()}),
+        ("withdraw rest: *suspended*", move(CHECKPOINTED), slurm_job(SUSPENDED), {}),
         # Before it is requeued, it trains on.
         ("withdraw: *starts no job*", move(DRAINING), slurm_job(), SHUT),
         ("withdraw: *starts no job*", move(CHECKPOINTED), slurm_job(), SHUT),

@@ -139,6 +139,7 @@ def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
         ),  # no restart of this job makes room for it
         ({"tres": {"cpu": 8}, "requested_gpus_per_node": 0}, True),  # Slurm alone knows what else it needs
         ({"tres": {"cpu": 9}, "requested_gpus_per_node": 0}, False),
+        ({"tres": {"cpu": 9}, "requested_gpus_per_node": 0, "priority": 101}, True),  # none starts behind it
         (
             {"tres": {"gres/gpu": 4, "node": 2}, "requested_gpus_per_node": 2},
             False,
@@ -151,7 +152,7 @@ def test_a_plain_job_that_cannot_start_takes_no_node_from_growth() -> None:
     ],
 )
 def test_a_requeue_makes_room_for_a_plain_job_that_waits(other: dict[str, object], *, takes: bool) -> None:
-    mine = job(1, qos="normal", gpus_per_node_held={"n1": 2}, cpus_per_node_held={"n1": 6})
+    mine = job(1, qos="normal", priority=100, gpus_per_node_held={"n1": 2}, cpus_per_node_held={"n1": 6})
     full = {"foreign_gpus": 4, "foreign_cpus": 8}
     foreign = tuple(replace(node, cpus=8, **({} if node.name == "n1" else full)) for node in NODES)
     limits = Limits(qos={"normal": Qos("normal", GroupLimits(jobs=9), JobLimits())})

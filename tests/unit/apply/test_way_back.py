@@ -58,6 +58,13 @@ def test_a_trainer_that_fails_on_fewer_gpus_goes_back_at_once(own_loop: JobSpec)
         "one try, and back"
     )
     assert life.stood - before < 10.0
+    back, planned = (
+        next(m for m in life.world.rows.moves if m.path == "start" and m.job_id == n and m.id > 1)
+        for n in (life.job, life.other)
+    )
+    assert planned.times[Step.FAILED] - back.times[Step.PLANNED] < 3.0, (
+        "no plan counts on a start that waits in vain"
+    )
     assert life.world.truth(life.job).restart_count == 2, "the move's requeue, and the wrapper's"
     life.world.close()
 

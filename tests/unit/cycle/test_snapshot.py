@@ -58,7 +58,7 @@ def test_a_job_that_cannot_move_is_no_taker_and_no_giver() -> None:
 
 
 def test_a_job_whose_place_a_plain_job_could_take_stays_within_it_unless_it_is_resized_in_place() -> None:
-    here, risk = {"gpus_per_node_held": {"n1": 4}}, {1: "job 9 (Resources), which could start in its place,"}
+    here, risk = {"gpus_per_node_held": {"n1": 4}}, {1: "job 9 (Resources), which Slurm may start before it,"}
     (job,) = snapshot(slurm_job(1, **here), reports={1: REPORT}, at_risk=risk).jobs
     assert (job.spec.max_gpus, job.max_gpus_rule) == (4, risk[1])
     assert job.partition != "main", "its own nodes alone"

@@ -53,11 +53,15 @@ def test_reservations() -> None:
     daily = RESERVATION.replace("MAINT", "DAILY").replace("root_1", "nightly")
     floating = RESERVATION.replace("MAINT", "TIME_FLOAT").replace("root_1", "floating")
     found, unreadable = parse_reservations(RESERVATION + daily + floating)
+    users = frozenset({"root"})
     assert found == (
-        Reservation("root_1", 1795330000, 1795333600, ALL),
-        Reservation("nightly", 1795330000, 1795333600, ALL, 86400),
-        Reservation("floating", 0, inf, ALL),
+        Reservation("root_1", 1795330000, 1795333600, ALL, users=users),
+        Reservation("nightly", 1795330000, 1795333600, ALL, 86400, users),
+        Reservation("floating", 0, inf, ALL, users=users),
     )
+    assert [found[0].refuses("root"), found[0].refuses("ann")] == [False, True]
+    (others,), _ = parse_reservations(RESERVATION.replace("Users=root", "Users=-root"))
+    assert [others.refuses("root"), others.refuses("ann")] == [True, False]
     assert not unreadable
 
 
