@@ -61,21 +61,17 @@ class Capacity:
         return self.out_of_reach(target) or self.shut(target)
 
     def gone(self, move: Move, returns: Collection[str]) -> str:
-        """Return why a planned start waits in vain, if a training went back to what it was to give; else an empty text.
+        """Return why a planned start waits in vain where a training goes back (to nodes `returns`); else an empty text.
 
-        While it stayed planned, the next plan would count on it, and stop that training once more.
-
-        Args:
-            returns: nodes to which trainings go back.
+        While it stays planned, the next plan counts on it, and stops that training once more.
         """
         waits = (
             move.step is Step.PLANNED
             and move.path == "start"
-            and not self.fits_soon(move.target, move.source, move.job_id)
+            and not set(returns).isdisjoint(move.target.nodes)
         )
-        return (
-            "a training went back there" if waits and not set(returns).isdisjoint(move.target.nodes) else ""
-        )
+        fits = not waits or self.fits_soon(move.target, move.source, move.job_id)
+        return "" if fits else "a training went back there"
 
     def kept(self, target: Placement) -> bool:
         """True when what was set aside for `target` is still there."""

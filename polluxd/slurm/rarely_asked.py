@@ -101,12 +101,12 @@ class RarelyAsked:
         return self._kept("rules of preemption", LIMITS_S, {}, lambda: parse_preemption(self._run(*command)))
 
     def qos_of(self, user: str, account: str) -> frozenset[str]:
-        """Return the QOSes of a user in an account, of whatever partition; none where nobody says, or all will do.
+        """Return the QOSes of which Slurm starts jobs of a user in an account; none: of all, or nobody says.
 
-        Slurm starts no job of another QOS, also if it has run before. slurmdbd answers: slurmctld shows no such list.
+        slurmdbd answers: slurmctld shows no such list.
         """
-        enforced, cluster = _QOS.search(self.configuration()), _CLUSTER.search(self.configuration())
-        if not enforced or not cluster:
+        cluster = _CLUSTER.search(self.configuration())
+        if not cluster or not _QOS.search(self.configuration()):
             return frozenset()
         where = (f"cluster={cluster[1]}", f"user={user}", f"account={account}")
         try:
@@ -114,7 +114,7 @@ class RarelyAsked:
         except SlurmError as error:
             log.warning("it is not known which QOSes user %s has: %s", user, error)
             return frozenset()
-        return frozenset(text.replace("\n", ",").split(",")) - {""}
+        return frozenset(re.split(r"[,\n]", text)) - {""}
 
     def _kept(self, what: str, every: float, none: _T, read: Callable[[], _T]) -> _T:
         """Return an answer that is at most `every` seconds old, or the last one where there is no new one."""

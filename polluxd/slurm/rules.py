@@ -74,12 +74,11 @@ class Reservation:
     """None: all."""
     period: float = 0.0
     users: frozenset[str] = frozenset()
-    """Who may use it, or all but these, with a "-" before each; empty: whoever its accounts say."""
+    """Who may use it; with a "-" before each name, who may not; empty: whoever its accounts say."""
 
-    def refuses(self, user: str) -> bool:
-        """Whether its list of users keeps out a job that asks for it."""
-        denied = any(name.startswith("-") for name in self.users)
-        return f"-{user}" in self.users if denied else bool(self.users) and user not in self.users
+    def admits(self, user: str) -> bool:
+        denies = not self.users or any(name.startswith("-") for name in self.users)
+        return f"-{user}" not in self.users if denies else user in self.users
 
     def meets(self, begin: float, end: float) -> bool:
         """Whether a job that runs from `begin` to `end` would run into it."""
@@ -123,7 +122,7 @@ class Rules:
         Empty before its start, after its end, for users whom it keeps out, and where Slurm knows no such reservation.
         """
         for one in self.reservations:
-            if one.name == name and one.start <= now < one.end and not one.refuses(user):
+            if one.name == name and one.start <= now < one.end and one.admits(user):
                 return one.nodes
         return frozenset()
 

@@ -21,7 +21,7 @@ job by `cred_expire` and a second; an update of its StartTime takes this delay a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from types import MappingProxyType
@@ -173,38 +173,25 @@ class LeastSizes:
     """GPUs that jobs need at least to start in one of their partitions."""
 
     def __init__(self, nodes: Iterable[Node], partitions: Mapping[str, Partition], limits: Limits) -> None:
-        self._rules = {node.name: node for node in nodes if node.gpus > 0}, partitions, limits
+        self._nodes = {node.name: node for node in nodes if node.gpus > 0}
+        self._partitions, self._qos = partitions, limits.qos
         self._known: dict[tuple[str, str, int], int] = {}
 
     def of(self, job: SlurmJob) -> int:
         key = job.partition, job.qos, job.spec.cpus_per_gpu if job.spec else 1
         if key not in self._known:
-            self._known[key] = _least(*key, *self._rules)
+            names = (name for name in job.partition.split(",") if name in self._partitions)
+            found = (max(self._sizes(self._partitions[name], job.qos, key[2])) for name in names)
+            self._known[key] = min(found, default=1)
         return self._known[key]
 
-
-def _least(
-    partition: str,
-    qos: str,
-    cpus_per_gpu: int,
-    nodes: Mapping[str, Node],
-    partitions: Mapping[str, Partition],
-    limits: Limits,
-) -> int:
-    ruled = [partitions[name] for name in partition.split(",") if name in partitions]
-    if not ruled:
-        return 1
-    found = []
-    for rule in ruled:
-        reach = [nodes[name] for name in rule.nodes if name in nodes]
-        largest = max((node.gpus for node in reach), default=0)
-        sizes = [_beyond(rule.min_nodes, largest)]
-        for name in dict.fromkeys(filter(None, (rule.qos, qos))):
-            demanded = limits.qos[name].job.least if name in limits.qos else {}
-            kinds = {node.gpu_type for node in reach}
-            sizes += [_in_gpus(*one, cpus_per_gpu, kinds, largest) for one in demanded.items()]
-        found.append(max(sizes))
-    return min(found)
+    def _sizes(self, rule: Partition, qos: str, cpus_per_gpu: int) -> Iterator[int]:
+        reach = [self._nodes[name] for name in rule.nodes if name in self._nodes]
+        largest, kinds = max((node.gpus for node in reach), default=0), {node.gpu_type for node in reach}
+        yield _beyond(rule.min_nodes, largest)
+        for name in {rule.qos, qos} & self._qos.keys():
+            for tres, least in self._qos[name].job.least.items():
+                yield _in_gpus(tres, least, cpus_per_gpu, kinds, largest)
 
 
 def _in_gpus(tres: str, least: int, cpus_per_gpu: int, kinds: set[str], largest: int) -> int:

@@ -112,6 +112,13 @@ def test_a_limit_of_one_gpu_leaves_one_and_a_limit_of_none_keeps_the_job_out() -
         assert set(found.eligibility) == kept_out
 
 
+def test_a_least_size_that_was_raised_keeps_a_smaller_training_where_it_is() -> None:
+    found = limits(qos=(Qos("normal", GroupLimits(), JobLimits(least={"gres/gpu": 4})),))
+    assert set(allowed(found, running(1, 2), running(2, 4), waiting(3)).eligibility) == {1}
+    rules = Rules({"main": replace(MAIN["main"], min_nodes=2)})
+    assert set(allowed(limits(), running(1, 4), rules=rules).eligibility) == {1}
+
+
 def test_the_time_limit_of_the_partitions_qos_replaces_the_jobs() -> None:
     short = Qos("short", GroupLimits(), JobLimits({}, HOUR))
     rules = Rules({"main": Partition("main", "UP", ALL, qos="whole")})

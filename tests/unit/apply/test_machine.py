@@ -31,6 +31,7 @@ PLANNED, DRAINING, RECRUITING = Step.PLANNED, Step.DRAINING, Step.RECRUITING
 CHECKPOINTED, REQUEUED = Step.CHECKPOINTED, Step.REQUEUED
 CONFIGURED, STARTED = Step.CONFIGURED, Step.STARTED
 PENDING, RUNNING = JobState.PENDING, JobState.RUNNING
+UNLAUNCHED = {"held_by_user": True, "reason": "launch failed requeued held"}
 COMPLETING, SUSPENDED = JobState.COMPLETING, JobState.SUSPENDED
 NOW = 1_000.5
 SMALL, LARGE = Placement(("n1",), 2), Placement(("n1", "n2"), 4)
@@ -214,6 +215,9 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("fail: *held*", move(REQUEUED), slurm_job(PENDING, held_by_user=True), {}),
         ("fail keep-back: *Dependency*", move(REQUEUED), slurm_job(PENDING, dependent=True), {}),
         ("fail keep-back: *Dependency*", move(CONFIGURED), slurm_job(PENDING, dependent=True), {}),
+        # Slurm's own hold, after a node failed at its start, is no user's; that of a first start stays.
+        ("fail keep-back: *launch failed*", move(STARTED), slurm_job(PENDING, **UNLAUNCHED), {}),
+        ("fail: *held*", move(STARTED, "start"), slurm_job(PENDING, **UNLAUNCHED), {}),
         # A node of the target that is drained in mid-move starts no job: back to the former place, in seconds.
         ("fail keep-back no-rest: *starts no job*", move(REQUEUED, waited=5), WAITS, SHUT),
         ("fail keep-back no-rest: *starts no job*", move(CONFIGURED, waited=5), WAITS, SHUT),

@@ -130,7 +130,9 @@ def place(**demands: object) -> Eligibility | None:
         replace(NODES[3], rack="r3", gpu_type="h100"),
     )
     shown = job(1, JobState.PENDING, limit=600.0, demands=Demands(**demands))
-    rules = Rules(MAIN, (Reservation("course", NOW - 60, NOW + HOUR, frozenset({"n2"})),))
+    course = Reservation("course", NOW - 60, NOW + HOUR, frozenset({"n2"}), users=frozenset({"-bea"}))
+    closed = replace(course, name="closed", nodes=frozenset(), users=frozenset({"bea"}))
+    rules = Rules(MAIN, (course, closed))
     return eligibility(ClusterState(NOW, nodes, (shown,), rules=rules)).get(1)
 
 
@@ -143,6 +145,7 @@ def place(**demands: object) -> Eligibility | None:
         ({"exclusive": True}, {"n1", "n4"}, "--exclusive"),
         ({"gpu_types": frozenset({"h100"})}, {"n4"}, "gpu-types=h100"),
         ({"reservation": "course"}, {"n2"}, "--reservation=course"),
+        ({"reservation": "closed"}, set(), "closed, which the job asks for, is not active for its user"),
         ({"reservation": "gone"}, set(), "reservation gone, which the job asks for, is not active"),
         ({"switches": 1}, {"n4"}, "--switches=1 of the job keeps it to r3"),
     ],

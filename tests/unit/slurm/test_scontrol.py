@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,16 @@ def test_a_probe_changes_nothing(commands: Commands) -> None:
     for job_id, same in ((8, "TimeLimit=150"), (9, "TimeLimit=UNLIMITED")):
         slurm.probe(job_id)
         assert ["update", f"JobId={job_id}", same] in [words[1:] for words, _ in commands.calls]
+
+
+def test_a_probe_asks_whether_the_user_still_has_the_qos(commands: Commands) -> None:
+    enforced = {"out": "AccountingStorageEnforce = associations,limits,qos\nClusterName = dev\n"}
+    slurm, shown = client(), job(8, "RUNNING", QOS="urgent", UserName="ann", Account="lab")
+    for names, refused in (("normal", True), ("normal\nhigh,urgent", False), ("", False)):
+        commands.answer([shown], show_config=enforced, other={"out": names})
+        said = pytest.raises(SlurmRefused, match="user ann has no QOS urgent in account lab any more")
+        with said if refused else nullcontext():
+            slurm.probe(8)
 
 
 def test_a_completing_job_is_never_requeued(commands: Commands) -> None:
