@@ -101,7 +101,7 @@ class RarelyAsked:
         return self._kept("rules of preemption", LIMITS_S, {}, lambda: parse_preemption(self._run(*command)))
 
     def qos_of(self, user: str, account: str) -> frozenset[str]:
-        """Return the QOSes of which Slurm starts jobs of a user in an account; none: of all, or nobody says.
+        """Return the QOSes that Slurm lets jobs of a user in an account have; none: all, or nobody says.
 
         slurmdbd answers: slurmctld shows no such list.
         """

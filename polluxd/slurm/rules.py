@@ -119,7 +119,7 @@ class Rules:
     def reserved(self, name: str, user: str, now: float) -> frozenset[str] | None:
         """Nodes of a reservation that has begun; None: all.
 
-        Empty before its start, after its end, for users whom it keeps out, and where Slurm knows no such reservation.
+        Empty before its start, after its end, for users that it keeps out, and where Slurm knows no such reservation.
         """
         for one in self.reservations:
             if one.name == name and one.start <= now < one.end and one.admits(user):
