@@ -18,6 +18,7 @@ from typing import Any
 from pollux.scheduler.credentials import AccessOver, Credentials, JobGateway
 from pollux.scheduler.gateway import Gateway, GatewayAway, MessageRefused
 from pollux.slurm_job.access import GatewayAccess
+from pollux.slurm_job.output_files import unopenable
 from pollux.tuning.knowledge import Introduction
 
 log = logging.getLogger(__name__)
@@ -231,6 +232,7 @@ class Publisher:
     def _report(self) -> Mapping[str, Any] | None:
         try:
             report = self._collect()
+            report["immovable"] = report.get("immovable") or unopenable()
             json.dumps(report, allow_nan=False)
             return report
         except Exception as error:
