@@ -27,7 +27,7 @@ from polluxd.printable import printable
 
 THEMES = (
     *("slurm_text", "database", "tokens", "gateway", "pretences", "ranks", "files", "companions"),
-    *("reports", "shares", "output", "grows", "starts", "lengths", "rents", "shared_folders"),
+    *("shares", "starts", "rents"),
 )
 """Importing a theme adds its attacks to the list."""
 SITES: dict[str, dict[str, Any]] = {
@@ -53,12 +53,12 @@ def tried(attack: Attack, place: Site) -> Outcome:
 
 
 def row_of(attack: Attack, place: Site) -> dict[str, Any]:
-    """Attack; return the row of the result."""
-    since = time.time()
+    """Attack; print and return the row of the result."""
+    since, began = time.time(), time.monotonic()
     outcome = tried(attack, place)
     for note in idle_notes(place.store, since)[-1:]:
         outcome = Outcome(True, f"{outcome.evidence}; polluxd's own watch: {note}")
-    return {
+    row = {
         "attack": attack.name,
         "actor": attack.actor,
         "seen to succeed at": attack.seen,
@@ -66,14 +66,8 @@ def row_of(attack: Attack, place: Site) -> dict[str, Any]:
         "evidence": printable(outcome.evidence),
         "lost_gpu_s": lost_gpu_s(place.store.moves(), since),
     }
-
-
-def told_row_of(attack: Attack, place: Site) -> dict[str, Any]:
-    """Return the row, and print it."""
-    since = time.monotonic()
-    row = row_of(attack, place)
-    took = time.monotonic() - since
-    print(f"{row['result']:<10} {row['attack']} ({took:.0f} s)\n           {row['evidence']}", flush=True)
+    took = f"{time.monotonic() - began:.0f} s"
+    print(f"{row['result']:<10} {row['attack']} ({took})\n           {row['evidence']}", flush=True)
     return row
 
 
@@ -102,7 +96,7 @@ def main() -> int:
         here = [attack for attack in chosen if SITES.get(attack.theme, {}) == words]
         if here:
             with site(**words) as place:
-                rows += [told_row_of(attack, place) for attack in here]
+                rows += [row_of(attack, place) for attack in here]
     minutes = (time.monotonic() - began) / 60
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "attacks.json").write_text(json.dumps(rows, indent=1) + "\n")

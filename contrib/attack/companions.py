@@ -20,20 +20,11 @@ def _line(parent: int, move: int, nonce: str) -> str:
 def _companion(site: Site, line: str, nodes: int = 1) -> int:
     """Submit mallory's companion job, which sleeps."""
     options = (f"--nodes={nodes}", "--ntasks-per-node=1", "--gres=gpu:1", "--no-requeue")
-    job_id, trouble = site.sbatch("mallory", site.script("companion.sh", line), *options)
-    if job_id is None:
-        raise RuntimeError(trouble)
-    return job_id
-
-
-def _held(site: Site, job_id: int) -> int:
-    """The number of GPUs that the job holds."""
-    job = site.job(job_id)
-    return 0 if job is None or job.state.finished else sum(job.gpus_per_node_held.values())
+    return site.submit("mallory", site.script("companion.sh", line), *options)
 
 
 def _ended(site: Site, job_id: int) -> bool:
-    job = site.job(job_id)
+    job = site.slurm.jobs([job_id]).get(job_id)
     return job is None or job.state.finished or job.state is JobState.COMPLETING
 
 
@@ -41,27 +32,17 @@ def _growing(site: Site) -> tuple[int, Move, str]:
     """Have polluxd grow a job of mallory's; return job, move and nonce."""
     parent = site.pollux_job("mallory", "max-gpus=2")
     site.reported("mallory", parent, resize="in-place")
-    job = site.job(parent)
-    assert job is not None
-    (free,) = site.free_nodes()[:1]
-    move = site.plan(parent, Placement(job.nodes, 1), Placement((*job.nodes, free), 1))
-
-    def nonce() -> str:
-        (answer,) = site.ask(
-            "mallory", ("GET", "/v1/orders?seen=", None), token=site.token("mallory", parent)
-        )
-        return str((answer.document["resize"] or {}).get("nonce", "")) if answer.ok else ""
-
-    site.until(nonce, "the order to grow", 40.0)
-    return parent, move, nonce()
+    nodes = site.job(parent).nodes
+    move = site.plan(parent, Placement(nodes, 1), Placement((*nodes, site.free_nodes()[0]), 1))
+    return parent, move, str(site.ordered("mallory", parent, "resize")["nonce"])
 
 
 def _in_a_growth(site: Site, nonce: str = "", nodes: int = 1) -> tuple[Move, int, bool]:
     """Submit a companion for a move; return the move, the GPUs that the companion gets, and whether it has ended."""
     parent, move, own = _growing(site)
     job_id = _companion(site, _line(parent, move.id, nonce or own), nodes)
-    site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 40.0)
-    return move, _held(site, job_id), _ended(site, job_id)
+    site.until(lambda: site.held(job_id) or _ended(site, job_id), "its start or end", 40.0)
+    return move, site.held(job_id), _ended(site, job_id)
 
 
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
@@ -70,8 +51,8 @@ def nobody_asked(site: Site) -> Outcome:
     parent = site.resident("mallory")
     with site.hook("pollux_config.lease_s = 12\n"):
         job_id = _companion(site, _line(parent, 999_999, FAKE_NONCE))
-        site.until(lambda: _held(site, job_id) or _ended(site, job_id), "its start or end", 60.0)
-        held = _held(site, job_id)
+        site.until(lambda: site.held(job_id) or _ended(site, job_id), "its start or end", 60.0)
+        held = site.held(job_id)
     return Outcome(held > 0, f"the companion holds {held} GPUs; ended: {_ended(site, job_id)}")
 
 
@@ -85,12 +66,12 @@ def more_than_ordered(site: Site) -> Outcome:
 def outlives_its_parent(site: Site) -> Outcome:
     parent, move, nonce = _growing(site)
     job_id = _companion(site, _line(parent, move.id, nonce))
-    site.until(lambda: _held(site, job_id), "the companion's start", 40.0)
+    site.until(lambda: site.held(job_id), "the companion's start", 40.0)
     site.cluster.command("scancel", str(parent))
     try:
         site.until(lambda: _ended(site, job_id), "its end", 25.0)
     except TimeoutError:
-        return Outcome(True, f"the parent has ended, the companion holds {_held(site, job_id)} GPUs")
+        return Outcome(True, f"the parent has ended, the companion holds {site.held(job_id)} GPUs")
     return Outcome(False, "the companion ended with its parent")
 
 
@@ -100,9 +81,8 @@ def named_like_its_mark(site: Site) -> Outcome:
     parent, move, nonce = _growing(site)
     mark = f"pollux:v1 companion-of={parent} attempt=0 move={move.id} nonce={nonce}"
     options = (f"--job-name={mark}", "--gres=gpu:1", "--ntasks=1", f"--nodelist={move.added.nodes[0]}")
-    job_id, trouble = site.sbatch("mallory", site.script("plain.sh"), *options)
-    assert job_id is not None, trouble
-    site.until(lambda: _held(site, job_id), "its start")
+    job_id = site.submit("mallory", site.script("plain.sh"), *options)
+    site.until(lambda: site.held(job_id), "its start")
     state = site.slurm.observe()
     view = gather(state, {move.id: replace(move, nonce=nonce)})
     taken = [job.job_id for job in (*view.pending_companions.values(), *view.orphans)]
@@ -117,15 +97,12 @@ def named_like_hers(site: Site) -> Outcome:
     training = alices_training(site)
     with training.growing() as move:
         name = f"{site.slurm.jobs([training.job_id])[training.job_id].name}.companion"
-        job_id, trouble = site.sbatch("mallory", site.script("plain.sh"), f"--job-name={name}", "--ntasks=1")
-        assert job_id is not None, trouble
+        job_id = site.submit("mallory", site.script("plain.sh"), f"--job-name={name}", "--ntasks=1")
         view = gather(site.slurm.observe(), {move.id: move})
         taken = {job.job_id for job in (*view.pending_companions.values(), *view.orphans)}
-        grown = training.ended(move.id)
-    assert grown is not None
-    return Outcome(
-        job_id in taken or _ended(site, job_id) or grown.step != "training",
-        f"companions of move {move.id}: {sorted(taken)}; his job {job_id} goes on; {grown.step}",
+    return training.harmed(
+        f"companions of move {move.id}: {sorted(taken)}; his job is {job_id}",
+        job_id in taken or _ended(site, job_id),
     )
 
 
@@ -137,7 +114,7 @@ def taken_for_hers(site: Site) -> Outcome:
     training = alices_training(site)
     with training.growing() as move:
         job_ids = [_companion(site, _line(training.job_id, move.id, FAKE_NONCE)) for _ in range(3)]
-        grown = training.ended(move.id)
+        training.ended(move.id)
         site.until(lambda: all(_ended(site, job_id) for job_id in job_ids), "the end of his companions")
-    held, step = sum(_held(site, job_id) for job_id in job_ids), grown.step
-    return Outcome(held > 0 or (step != "training"), f"mallory's companion holds {held} GPUs; {step}")
+    held = site.held(*job_ids)
+    return training.harmed(f"mallory's companions hold {held} GPUs", held > 0)

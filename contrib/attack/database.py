@@ -5,16 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 
-from contrib.attack.answers import Result
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 
 DENIED = "42501"
 """insufficient_privilege, of the errors of Postgres."""
-
-
-def _shown(results: list[Result]) -> str:
-    return "; ".join(result.text[:160] for result in results)
 
 
 def gateway_login(site: Site) -> str:
@@ -81,9 +76,8 @@ def cycle_frozen(site: Site) -> Outcome:
     for name, mode in itertools.product(tables, ("ROW EXCLUSIVE", "ACCESS EXCLUSIVE")):
         lock = f"LOCK TABLE pollux.{name} IN {mode} MODE"
         order = {"logins": [gateway_login(site)], "statements": ["BEGIN", lock], "hold_s": 120}
-        his = site.spawn("mallory", *site.command("sql", "ask", order))
-        assert his.stdout is not None
-        lines = [his.stdout.readline() for _ in range(3)]
+        his = site.begin("mallory", "sql", "ask", order)
+        lines = [his.line() for _ in range(3)]
         locked += [(name, mode)] if json.loads(lines[-1])["ok"] else []
     # polluxd writes the end of a job and the start of another.
     site.cluster.command("scancel", str(job_id))
@@ -93,8 +87,6 @@ def cycle_frozen(site: Site) -> Outcome:
         site.until(lambda: site.cycles() >= before + 3, "three decisions", 40.0)
     except TimeoutError as error:
         return Outcome(True, f"{error}; {site.cycles() - before} decisions beside locks on {locked}")
-    finally:
-        site.end_spawned()
     return Outcome(False, f"{site.cycles() - before} decisions beside locks on {locked}")
 
 
@@ -117,18 +109,16 @@ def logins_taken(site: Site) -> Outcome:
     Only users of Postgres' own machine reach its port.
     """
     assert site.cluster.postgres is not None
-    port = f"[{site.cluster.postgres.port}]"
     token = site.token("alice")
     site.store.latest_cycle()  # its connection stays open
     said = ("POST", "/v1/training", {"fingerprint": "ab" * 16, "gpu_type": ""})
     site.ask("alice", said, token=token)
-    his = site.spawn("third", *site.command("strangers", "idle", "127.0.0.1", port, 30))
-    assert his.stdout is not None
-    line = his.stdout.readline().strip()
+    his = site.begin("third", "strangers", "idle", "127.0.0.1", [site.cluster.postgres.port], 30)
+    line = his.line()
     before = site.store.latest_cycle()
     answers = site.ask("alice", said, token=token, times=5, pause_s=0.5)
     site.until(lambda: site.store.latest_cycle() != before, "the next decision", 40.0)
-    his.kill()
+    his.end()
     refused = [answer.text for answer in answers if not answer.ok]
     site.until(lambda: site.ask("alice", said, token=token)[0].ok, "the next answer", 90.0)
     return Outcome(

@@ -8,7 +8,7 @@ import re
 import subprocess
 from urllib.parse import urlsplit
 
-from contrib.attack.answers import Answer
+from contrib.attack.messages import Answer
 from contrib.attack.registry import Outcome, attack
 from contrib.attack.site import Site
 from contrib.attack.tokens import reporting
@@ -19,10 +19,8 @@ def other_task(site: Site) -> list[Answer]:
     """Every task has a job id of its own; the array's id is the last task's."""
 
     def tasks(user: str) -> list[int]:
-        options = ("--gres=gpu:1", "--array=1-2")
-        array, trouble = site.sbatch(user, site.script(f"array-{user}.sh", "#POLLUX max-gpus=1"), *options)
-        if array is None:
-            raise RuntimeError(trouble)
+        script = site.script(f"array-{user}.sh", "#POLLUX max-gpus=1")
+        array = site.submit(user, script, "--gres=gpu:1", "--array=1-2")
         known: list[int] = []
 
         def started() -> bool:
@@ -61,8 +59,7 @@ def environment(site: Site) -> Outcome:
         seen = site.home("mallory") / f"environment-{kind}"
         seen.unlink(missing_ok=True)
         script = site.script(f"{kind}.sh", directive, f"env > {seen}.new && mv {seen}.new {seen}")
-        job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", export)
-        assert job_id is not None, trouble
+        site.submit("mallory", script, "--gres=gpu:1", export)
         site.until(seen.exists, "the job's environment", 60.0)
         lines = dict(line.partition("=")[::2] for line in seen.read_text(errors="replace").splitlines())
         found[kind] = [name for name, value in given.items() if lines.get(name) == value]
@@ -83,18 +80,14 @@ def false_gateway(site: Site) -> Outcome:
     hers, port = site.resident("alice"), str(urlsplit(site.gateway.url).port)
     site.gateway.stop()
     try:
-        false = site.spawn("mallory", *site.command("false_gateway", "serve", "127.0.0.1", port, 6))
-        assert false.stdout is not None
-        false.stdout.readline()
-        said = site.hands("alice", "false_gateway", "agent", site.gateway.url, hers)
-        received = json.loads(false.stdout.readline())
-        false.wait(20)
+        false = site.begin("mallory", "false_servers", "gateway", "127.0.0.1", port, 6)
+        false.line()
+        said = site.hands("alice", "false_servers", "agent", site.gateway.url, hers)
+        received = json.loads(false.rest())
     finally:
         site.gateway.start()
     credential = _credential(received)
-    answers: list[Answer] = []
-    if credential:
-        answers = site.ask("mallory", reporting(), credential=credential)
+    answers = site.ask("mallory", reporting(), credential=credential) if credential else []
     return Outcome(
         bool(received),
         f"mallory got {len(received)} bytes, {'with' if credential else 'without'} a credential; "
@@ -105,7 +98,7 @@ def false_gateway(site: Site) -> Outcome:
 @attack("mallory", "row 19: a false gateway at another address, over HTTP and with a certificate of its own")
 def false_certificate(site: Site) -> Outcome:
     hers = str(site.resident("alice"))
-    address = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()[0]
+    address = site.address()
     certificate, key = site.home("mallory") / "certificate.pem", site.home("mallory") / "key.pem"
     words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN={address} -addext".split()
     words += [f"subjectAltName=IP:{address}", "-out", str(certificate), "-keyout", str(key)]
@@ -114,9 +107,8 @@ def false_certificate(site: Site) -> Outcome:
         os.chown(path, site.uid("mallory"), -1)
     got, said = [], []
     for scheme, tls in (("http", []), ("https", [str(certificate), str(key)])):
-        false = site.spawn("mallory", *site.command("false_gateway", "serve", address, 0, 6, *tls))
-        assert false.stdout is not None
-        url = f"{scheme}://{address}:{false.stdout.readline().strip()}"
-        said.append(site.hands("alice", "false_gateway", "agent", url, hers).strip()[:160])
-        got.append(bool(_credential(json.loads(false.stdout.readline()))))
+        false = site.begin("mallory", "false_servers", "gateway", address, 0, 6, *tls)
+        url = f"{scheme}://{address}:{false.line()}"
+        said.append(site.hands("alice", "false_servers", "agent", url, hers).strip()[:160])
+        got.append(bool(_credential(json.loads(false.rest()))))
     return Outcome(any(got), f"credentials by HTTP and HTTPS: {got}; alice's agent: {said}")

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from contrib.attack.daemon import GatewayService, Polluxd
 from contrib.attack.site import USERS, Site
-from contrib.devcluster import DevCluster, SiteLines
+from contrib.devcluster import DevCluster, Polluxd, SiteLines
 from contrib.devcluster.power_saving import PowerSaving
 from contrib.devcluster.processes import program
 
@@ -71,19 +70,18 @@ def site(
         if power is not None:
             power.programs(made.slurm_conf, program("slurmd"))  # slurmctld looks for them when it starts
         with made as cluster:
-            polluxd = Polluxd(cluster, folder, interval_s)
-            gateway = GatewayService(cluster, folder)
-            place = Site(cluster, scripts, polluxd, gateway, nodes * gpus_per_node)
+            pace = {"cycle": {"interval_s": interval_s, "poll_s": 1}}
+            polluxd = Polluxd(cluster, folder, **pace, moves={"cooldown_s": 1, "training_timeout_s": 150})
+            place = Site(cluster, scripts, polluxd, nodes * gpus_per_node, interval_s)
             place.power = power
             if settings:
-                polluxd.ctl("settings", "set", *settings)
+                polluxd.command("polluxctl", "settings", "set", *settings).check_returncode()
             try:
-                gateway.start()
+                place.gateway.restart()
                 polluxd.start()
                 place.until(place.cycles, "the first cycle of polluxd", 120.0)
                 yield place
                 place.clear()
             finally:
                 polluxd.stop()
-                gateway.stop()
                 place.store.close()

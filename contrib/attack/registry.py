@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contrib.attack.answers import Answer
+from contrib.attack.messages import Answer
 from contrib.attack.site import Site
 
 

@@ -27,14 +27,12 @@ def nobody_pays(site: Site) -> Outcome:
     """A node costs most while it boots and while Slurm waits for the end of SuspendTime."""
     assert site.power is not None
     power = site.power
-    hers, trouble = site.sbatch("alice", site.script("hers.sh"), "--gres=gpu:1", "--nodelist=n1")
-    assert hers is not None, trouble
-    site.until(lambda: site.slurm.jobs([hers])[hers].nodes, "alice's job on the only own GPU")
+    hers = site.submit("alice", site.script("hers.sh"), "--gres=gpu:1", "--nodelist=n1")
+    site.until(lambda: site.held(hers), "alice's job on the only own GPU")
     began, rented = len(power.bill()), 0
     script = site.script("rents.sh", "#POLLUX max-gpus=1")
     for _ in range(ROUNDS):
-        job_id, trouble = site.sbatch("mallory", script, "--gres=gpu:1", f"--account={ACCOUNT}")
-        assert job_id is not None, trouble
+        job_id = site.submit("mallory", script, "--gres=gpu:1", f"--account={ACCOUNT}")
         known = len(power.bill())
         with suppress(TimeoutError):
             site.until(lambda known=known: len(power.bill()) > known, "a boot", 20.0)

@@ -18,10 +18,7 @@ from polluxd.store import JobTimes
 
 def _later(site: Site, user: str, *options: str) -> int:
     script = site.script(f"later-{user}.sh", "#POLLUX min-gpus=1")
-    job_id, trouble = site.sbatch(user, script, "--gres=gpu:1", *options)
-    if job_id is None:
-        raise RuntimeError(trouble)
-    return job_id
+    return site.submit(user, script, "--gres=gpu:1", *options)
 
 
 @attack("mallory", "further: many jobs of low priority, which make his others count as much as alice's")
@@ -87,9 +84,7 @@ def split_into_a_search(site: Site) -> Outcome:
     """Without the name of a search, each of the tasks weighs as much as alice's job."""
     script = site.script("split.sh", "#POLLUX min-gpus=1 search=lr")
     # A job that waits for its --begin is in no decision: the policy gets what the hook wrote of it.
-    array, trouble = site.sbatch("mallory", script, "--gres=gpu:1", "--array=0-15", "--begin=now+600")
-    if array is None:
-        raise RuntimeError(trouble)
+    array = site.submit("mallory", script, "--gres=gpu:1", "--array=0-15", "--begin=now+600")
     hers = _later(site, "alice")
     seen = {job.job_id: job for job in site.slurm.observe().jobs if job.job_id in (array, hers)}
     claim = Report(0, 0.0, BatchLimits(64, 64, 16, 64), search_rank=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pwd
@@ -12,16 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
-from contrib.attack.answers import Answer, Request, Result, answers
-from contrib.attack.daemon import GatewayService, Polluxd
-from contrib.attack.report import report
-from contrib.devcluster import DevCluster
+from contrib.attack.messages import Answer, Request, Result, report
+from contrib.devcluster import DevCluster, Polluxd
 from contrib.devcluster.power_saving import PowerSaving
 from polluxd.errors import LeaderLost, StoreRejected
 from polluxd.model import Move, Node, Placement
@@ -50,29 +49,85 @@ def slowness() -> float:
     return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
+class GatewayService:
+    """The gateway of a cluster. Floods come from other machines: here they take no CPU from it."""
+
+    def __init__(self, cluster: DevCluster) -> None:
+        self._all = cluster.gateways
+        (self.url,) = self._all.addresses
+        self.config = cluster.directory / "polluxd" / "gateway-0.toml"
+
+    def start(self) -> None:
+        """Start it; return when it answers."""
+        self._all.start()
+        for thread in os.listdir(f"/proc/{self._all.pid()}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), -15)
+
+    def stop(self) -> None:
+        self._all.stop()
+
+    def restart(self) -> None:
+        """Start it again: it then remembers no token."""
+        self.stop()
+        self.start()
+
+    def memory_mb(self) -> int:
+        """Return the largest memory that the process has had. proc(5)."""
+        lines = Path(f"/proc/{self._all.pid()}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) // 1024
+
+
+class Hand:
+    """A function of the hands that goes on beside the suite."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process, self._said = process, process.stdout or io.StringIO()
+
+    def line(self) -> str:
+        """Wait for its next line."""
+        return self._said.readline().strip()
+
+    def rest(self) -> str:
+        """Wait for its end; return what else it prints."""
+        said = self._said.read().strip()
+        self._process.wait()
+        return said
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()
+
+
 class Site:
     """The cluster, its users and what each of them may do.
 
     Args:
         folder: of scripts; every user may read it.
         gpus: of the whole cluster.
+        interval_s: between two decisions.
     """
 
     def __init__(
-        self, cluster: DevCluster, folder: Path, polluxd: Polluxd, gateway: GatewayService, gpus: int
+        self, cluster: DevCluster, folder: Path, polluxd: Polluxd, gpus: int, interval_s: float
     ) -> None:
-        self.cluster = cluster
-        self.folder = folder
-        self.polluxd = polluxd
-        self.gateway = gateway
-        self.gpus = gpus
+        self.cluster, self.folder, self.polluxd = cluster, folder, polluxd
+        self.gpus, self.interval_s = gpus, interval_s
+        self.gateway = GatewayService(cluster)
         self.power: PowerSaving | None = None
         """Of the rented nodes, where there are any."""
         self.slurm: SlurmClient = open_client("auto", conf=cluster.slurm_conf, timeout=20)
         self.store = Store(cluster.database_url, cluster.cluster_name)
         self._submitted: list[int] = []
-        self._spawned: list[subprocess.Popen[str]] = []
+        self._begun: list[Hand] = []
         self._residents: dict[str, int] = {}
+        self.kept: set[int] = set()
+        """Jobs that run until the end of the suite."""
         self._tokens: dict[tuple[str, int, int], str] = {}
         self.residents_training: Any = None
 
@@ -82,7 +137,8 @@ class Site:
         """Return the arguments with which subprocess runs a command as a user."""
         entry = pwd.getpwnam(f"pollux-{user}")
         return {
-            "env": {**self.cluster.client_environment, "HOME": "/", "USER": entry.pw_name, **environment},
+            "env": {**self.cluster.client_environment, "HOME": str(self.home(user)), "USER": entry.pw_name}
+            | environment,
             "cwd": "/",
             "text": True,
             "errors": "replace",
@@ -99,24 +155,24 @@ class Site:
         words = self.words(user, **environment)
         return subprocess.run(argv, capture_output=True, timeout=timeout_s * slowness(), check=False, **words)
 
-    def spawn(self, user: str, *argv: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command as a user; `clear` ends it."""
-        sink = (self.folder / f"spawned-{len(self._spawned)}-{user}.log").open("w")
-        words = self.words(user, **environment)
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=sink, start_new_session=True, **words)
-        sink.close()
-        self._spawned.append(process)
-        return process
+    def begin(self, user: str, *words: object, silent: bool = False) -> Hand:
+        """Start a function of the hands as a user; `clear` ends it. `silent`: nobody reads what it prints."""
+        with (self.folder / f"begun-{len(self._begun)}-{user}.log").open("w") as sink:
+            out = subprocess.DEVNULL if silent else subprocess.PIPE
+            command, more = self.command(*words), self.words(user)
+            process = subprocess.Popen(command, stdout=out, stderr=sink, start_new_session=True, **more)
+        self._begun.append(Hand(process))
+        return self._begun[-1]
 
     def hands(self, user: str, *words: object, timeout_s: float = 60.0, may_fail: bool = False) -> str:
         """Run a function of `contrib.attack.hands` as a user; return its output.
 
-        Raises RuntimeError where it breaks, unless it `may_fail`: its last error then stands for its output.
+        Raises RuntimeError where it breaks, unless it `may_fail`: its errors then follow its output, on one line.
         """
         done = self.run(user, *self.command(*words), timeout_s=timeout_s)
         if done.returncode and not may_fail:
             raise RuntimeError(f"{words[:2]}: {done.stderr[-400:]}")
-        return done.stdout if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
+        return " ".join((done.stdout + done.stderr[-400:]).split()) if may_fail else done.stdout
 
     @staticmethod
     def command(program: object, *words: object) -> tuple[str, ...]:
@@ -140,7 +196,7 @@ class Site:
     def ask(self, user: str, *requests: Request, **words: Any) -> list[Answer]:
         """Ask the gateway; `words` as in `contrib.attack.hands.gateway`."""
         said = self.hands(user, "gateway", "ask", self.order(*requests, **words), timeout_s=120.0)
-        return answers(said.splitlines())
+        return [Answer(**json.loads(line)) for line in said.splitlines()]
 
     @staticmethod
     def payload(job_id: int, attempt: int = 0) -> dict[str, Any]:
@@ -164,23 +220,25 @@ class Site:
             self._tokens[key] = answer.document["token"]
         return self._tokens[key]
 
-    def publish(self, user: str, job_id: int | None = None, attempt: int = 0, **changes: Any) -> Answer:
-        """Publish a report as the user's agent does."""
-        token = self.token(user, job_id, attempt)
-        return self.ask(user, ("POST", "/v1/report", report(**changes)), token=token)[0]
-
     def reported(self, user: str, job_id: int, attempt: int = 0, **changes: Any) -> None:
         """Wait until a report of the job is accepted."""
 
         def accepted() -> bool:
             with contextlib.suppress(RuntimeError):
-                return self.publish(user, job_id, attempt, **changes).ok
+                said = ("POST", "/v1/report", report(**changes))
+                return self.ask(user, said, token=self.token(user, job_id, attempt))[0].ok
             return False
 
         self.until(accepted, f"a report of {user}'s job {job_id}, attempt {attempt}", 90.0)
 
     def uid(self, user: str) -> int:
         return pwd.getpwnam(f"pollux-{user}").pw_uid
+
+    @staticmethod
+    def address() -> str:
+        """Return an address of this machine off loopback."""
+        shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout
+        return shown.split()[0]
 
     def home(self, user: str) -> Path:
         """Return a folder that only the user may enter."""
@@ -207,16 +265,17 @@ class Site:
         self._submitted.append(int(done.stdout))
         return int(done.stdout), ""
 
-    def submitted(self, job_id: int) -> None:
-        """Have `clear` end a job."""
-        self._submitted.append(job_id)
+    def submit(self, user: str, script: Path, *options: str) -> int:
+        """Submit a script; return the job's id. Raises RuntimeError."""
+        job_id, trouble = self.sbatch(user, script, *options)
+        if job_id is None:
+            raise RuntimeError(trouble)
+        return job_id
 
     def pollux_job(self, user: str, directive: str = "max-gpus=1", *options: str) -> int:
         """Submit a Pollux job that sleeps; return its id once it holds GPUs."""
         script = self.script(f"pollux-{user}.sh", f"#POLLUX {directive}")
-        job_id, trouble = self.sbatch(user, script, "--gres=gpu:1", "--open-mode=append", *options)
-        if job_id is None:
-            raise RuntimeError(trouble)
+        job_id = self.submit(user, script, "--gres=gpu:1", "--open-mode=append", *options)
         self.until(lambda: self.started(job_id), f"the start of job {job_id}", 60.0)
         return job_id
 
@@ -231,22 +290,22 @@ class Site:
         """Return the user's Pollux job that runs during the whole suite."""
         if user not in self._residents:
             self._residents[user] = self.pollux_job(user)
-            self._submitted.remove(self._residents[user])
+            self.kept.add(self._residents[user])
             self.reported(user, self._residents[user])
         return self._residents[user]
 
-    def job(self, job_id: int) -> SlurmJob | None:
+    def job(self, job_id: int) -> SlurmJob:
         """Return the job as polluxd reads it."""
-        return self.slurm.jobs([job_id]).get(job_id)
+        return self.slurm.jobs([job_id])[job_id]
+
+    def held(self, *jobs: int) -> int:
+        """Return the number of GPUs that jobs hold."""
+        found = self.slurm.jobs(jobs).values()
+        return sum(sum(job.gpus_per_node_held.values()) for job in found if not job.state.finished)
 
     def cycles(self) -> int:
         """Return the number of polluxd's newest decision."""
         return int(self.query("SELECT coalesce(max(id), 0) FROM pollux.cycle")[0][0])
-
-    @staticmethod
-    def places(*nodes: Sequence[str]) -> tuple[Placement, ...]:
-        """Return placements on these nodes, with one GPU on each."""
-        return tuple(Placement(tuple(each), 1) for each in nodes)
 
     def plan(self, job_id: int, source: Placement, target: Placement, path: str = "resize") -> Move:
         """Have polluxd move a job in its first attempt."""
@@ -274,21 +333,27 @@ class Site:
         Args:
             facts: of the acknowledgement.
         """
-        job = self.job(job_id)
-        assert job is not None
-        move = self.plan(job_id, *self.places(job.nodes, self.free_nodes()[:1]), path="requeue")
-        token = self.token(user, job_id)
-
-        def ordered() -> bool:
-            (answer,) = self.ask(user, ("GET", "/v1/orders?seen=", None), token=token)
-            return bool(answer.ok and answer.document["drain"] == move.id)
-
-        self.until(ordered, "the order to drain", 40.0)
-        (answer,) = self.ask(user, ("POST", "/v1/acknowledgements", {"move": move.id, **facts}), token=token)
+        there = Placement((self.free_nodes()[0],), 1)
+        move = self.plan(job_id, Placement(self.job(job_id).nodes, 1), there, path="requeue")
+        assert self.ordered(user, job_id, "drain") == move.id
+        said = ("POST", "/v1/acknowledgements", {"move": move.id, **facts})
+        (answer,) = self.ask(user, said, token=self.token(user, job_id))
         if not answer.ok or not answer.document["accepted"]:
             raise RuntimeError(f"the acknowledgement: {answer.text}")
         self.until(lambda: self.started(job_id, 1), "the job's next attempt", 90.0)
         return move
+
+    def ordered(self, user: str, job_id: int, what: str) -> Any:
+        """Wait until a job's orders say something of `what`; return it."""
+        token, found = self.token(user, job_id), list[Any]()
+
+        def there() -> bool:
+            (answer,) = self.ask(user, ("GET", "/v1/orders?seen=", None), token=token)
+            found.append(answer.document[what] if answer.ok else None)
+            return bool(found[-1])
+
+        self.until(there, f"an order to {what}", 40.0)
+        return found[-1]
 
     def free_nodes(self) -> list[str]:
         """Return the nodes that no job holds."""
@@ -308,31 +373,26 @@ class Site:
                 raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
             time.sleep(0.1)
 
-    def keep(self, job_id: int) -> None:
-        """Let a job run until the end of the suite."""
-        self._submitted.remove(job_id)
-
-    def end_spawned(self) -> None:
-        """End the processes that `spawn` started."""
-        for process in self._spawned:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        self._spawned.clear()
+    def end_hands(self) -> None:
+        """End what `begin` started."""
+        for hand in self._begun:
+            hand.end()
+        self._begun.clear()
 
     def clear(self) -> None:
         """End all processes and jobs of the attempt."""
-        self.end_spawned()
-        if self._submitted:
-            self.cluster.command("scancel", *map(str, self._submitted))
-            self.until(
-                lambda: all(j.state.finished for j in self.slurm.jobs(self._submitted).values()), "scancel"
-            )
-        self._submitted.clear()
+        self.end_hands()
+        jobs, self._submitted = [job for job in self._submitted if job not in self.kept], []
+        if jobs:
+            self.cluster.command("scancel", *map(str, jobs))
+            self.until(lambda: all(j.state.finished for j in self.slurm.jobs(jobs).values()), "scancel")
 
     # --- what an administrator may have done ---------------------------------------------------------------------
+
+    def submit_unseen(self, script: Path, *options: str) -> int:
+        """Have mallory submit a job whose name the hook does not see, as a site's own may hide it from polluxd's."""
+        with self.hook(_NAME_UNSEEN):
+            return self.submit("mallory", script, *options)
 
     def query(self, statement: str, *words: object) -> list[tuple[Any, ...]]:
         """Run a statement as the database's superuser."""
@@ -344,19 +404,6 @@ class Site:
             with made.cursor() as cursor:
                 cursor.execute(statement, words or None)
                 return list(cursor.fetchall()) if cursor.description else []
-
-    @contextmanager
-    def undone(self, off: str, on: str) -> Iterator[None]:
-        """Run a statement of the superuser, and undo it by another one."""
-        self.query(off)
-        try:
-            yield
-        finally:
-            self.query(on)
-
-    def names_unseen(self) -> AbstractContextManager[None]:
-        """Hide names of jobs from the submission hook, as a site's own hook may: polluxd has defences of its own."""
-        return self.hook(_NAME_UNSEEN)
 
     @contextmanager
     def hook(self, lines: str) -> Iterator[None]:

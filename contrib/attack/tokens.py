@@ -1,14 +1,15 @@
-"""Attacks on tokens, and by what a token allows."""
+"""Attacks on tokens, and by what a token allows: reports that claim, cost and flood."""
 
 from __future__ import annotations
 
 import json
+import re
 import time
 
-from contrib.attack.answers import Answer, Request
+from contrib.attack.messages import Answer, Request, report
 from contrib.attack.registry import Outcome, attack
-from contrib.attack.report import report
 from contrib.attack.site import Site
+from polluxd.model import Step
 
 SECRET = "a" * 43
 
@@ -38,14 +39,16 @@ def credential_replayed(site: Site) -> list[Answer]:
 def tokens_read(site: Site) -> list[Answer]:
     """A site has let its dashboards read the table."""
     assert site.cluster.postgres is not None
-    grant = "GRANT SELECT ON pollux.token TO pollux_read"
-    with site.undone(grant, grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")):
-        site.ask("alice", payload=site.payload(site.resident("alice")))
-        newest = "SELECT encode(hash, 'hex') FROM pollux.token ORDER BY made_at DESC LIMIT 1"
+    hers = site.resident("alice")
+    site.ask("alice", payload=site.payload(hers))
+    newest = "SELECT encode(hash, 'hex') FROM pollux.token ORDER BY made_at DESC LIMIT 1"
+    site.query("GRANT SELECT ON pollux.token TO pollux_read")
+    try:
         read = site.sql("third", [site.cluster.postgres.read_dsn], newest)[-1]
-        secret = bytes.fromhex(read.text.strip("[](),'"))
-        token = f"J.{site.resident('alice')}.0.{secret.hex()[:43]}"
-        return site.ask("third", reporting(), token=token)
+    finally:
+        site.query("REVOKE SELECT ON pollux.token FROM pollux_read")
+    secret = bytes.fromhex(read.text.strip("[](),'"))
+    return site.ask("third", reporting(), token=f"J.{hers}.0.{secret.hex()[:43]}")
 
 
 def _ended_job(site: Site, attempt: int = 0) -> tuple[int, str]:
@@ -193,3 +196,61 @@ def long_reports(site: Site) -> Outcome:
     ((longest,),) = site.query(asked, job_id)
     statuses = [answer.status for answer in answers]
     return Outcome(longest > 2048, f"the longest stored report has {longest} bytes; {statuses}")
+
+
+@attack("mallory", "further: GPUs explored by claim alone")
+def explored_by_claim(site: Site) -> Outcome:
+    """polluxd may at most double the explored GPUs in one move."""
+    job_id = site.pollux_job("mallory")
+    claim = {"explored_gpus": 987_654, "explored_nodes": 1000}
+    site.reported("mallory", job_id, **claim)
+    before = site.cycles()
+    site.until(lambda: site.cycles() >= before + 2, "two decisions")
+    snapshot = site.store.cycle_snapshot(site.cycles())
+    jobs = json.loads(snapshot) if isinstance(snapshot, str) else snapshot
+    # The snapshot names the doubted claim, too: what counts is the report that polluxd decided on.
+    believed = '"explored_gpus": 987654' in json.dumps(jobs)
+    return Outcome(believed, f"the claim is {'in' if believed else 'not in'} the report that was decided on")
+
+
+@attack("mallory", "further: a cost of 50 years claimed for a move, which then is never made again")
+def cost_claimed(site: Site) -> Outcome:
+    """The cost once counted from the claimed last step."""
+    job_id = site.pollux_job("mallory")
+    site.reported("mallory", job_id)
+    move = site.drained("mallory", job_id, last_step_at=0.0, stopped_at=0.0)
+    site.reported("mallory", job_id, attempt=1)
+    site.until(
+        lambda: next(m for m in site.store.moves(job_id) if m.id == move.id).step is Step.TRAINING, "the move"
+    )
+    ((acknowledged,),) = site.query("SELECT acknowledged FROM pollux.move WHERE id = %s", move.id)
+    (cost,) = [cost for cost in site.store.move_costs(job_id) if cost["id"] == move.id]
+    seconds = cost["total_s"]
+    return Outcome(seconds > 1e6, f"a cost of {seconds:.0f} s from {acknowledged}")
+
+
+def _questions(site: Site, seconds: float) -> int:
+    """Count the requests for jobs that slurmctld answers in some time."""
+
+    def count() -> int:
+        found = re.search(r"REQUEST_JOB_INFO\s.*?count:(\d+)", site.cluster.command("sdiag"))
+        return int(found[1]) if found else 0
+
+    before = count()
+    time.sleep(seconds)
+    return count() - before
+
+
+@attack("mallory", "row 13: reports without end make polluxd ask Slurm without end")
+def reports_without_end(site: Site) -> Outcome:
+    """Each report has a new first step, which a move would wait for."""
+    token = site.token("mallory")
+    now = time.time()
+    requests = [reporting(times={"first_step_at": now - n}) for n in range(60)]
+    requests += [("GET", "/v1/orders?seen=1", None)] * 60
+    quiet = _questions(site, 6.0)
+    order = site.order(*requests, token=token, until_s=60.0)
+    site.begin("mallory", "gateway", "ask", order, silent=True)
+    time.sleep(4.0)
+    flooded = _questions(site, 6.0)
+    return Outcome(flooded > quiet + 5, f"{flooded} questions in 6 s of reports, {quiet} in 6 s without")

@@ -7,10 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from contrib.attack.registry import Outcome
 from contrib.attack.site import Site
 from polluxd.model import Move, Placement, Step
 
@@ -37,17 +38,14 @@ class Training:
             f"cd {ROOT}",
             f"exec pollux run contrib/chaos/counted.py --passes 100000 --ledger {self.folder}/ledger",
         )
-        job_id, trouble = site.sbatch("alice", script, f"--output={self.folder}/log")
-        if job_id is None:
-            raise RuntimeError(trouble)
-        self.job_id = job_id
+        self.job_id = site.submit("alice", script, f"--output={self.folder}/log")
         try:
             site.until(self._reported, f"the first step of {name}", 240.0)
         except TimeoutError as error:
             raise RuntimeError(f"{error}; its log ends with: {self._tail()}") from error
-        site.polluxd.command("polluxctl", "pin", str(job_id))
-        job = site.job(job_id)
-        assert job is not None
+        site.kept.add(self.job_id)
+        site.polluxd.command("polluxctl", "pin", str(self.job_id))
+        job = site.job(self.job_id)
         self.nodes = (job.batch_host, *sorted(set(job.nodes) - {job.batch_host}))
 
     def _own(self, folder: Path) -> None:
@@ -88,33 +86,45 @@ class Training:
         self._site.until(lambda: self.move(number).step.terminal, f"the end of move {number}", seconds)
         return self.move(number)
 
-    def meeting(self) -> dict[str, Any] | None:
-        """Return what the file for the joiners says; None where there is none."""
-        found = next(iter((self.folder / "checkpoints").glob("*/companion-*.json")), None)
-        try:
-            return None if found is None else dict(json.loads(found.read_text()))
-        except (OSError, ValueError):
-            return None
+    def meeting(self) -> dict[str, Any]:
+        """Wait for the file for the joiners; return what it says."""
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            for path in (self.folder / "checkpoints").glob("*/companion-*.json"):
+                with suppress(OSError, ValueError):
+                    found.append(json.loads(path.read_text()))
+            return bool(found)
+
+        self._site.until(there, "the file for the joiners", 60.0)
+        return found[0]
 
     @contextmanager
     def growing(self) -> Iterator[Move]:
-        """Order a growth to a third node, and take it back at the end."""
+        """Order a growth to a third node, and take it back at the end; `grown` then says how it went."""
         before = self.nodes
         move = self.order(*before, self._site.free_nodes()[0])
         try:
             yield move
         finally:
-            grown = self.ended(move.id)
-            if grown.step is Step.TRAINING:
-                self.nodes = grown.target.nodes
+            self.grown = self.ended(move.id)
+            if self.grown.step is Step.TRAINING:
+                self.nodes = self.grown.target.nodes
                 back = self.ended(self.order(*before).id)
                 if back.step is Step.TRAINING:
                     self.nodes = before
+
+    def harmed(self, words: str, won: bool = False) -> Outcome:
+        """Return the outcome of an attack on a growth: it succeeds, too, where that failed or the training stands."""
+        grown, lives = self.grown, self.goes_on()
+        said = (
+            f"{words}; the growth ended as {grown.step} {grown.detail[:160]}; the training goes on: {lives}"
+        )
+        return Outcome(won or grown.step is not Step.TRAINING or not lives, said)
 
 
 def training(site: Site) -> Training:
     """Return alice's training, which runs until the end of the suite."""
     if site.residents_training is None:
-        found = site.residents_training = Training(site, "training")
-        site.keep(found.job_id)
+        site.residents_training = Training(site, "training")
     return site.residents_training  # type: ignore[no-any-return]

@@ -22,56 +22,44 @@ from pollux.slurm_job.allocation import munge_socket
 LONGEST_S = 20.0
 
 
-class Client:
-    """One connection, which is made again after a fault."""
-
-    def __init__(self, url: str, token: str) -> None:
-        self._address = urlsplit(url).netloc
-        self.token = token
-        self._connection: http.client.HTTPConnection | None = None
-
-    def ask(self, method: str, path: str, document: Any) -> dict[str, Any]:
-        began = time.monotonic()
-        try:
-            status, content = self._ask(method, path, document)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection = None
-            status, content = 0, json.dumps(f"{type(error).__name__}: {error}").encode()
-        answer: Any = content.decode(errors="replace")
-        with contextlib.suppress(ValueError):
-            answer = json.loads(content)
-        return {"status": status, "document": answer, "seconds": round(time.monotonic() - began, 3)}
-
-    def _ask(self, method: str, path: str, document: Any) -> tuple[int, bytes]:
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._address, timeout=LONGEST_S)
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        body = document.encode() if isinstance(document, str) else json.dumps(document).encode()
-        self._connection.request(method, path, None if document is None else body, headers)
-        response = self._connection.getresponse()
-        return response.status, response.read()
-
-
 def encode(payload: str) -> str:
     """Return a munge credential."""
     return Munge(munge_socket()).encode(payload.encode()).decode()
 
 
 def ask(order: dict[str, Any]) -> None:
-    client = Client(order["url"], order.get("token") or "")
-    credential = order.get("credential")
+    connection = http.client.HTTPConnection(urlsplit(order["url"]).netloc, timeout=LONGEST_S)
+    token, credential = order.get("token") or "", order.get("credential")
+
+    def answer(method: str, path: str, document: Any) -> Any:
+        """Print an answer; return its document."""
+        began = time.monotonic()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        body = document.encode() if isinstance(document, str) else json.dumps(document).encode()
+        try:
+            connection.request(method, path, None if document is None else body, headers)
+            response = connection.getresponse()
+            status, content = response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()  # the next request makes it again
+            status, content = 0, json.dumps(f"{type(error).__name__}: {error}").encode()
+        found: Any = content.decode(errors="replace")
+        with contextlib.suppress(ValueError):
+            found = json.loads(content)
+        seconds = round(time.monotonic() - began, 3)
+        print(json.dumps({"status": status, "document": found, "seconds": seconds}), flush=True)
+        return found
+
     if "payload" in order:
         credential = encode(json.dumps(order["payload"]))
     if credential:
-        answer = client.ask("POST", "/v1/tokens", {"credential": credential})
-        print(json.dumps(answer), flush=True)
-        if answer["status"] == 200:
-            client.token = answer["document"]["token"]
+        bought = answer("POST", "/v1/tokens", {"credential": credential})
+        token = bought.get("token", token) if isinstance(bought, dict) else token
     end, left = time.monotonic() + order.get("until_s", 0.0), order.get("times", 1)
     while left > 0 or time.monotonic() < end:
         left -= 1
-        for method, path, document in order.get("requests", []):
-            print(json.dumps(client.ask(method, path, document)), flush=True)
+        for request in order.get("requests", []):
+            answer(*request)
             time.sleep(order.get("pause_s", 0.0))
 
 
