@@ -2,8 +2,9 @@
 
 A plan may shrink or move jobs of other users so that one job can grow. If that job then does not take the GPUs, their
 training stood for nothing. This happens to a job whose agent refuses, or whose starts fail. So the training time that
-other users' jobs lose through moves for one job that came to nothing is counted. Past 1 % of the time that these jobs
-have been there, polluxd lets the job grow no more. A restart of polluxd forgets the count.
+other users' jobs lose through moves for one job that came to nothing is counted, unless one of them did not give way.
+Past 1 % of the time that these jobs have been there, polluxd lets the job grow no more. A restart of polluxd forgets
+the count.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class _PaidGrowth:
     costs: dict[int, float] = field(default_factory=dict)
     """Seconds without training, by the id of their move, once it has ended."""
     failed: bool = False
+    kept: bool = False
+    """One of the losers kept its GPUs: the job could not take them."""
 
 
 class OthersPay:
@@ -68,13 +71,14 @@ class OthersPay:
         for number, growth in list(self._growths.items()):
             if move.id in growth.losers:
                 growth.costs[move.id] = seconds
+                growth.kept |= result != "completed"
             elif move.id == number:
                 if result == "completed":
                     del self._growths[number]
                     continue
                 growth.failed = True
             if growth.failed and growth.costs.keys() == growth.losers.keys():
-                for loser, job_id in growth.losers.items():
+                for loser, job_id in growth.losers.items() if not growth.kept else ():
                     self._lost[growth.job_id][job_id] += growth.costs[loser]
                 del self._growths[number]
 

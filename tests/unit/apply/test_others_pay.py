@@ -23,12 +23,14 @@ def moved(number: int, job_id: int, source: Placement, target: Placement, path: 
 GROWS, GIVES = moved(1, 1, ONE, TWO), moved(2, 2, Placement(("n2",), 4), Placement(("n3",), 2))
 
 
-def after(grows: str, gives: Move = GIVES, took: float = 40.0, times: int = 1) -> Headroom:
+def after(
+    grows: str, gives: Move = GIVES, took: float = 40.0, times: int = 1, gave: str = "completed"
+) -> Headroom:
     pay = OthersPay()
     for _ in range(times):
         pay.begun([GROWS, gives], USERS)
         pay.ended(GROWS, grows, 5.0)
-        pay.ended(gives, "completed", took)
+        pay.ended(gives, gave, took)
     return pay.lowered(Headroom(), STATE)
 
 
@@ -64,6 +66,10 @@ def test_what_came_to_something_or_cost_nobody_else_bars_nothing(
     grows: str, gives: Move, took: float
 ) -> None:
     assert after(grows, gives, took).most == {}
+
+
+def test_a_job_is_not_charged_for_one_that_did_not_give_way() -> None:
+    assert after("failed", gave="failed").most == {}
 
 
 def test_the_count_ends_with_the_job() -> None:
