@@ -211,22 +211,6 @@ def test_one_user_has_one_question_at_a_time(records, cluster):
     assert sorted(answers) == [200, 200, 200, 429, 429]
 
 
-def test_a_client_that_does_not_read_its_answer_is_hung_up_on(records, cluster):
-    class Large:
-        def jobs(self, uid, *, ended):
-            return "x" * 50_000_000
-
-    text = user_token_of(records)
-    bounds = Bounds(request_s=0.3, idle_s=0.3)
-    with (
-        serving(records, cluster=cluster, questions=Large(), bounds=bounds) as url,
-        closing(connect(url)) as raw,
-    ):
-        raw.sendall(f"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {text}\r\n\r\n".encode())
-        time.sleep(1.0)
-        assert len(until_closed(raw)) < 50_000_000
-
-
 def test_over_tls_the_agents_client_is_served_and_silent_handshakes_are_not(
     records, cluster, store, seen, tmp_path
 ):
