@@ -399,14 +399,25 @@ SELECT * FROM (
 ORDER BY id;
 
 -- name: completed_moves
--- Moves that ended in training, of active jobs (:active) or of all: the newest :most (null: all). A job id used again is a
--- new job.
+-- Moves that ended in training, the newest :most. A job id used again is a new job.
 SELECT * FROM (SELECT r.* FROM pollux.move r
 LEFT JOIN pollux.job j ON j.cluster = r.cluster AND j.job_id = r.job_id
-WHERE r.cluster = :cluster AND r.step = 'training' AND (NOT :active OR j.ended_at IS NULL)
+WHERE r.cluster = :cluster AND r.step = 'training'
   AND (j.submitted_at IS NULL OR to_timestamp((r.times ->> 'planned')::double precision) >= j.submitted_at)
 ORDER BY r.id DESC LIMIT :most) m
 ORDER BY id;
+
+-- name: completed_moves_by_job
+-- The newest :most of job :job_id, or of each job that has not ended: who moves often makes no decision and no answer long.
+SELECT m.* FROM pollux.job j
+CROSS JOIN LATERAL (
+    SELECT * FROM pollux.move r
+    WHERE r.cluster = j.cluster AND r.job_id = j.job_id AND r.step = 'training'
+      AND to_timestamp((r.times ->> 'planned')::double precision) >= j.submitted_at
+    ORDER BY r.id DESC LIMIT :most) m
+WHERE j.cluster = :cluster
+  AND CASE WHEN CAST(:job_id AS bigint) IS NULL THEN j.ended_at IS NULL ELSE j.job_id = :job_id END
+ORDER BY m.id;
 
 -- name: jobs_view
 -- One row per job, of :most at most, of user :uid (null: of all); those that have not ended come first, then those that have

@@ -130,7 +130,8 @@ class Answering:
             views, lost = store.jobs_view(), lost_seconds(store)
         elif ended:
             own = store.jobs_view(uid=uid, most=_MOST_OWN)
-            views, lost = [*own, *(view for view in views if view.uid != uid)], lost_seconds(store)
+            views = [*own, *(view for view in views if view.uid != uid)]
+            lost = self._reader.read("lost", lambda: lost_seconds(store))
         told = foretold.of_jobs(self._reader.read("forecasts", store.forecasts), now)
         rows = []
         for view in views:

@@ -25,6 +25,8 @@ _TIMELINE = (
     ("resumed", "first_step_at", "first_step"),
 )
 
+MOST_OF_JOB = 200
+"""Completed moves of a job that count: the newest."""
 _PLACED = (Step.REQUEUED, Step.CONFIGURED, Step.STARTED)
 """Steps of a requeue during which the job does not train, timed by polluxd's clock."""
 

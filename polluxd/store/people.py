@@ -10,7 +10,7 @@ from polluxd.errors import ReportError
 from polluxd.model import Allocation, Move
 
 from . import rows
-from .costs import costs_of
+from .costs import MOST_OF_JOB, costs_of
 from .gateway_statements import MOST_BYTES, MOST_REPORTS
 from .leadership import TROUBLE
 from .transactions import Session
@@ -156,8 +156,9 @@ class PeopleStore(Session):
 
     def move_costs(self, job_id: int | None = None, *, ended: bool = True) -> list[MoveCost]:
         """What each completed move cost, split by step; first starts are none. Unless `ended`, of present jobs."""
-        found = self._ask("completed_moves", active=not ended, most=_MOST)
-        return costs_of(row for row in found if job_id in (None, row["job_id"]))
+        if job_id is None and ended:
+            return costs_of(self._ask("completed_moves", most=_MOST))
+        return costs_of(self._ask("completed_moves_by_job", job_id=job_id, most=MOST_OF_JOB))
 
     def rentals(self, since: float) -> list[dict[str, Any]]:
         """Return what rented nodes cost from the UTC day of a POSIX time on, by day, type and job."""

@@ -21,7 +21,7 @@ from polluxd.slurm.protocol import SlurmJob
 
 from . import rows
 from .connection import Connector, our_errors
-from .costs import costs_of, totals
+from .costs import MOST_OF_JOB, costs_of, totals
 from .migrations import apply_migrations
 from .newest_reports import NewestReports
 from .people import PeopleStore
@@ -152,7 +152,7 @@ class Store(PeopleStore):
             return replace(
                 records,
                 times={row["job_id"]: rows.job_times(row) for row in run("job_times")},
-                totals=totals(costs_of(run("completed_moves", active=True, most=None))),
+                totals=totals(costs_of(run("completed_moves_by_job", job_id=None, most=MOST_OF_JOB))),
                 pins={row["job_id"]: f"pinned by {row['pinned_by']}" for row in run("pins")},
                 restarts={
                     row["user_name"]: row["restarts"] for row in run("restarts_since", since=restarts_since)

@@ -153,6 +153,21 @@ def test_a_history_is_thinned_where_it_is_long(store, agent, postgres, cluster, 
     assert len(store.report_history(7, since=time.time() + 60 * 60)) <= 50
 
 
+def test_moves_of_one_job_make_no_decision_long_and_hide_none_of_anothers(store, seen, postgres, cluster):
+    """Whoever requeues a job as soon as it trains makes thousands a day."""
+    store.sync_jobs([seen(7), seen(9)])
+    place, times = '{"nodes": ["n1"], "gpus_per_node": 1}', '{"planned": 4e9, "training": 4e9}'
+    postgres.execute(
+        "SET session_replication_role = replica; INSERT INTO pollux.move"  # without triggers
+        " (cluster, job_id, attempt, path, source, target, reason, step, times, epoch)"
+        f" SELECT '{cluster}', CASE WHEN n = 1 THEN 7 ELSE 9 END, 1, 'requeue', '{place}', '{place}', '',"
+        f" 'training', '{times}', 1 FROM generate_series(1, 20500) n"
+    )
+    assert len(store.move_costs(7)) == 1
+    totals = store.records(restarts_since=0.0).totals
+    assert (totals[7].count, totals[9].count) == (1, 200)
+
+
 def test_a_day_of_the_worst_that_a_user_may_do_fills_so_much(agent, report, postgres, cluster):
     """The size is by computation, from rows of the largest size with their indexes, and two bounds of a user's day."""
     jobs, copies = 100, 2000  # jobs of the user that run all day
@@ -252,7 +267,7 @@ ROWS = {
     "fingerprint": "20 an attempt",
     "prior": "1,000 a user",
     "job": "those that Slurm takes (MaxSubmitJobs); a task of an array once it is started",
-    "move": "cycle.interval_s and moves.cooldown_s of polluxd",
+    "move": "cycle.interval_s and moves.cooldown_s of polluxd; of a job 200 are read",
     "allocation": "1 a job and decision that differs",
     "cycle": "decisions of polluxd",
     "rental": "1 a job, day and type of node",

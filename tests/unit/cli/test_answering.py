@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from polluxd.cli.answering import SHOWN_OF_OTHERS, Answering
+from polluxd.cli.web.overview import RestingReader
 from polluxd.config.settings import PolicySettings
 from polluxd.errors import PolluxError, SlurmUnavailable
 
@@ -57,13 +58,16 @@ def test_no_users_question_reads_ended_jobs_of_others(answering, store, monkeypa
         asked.append((ended, uid, since > 0, most))
         return view(ended=ended, uid=uid)
 
+    costs, moves = store.move_costs, []
     monkeypatch.setattr(store, "jobs_view", counted)
+    monkeypatch.setattr(store, "move_costs", lambda **words: moves.append(words) or costs(**words))
+    monkeypatch.setattr("polluxd.cli.answering.RestingReader", lambda: RestingReader(clock=lambda: 0.0))
     told = answering()
     for question in (told.top, told.cluster):
         question(ADA)
     for uid in (ADA, BOB):
         told.jobs(uid, ended=True)
-    assert asked
+    assert moves.count({"ended": True}) == 1, "of all jobs, and seldom"
     for ended, uid, lately, most in asked:
         assert not ended or (most and (lately or uid in (ADA, BOB))), asked
 
