@@ -2,7 +2,7 @@
 
 After a move polluxd leaves a job alone for a while (its cooldown). The cooldown depends on the cost of the move, so a
 job that started within seconds may soon grow. A job without GPUs has no training to protect: it rests only after a
-person has cancelled its move. What a refusal teaches is in `refusals`.
+person has cancelled its move, and where starts fail one after another. What a refusal teaches is in `refusals`.
 
 A job may refuse one drain, or leave it unanswered: its agent may have been unable to save. What it holds beyond its
 user's equal share it then gives back at the second order all the same (`protected`), so that it costs nobody but its
@@ -29,7 +29,7 @@ class _Past:
     rests_until: float = -math.inf
     """By a clock that does not step [s]."""
     cancelled: bool = False
-    """A person has cancelled the newest move."""
+    """A person has cancelled the newest move, or its start failed again: it rests without GPUs, too."""
     undrained: int = 0
     """Drains that the job's agent refused, or left unanswered."""
     least: float = math.inf
@@ -79,17 +79,18 @@ class PastMoves:
         past = self._jobs.setdefault(move.job_id, _Past())
         past.cancelled = False
         past.least = min(past.least, move.target.gpus or math.inf)
+        past.failed_on *= move.target.gpus > past.failed_on
         self._rest(past, 0.0 if move.path == "resize" else took)
 
     def failed(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
         """Begin a cooldown, with `rest`."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.undrained += undrained
+        if rest:
+            past.cancelled = move.step is Step.STARTED and past.failed_on > 0
+            self._rest(past)
         if move.step is Step.STARTED:
             past.failed_on = max(past.failed_on, move.target.gpus)
-        if rest:
-            past.cancelled = False
-            self._rest(past)
 
     def cancelled(self, move: Move) -> None:
         """Begin a cooldown, after a person has cancelled the job's move."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from polluxd.apply.past_moves import PastMoves
-from polluxd.model import Move
+from polluxd.model import Move, Placement, Step
 from tests.build import move as build_move
 
 LONGEST = 60.0
@@ -64,3 +66,16 @@ def test_jobs_without_gpus_rest_only_after_a_person_cancelled_their_moves(rest: 
     rest.past.keep({1}, {2, 3})
     assert [rest.left(n) for n in (1, 2, 3, 4)] == [60.0, 0.0, 60.0, 0.0], "the last is gone"
     assert [rest.past.undrained(n) for n in (1, 2, 4)] == [0, 1, 0]
+
+
+def test_a_job_whose_starts_fail_one_after_another_rests_while_it_waits(rest: Rest) -> None:
+    """Whoever requeues a job at each start would have polluxd start it every few seconds, for good."""
+    start = replace(move(path="start"), step=Step.STARTED, target=Placement(("n1",), 4))
+    for left in (0.0, LONGEST, LONGEST):
+        rest.past.failed(start)
+        rest.past.keep((), {1})
+        assert rest.left() == left
+    rest.past.completed(start, took=0.0)
+    rest.past.failed(start)
+    rest.past.keep((), {1})
+    assert rest.left() == 0.0, "it has trained since"
