@@ -21,6 +21,7 @@ lines_launcher_and_ranks  lines of these two rooms of the agent
 flat_modules           modules of `polluxd` that lie in no room
 most_complex           cyclomatic complexity of the worst function, as radon counts it: conditions in expressions too
 lines_contrib          lines of all text files of `contrib`
+words                  of README.md and docs, as `wc -w` counts them, without what a build generates or includes
 ideas                  what a maintainer has to hold, as `ideas.md` beside this file lists it
 contrib_cycles         as `cycles`, of `contrib` and the tests' benchmarks
 """
@@ -260,10 +261,9 @@ def main() -> None:
 
     shared = duplicates(known)
     programs = modules((ROOT / "contrib", ROOT / "tests" / "benchmarks"))
-    listed = subprocess.run(
-        ["git", "ls-files", "contrib"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    texts = [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+    command = ["git", "ls-files", "contrib", "README.md", "docs/*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    texts = {name: (ROOT / name).read_text() for name in listed if (ROOT / name).is_file()}
 
     figures = {
         "cycles": len(circles),
@@ -282,7 +282,8 @@ def main() -> None:
         ),
         "flat_modules": rooms["polluxd"],
         "most_complex": called[-1][0],
-        "lines_contrib": sum(len(path.read_text().splitlines()) for path in texts),
+        "lines_contrib": sum(len(text.splitlines()) for name, text in texts.items() if name[:3] == "con"),
+        "words": sum(len(text.split()) for name, text in texts.items() if name[:3] != "con"),
         "ideas": ideas(LIMITS.with_name("ideas.md").read_text()),
         "contrib_cycles": len(
             cycles({name: {*imports(name, path, programs)} for name, path in programs.items()})
