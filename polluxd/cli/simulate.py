@@ -134,6 +134,7 @@ def simulate(
         jobs, title = _jobs(workload, generate_jobs, applications, scenario)
         results = played(jobs)
         found: dict[str, Any] = {"policies": results}
+        console.print(f"\n{title}, on {_hardware(scenario)}. {_COLUMNS_SAY}", markup=False)
     else:
         if scenario_file is None and None in (nodes, gpus_per_node):
             raise ConfigError(
@@ -147,7 +148,7 @@ def simulate(
                 console, log, applications, scenario, tuned
             )
             found["tuned" if tuned else "untuned"]["policies"] = results = played(jobs)
-        console.print(f"\n{_COLUMNS_SAY}", markup=False)
+        console.print(f"\n{_LOG_SAYS} {_COLUMNS_SAY}", markup=False)
         if few := of_few_jobs(len(jobs)):
             console.print(few, markup=False)
     if as_json is not None:
@@ -163,11 +164,11 @@ _ASSUMED = {
     True: "If users tuned (the best batch size for their GPUs, half of linear speedup or better):",
     False: "If users did not tune (the batch size of one GPU times their GPUs):",
 }
+_LOG_SAYS = "The log does not say which of the two holds: what it can tell lies between them."
 _COLUMNS_SAY = (
-    "The log does not say which of the two holds: what it can tell lies between them. JCT is a job's time from its "
-    "submission to its end. GPU-HOURS are those that jobs held. EFFICIENCY is how much an example helped against one "
-    "in the smallest batch. FAIRNESS is a job's time over its time alone on an equal share of the cluster. DECISION is "
-    "the median CPU time of one decision."
+    "JCT is a job's time from its submission to its end. GPU-HOURS are those that jobs held. EFFICIENCY is how much an "
+    "example helped against one in the smallest batch. FAIRNESS is a job's time over its time alone on an equal share "
+    "of the cluster. DECISION is the median CPU time of one decision."
 )
 
 

@@ -330,6 +330,6 @@ def path_of(name: str, *, make: bool = False) -> Path:
 
         return journal_path(name, Path.cwd(), make=make)
     except ImportError:
-        raise ConfigError("`polluxctl tune` needs Optuna: pip install 'polluxd[tune]'") from None
+        raise ConfigError("`polluxctl tune` needs Optuna: pip install 'optuna>=5,<6' cmaes") from None
     except SearchError as error:
         raise ConfigError(str(error)) from error

@@ -56,6 +56,9 @@ def test_json_table_and_plot(trace, tmp_path):
 def test_a_generated_trace_and_a_log_need_no_other_file(tmp_path):
     shown = command("--generate", 3, "--policy", "fifo")
     assert shown.exit_code == 0, shown.output
+    assert "on 16 x 4 GPUs. JCT is a job's time" in " ".join(shown.output.split()), (
+        "the cluster, and the columns"
+    )
     log = tmp_path / "log.csv"
     log.write_text("timestamp,duration,num_gpus\n2017-10-09 07:01:55,660,1\n")
     shown = command(log, "--policy", "fifo")

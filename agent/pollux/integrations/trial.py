@@ -246,7 +246,7 @@ def _begin(maximize: bool, environ: MutableMapping[str, str]) -> Trial:
         return Trial()
     if importlib.util.find_spec("optuna") is None:
         raise SearchError(
-            f"search {name} needs Optuna in the training's environment: pip install 'pollux-agent[tune]'"
+            f"search {name} needs Optuna in the training's environment: pip install 'optuna>=5,<6' cmaes"
         )
     from pollux.search.journal import journal_path  # noqa: PLC0415 - brings Optuna in
     from pollux.search.study import Search, SearchSettings  # noqa: PLC0415

@@ -179,4 +179,7 @@ def test_optuna_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("pollux.search", "optuna"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    assert call("train.sh") == (2, "polluxctl: `polluxctl tune` needs Optuna: pip install 'polluxd[tune]'\n")
+    assert call("train.sh") == (
+        2,
+        "polluxctl: `polluxctl tune` needs Optuna: pip install 'optuna>=5,<6' cmaes\n",
+    )
