@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from contrib.devcluster import DevCluster
 
@@ -110,10 +110,11 @@ def many_rows(
             with served(cluster, user, *words) as (url, server):
                 page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
                 page.goto(url)
-                rows += [
-                    {"element": f"{who}, {jobs} jobs: {element}", "ok": ok}
-                    for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png")
-                ]
+                try:
+                    for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png"):
+                        rows.append({"element": f"{who}, {jobs} jobs: {element}", "ok": ok})
+                except Error as error:
+                    rows.append({"element": f"{who}, {jobs} jobs: {error}", "ok": False})
                 page.close()
     return rows
 
@@ -141,11 +142,10 @@ def _used(
     page.wait_for_url("**mine**")
     yield "mine only", len(set(_column(page, "USER"))) <= 1
     page.goto(base)
-    dot = page.locator("circle.value").last
-    dot.scroll_into_view_if_needed()
-    dot.hover(force=True)
-    told = page.evaluate("document.querySelector('circle.value:hover title')?.textContent ?? ''")
-    yield f"under the pointer: {told}", " at " in told
+    yield "under the pointer stands a value", until(lambda: _pointed(page))
+    page.wait_for_timeout(4000)
+    yield "it stays there over refreshes", page.evaluate("pointed.isConnected")
+    page.mouse.move(0, 0)
     page.goto(f"{base}?find={plain}")
     yield "plain jobs are listed", seen(page, f"td:text-is('{plain}')")
     states = ("mixed", "allocated", "idle")
@@ -168,6 +168,12 @@ def _used(
     yield "and it is live again", until(lambda: page.inner_text("#state") == "")
 
 
+_DOT = """() => {
+  const dot = [...document.querySelectorAll("circle.value")].pop(); dot.scrollIntoView({ block: "center" });
+  const { x, y, width, height } = dot.getBoundingClientRect();
+  return [x + width / 2, y + height / 2];
+}"""
+_POINTED = "(window.pointed = document.querySelector('circle.value:hover'))?.textContent ?? ''"
 _REFRESH = """async () => {
   const begun = performance.now();
   const text = await (await fetch(`${location.href}&part`, { cache: "no-store" })).text();
@@ -175,6 +181,11 @@ _REFRESH = """async () => {
   document.body.getBoundingClientRect();
   return (performance.now() - begun) / 1000;
 }"""
+
+
+def _pointed(page: Page) -> bool:
+    page.mouse.move(*page.evaluate(_DOT))
+    return " at " in page.evaluate(_POINTED)
 
 
 def _refreshed(page: Page) -> float:

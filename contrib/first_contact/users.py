@@ -71,8 +71,7 @@ def many(cluster: DevCluster, folder: Path, jobs: int) -> tuple[int, int]:
         assert done.returncode == 0, done.stderr
         found.append(int(done.stdout.split(";")[0]))
     end = time.monotonic() + 300
-    while time.monotonic() < end and "JobState=FAILED" not in cluster.command(
-        "scontrol", "show", "job", str(found[0])
-    ):
+    show = ("scontrol", "show", "job", str(found[0]))
+    while time.monotonic() < end and "JobState=FAILED" not in cluster.command(*show):
         time.sleep(1)
     return found[0], found[1]

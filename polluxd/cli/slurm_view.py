@@ -48,6 +48,8 @@ class Beside:
     """Of nodes on which work may start or runs."""
     used: int
     """Of these, those in use, also by jobs that the viewer may not see."""
+    pollux: int = 0
+    """Of these, those of Pollux jobs and companions that the viewer may see."""
 
 
 class SlurmView:
@@ -77,11 +79,13 @@ class SlurmView:
         self._known = self._known._replace(records=queue.records)
         jobs, nodes, _ = attribute(queue, known)
         rows = [_row(job, time.time()) for job in jobs if _is_plain(job)]
+        ours = (job for job in jobs if job.admin_comment.startswith(MARK) and job.state is JobState.RUNNING)
         return Beside(
             sorted(rows, key=lambda row: (row["state"] == "PENDING", -(row["gpus"] or 0), row["job_id"])),
             {name: state.lower() for name, state in _STATE.findall(records)},
             sum(node.gpus for node in nodes if _serves(node, known.gpus_used)),
             sum(known.gpus_used.values()),
+            sum(sum(job.gpus_per_node_held.values()) for job in ours),
         )
 
     def ending(self, job_id: int) -> list[str]:
@@ -151,6 +155,7 @@ def gpus_held(beside: Beside | None, rows: Sequence[Row]) -> str:
     held = sum(row["gpus"] or 0 for row in rows)
     if beside is None:
         return f"{held} GPUs held"
+    held = max(held, min(beside.pollux, beside.used))  # a companion may have begun, and its job not yet grown
     used = max(beside.used, held)
     idle = max(beside.gpus - used, 0)
     return f"{beside.gpus} GPUs: {held} held by Pollux jobs, {used - held} by others, {idle} idle"

@@ -22,8 +22,8 @@ async function part(address) {
   return text;
 }
 
-// What a reader types into or has selected stays until they have done.
-const inUse = () => document.activeElement?.tagName === "INPUT" || !getSelection().isCollapsed;
+// What a reader types into, has selected or points at stays until they have done.
+const inUse = () => document.activeElement?.tagName === "INPUT" || !getSelection().isCollapsed || main.querySelector(".value:hover") !== null;
 
 async function refresh(pause) {
   try {
@@ -37,7 +37,7 @@ async function refresh(pause) {
       good = Date.now();
       lost = "";
     } else {
-      lost = "it waits until you have typed, or selected text";
+      lost = "it waits while you type, select text or point at a value";
     }
   } catch (error) {
     lost = error.name === "TimeoutError" ? "no answer within 10 s" : error.message;

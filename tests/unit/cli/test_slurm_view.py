@@ -9,6 +9,7 @@ from tests.unit.slurm.scontrol_output import NODE
 from tests.unit.slurm.squeue_stand_in import PENDING, RUNNING, squeue
 
 PLAIN = {"admin_comment": "", "UserName": "bob", "Name": "cfd"}
+ONE_GPU = {"NodeList": "n1", "NumNodes": "1", "tres-per-node": "gres:gpu:1"}
 COMPANION = f"pollux:v1 companion-of=7 attempt=0 move=3 nonce={'0' * 32} cpus-per-gpu=2 submitted=1"
 ENDED = (
     "JobId=7 JobName=train UserId=ada(1001) GroupId=g(1) JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9 "
@@ -24,16 +25,9 @@ class Answers(Slurm):
         super().__init__()
         self.jobs = [
             {**RUNNING, "NodeList": "n1", "BatchHost": "n1", "NumNodes": "1", "tres-per-node": "gres:gpu:2"},
-            {
-                **RUNNING,
-                **PLAIN,
-                "JobID": "8",
-                "NodeList": "n1",
-                "NumNodes": "1",
-                "tres-per-node": "gres:gpu:1",
-            },
+            {**RUNNING, **PLAIN, **ONE_GPU, "JobID": "8"},
             {**PENDING, **PLAIN, "JobID": "9", "Reason": "Resources"},
-            {**RUNNING, "JobID": "10", "admin_comment": COMPANION},
+            {**RUNNING, **ONE_GPU, "JobID": "10", "admin_comment": COMPANION},
         ]
         self.record, self.nodes, self.sacct = record, nodes, sacct
         self.asked = 0
@@ -49,13 +43,15 @@ class Answers(Slurm):
 
 
 def test_plain_jobs_are_those_without_a_mark_and_running_ones_come_first() -> None:
-    used = NODE.replace("GresUsed=gpu:0", "GresUsed=gpu:3")
+    used = NODE.replace("GresUsed=gpu:0", "GresUsed=gpu:4")
     found = SlurmView(Answers(nodes=used)).read()
     assert found is not None
     rows = [(row["job_id"], row["state"], row["gpus"], row["reason"]) for row in found.plain_jobs]
     assert rows == [(8, "RUNNING", 1, ""), (9, "PENDING", 8, "Resources")]
     assert found.states == {"n1": "idle"}, "and not what an administrator wrote about it"
-    assert gpus_held(found, [{"gpus": 2}]) == "4 GPUs: 2 held by Pollux jobs, 1 by others, 1 idle"
+    assert gpus_held(found, [{"gpus": 2}]) == "4 GPUs: 3 held by Pollux jobs, 1 by others, 0 idle", (
+        "with a companion's"
+    )
 
 
 def test_a_drained_node_without_jobs_has_no_idle_gpus() -> None:
