@@ -37,14 +37,6 @@ def _growing(site: Site) -> tuple[int, Move, str]:
     return parent, move, str(site.ordered("mallory", parent, "resize")["nonce"])
 
 
-def _in_a_growth(site: Site, nonce: str = "", nodes: int = 1) -> tuple[Move, int, bool]:
-    """Submit a companion for a move; return the move, the GPUs that the companion gets, and whether it has ended."""
-    parent, move, own = _growing(site)
-    job_id = _companion(site, _line(parent, move.id, nonce or own), nodes)
-    site.until(lambda: site.held(job_id) or _ended(site, job_id), "its start or end", 40.0)
-    return move, site.held(job_id), _ended(site, job_id)
-
-
 @attack("mallory", "further: a companion that nobody asked for holds GPUs beside the plan")
 def nobody_asked(site: Site) -> Outcome:
     """It would start when its lease ends."""
@@ -58,7 +50,10 @@ def nobody_asked(site: Site) -> Outcome:
 
 @attack("mallory", "further: a companion that asks for three nodes where its move adds one")
 def more_than_ordered(site: Site) -> Outcome:
-    move, held, _ = _in_a_growth(site, nodes=3)
+    parent, move, nonce = _growing(site)
+    job_id = _companion(site, _line(parent, move.id, nonce), 3)
+    site.until(lambda: site.held(job_id) or _ended(site, job_id), "its start or end", 40.0)
+    held = site.held(job_id)
     return Outcome(held > 1, f"the move adds {move.added}; the companion holds {held} GPUs")
 
 

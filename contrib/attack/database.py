@@ -18,11 +18,6 @@ def gateway_login(site: Site) -> str:
     return site.cluster.postgres.gateway_url.replace("+psycopg2", "")
 
 
-def daemon_login(site: Site, role: str, password: str) -> str:
-    assert site.cluster.postgres is not None
-    return f"host=127.0.0.1 port={site.cluster.postgres.port} dbname=pollux user={role} password={password}"
-
-
 STATEMENTS = (
     (
         "row 8: polluxd's session in the database ended",
@@ -97,7 +92,10 @@ def logs_in(site: Site) -> Outcome:
         "pollux-third pollux_agent pollux_gateway pollux_daemon postgres pollux_read "
         f"pollux_agent_{site.uid('third')}"
     ).split()
-    logins = [daemon_login(site, role, password) for role in roles for password in ("pollux", role, "''")]
+    assert site.cluster.postgres is not None
+    here = f"host=127.0.0.1 port={site.cluster.postgres.port} dbname=pollux"
+    guesses = ((role, password) for role in roles for password in ("pollux", role, "''"))
+    logins = [f"{here} user={role} password={password}" for role, password in guesses]
     results = site.sql("third", logins)
     return Outcome(any(r.ok for r in results), f"{len(results)} logins; {results[0].text[-90:]}")
 
