@@ -37,7 +37,7 @@ from polluxd.apply.actions import (
 from polluxd.apply.capacity import Capacity
 from polluxd.apply.open_moves import BACK
 from polluxd.apply.own_rhythm import drain_limit
-from polluxd.apply.placed import held, same_place
+from polluxd.apply.placed import OVERRUN_S, held, same_place
 from polluxd.apply.startable import of_limit, refused
 from polluxd.model import JobState, Move, Step
 from polluxd.slurm.protocol import SlurmJob
@@ -236,7 +236,11 @@ def _checkpointed(at: Situation, job: SlurmJob) -> Action:
         return Fail("the job restarted before it was requeued")
     if at.waited > ACKNOWLEDGED_S:
         return Fail("the checkpoint was acknowledged too long ago: the job has gone on training")
-    if ends_at is not None and at.now >= ends_at and not (job.spec is not None and job.spec.continues):
+    if (
+        ends_at is not None
+        and 0 <= at.now - ends_at < OVERRUN_S
+        and not (job.spec is not None and job.spec.continues)
+    ):
         # Slurm ends it within a minute. A new attempt would have a whole minute once more.
         return Fail("its time limit is used up: left to Slurm, which ends it")
     return Do.REQUEUE if at.since_try > REPEAT_S else Do.WAIT

@@ -49,6 +49,10 @@ def geometry(job: SlurmJob, target: Placement, gpu_type: str = "", *, anywhere: 
     )
 
 
+OVERRUN_S = 120.0
+"""A job that still runs so long after its time limit is one that OverTimeLimit of slurm.conf lets run on."""
+
+
 def ends_at(job: SlurmJob | None) -> float | None:
     """Return when Slurm will end the running attempt [POSIX s]; None without a time limit or an attempt."""
     if job is None or job.start_time is None or job.time_limit_s is None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.own_rhythm import LONGEST_S
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
-from polluxd.apply.placed import ends_at, held
+from polluxd.apply.placed import OVERRUN_S, ends_at, held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.protected import Stay, stay
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
@@ -347,7 +347,7 @@ def _pin_reason(job: SlurmJob, move: Move | None, rest: float, pin: str, now: fl
         return ""
     if pin:
         return pin
-    if (end := ends_at(job)) is not None and end - now < LAST_S:
+    if (end := ends_at(job)) is not None and -OVERRUN_S < end - now < LAST_S:
         return f"its time limit ends in {max(end - now, 0.0):.0f} s: no move would pay"
     return ""
 

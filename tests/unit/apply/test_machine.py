@@ -172,6 +172,7 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("fail: *", move(CHECKPOINTED, ends_at=NOW), slurm_job(), {}),
         ("REQUEUE", move(CHECKPOINTED, ends_at=NOW), slurm_job(spec=JobSpec(continues=True)), {}),
         ("REQUEUE", move(CHECKPOINTED, ends_at=NOW + 1), slurm_job(), {}),
+        ("REQUEUE", move(CHECKPOINTED, ends_at=NOW - 121), slurm_job(), {}),
         # A requeued job waits for the next second, and for its GPUs.
         ("fail: *suspended*", move(REQUEUED), slurm_job(SUSPENDED, gpus_per_node_held={"n2": 1}), {}),
         ("WAIT", move(REQUEUED, waited=0.4), WAITS, {"room": ROOM}),

@@ -159,8 +159,12 @@ def test_a_job_on_hold_beyond_the_equal_share_is_offered_the_share_on_its_own_no
 
 def test_a_job_in_the_last_minutes_of_its_time_limit_is_not_moved() -> None:
     running = slurm_job(1, gpus_per_node_held={"n1": 2}, start_time=10.0)
-    late, early = (
-        snapshot(replace(running, time_limit_s=90.0 + left), reports={1: REPORT}) for left in (119.0, 121.0)
+    late, early, over = (
+        snapshot(replace(running, time_limit_s=90.0 + left), reports={1: REPORT})
+        for left in (119.0, 121.0, -121.0)
+    )
+    assert not over.jobs[0].pinned, (
+        "OverTimeLimit of slurm.conf lets it run on: its user may have asked for a minute"
     )
     assert late.jobs[0].pin_reason == "its time limit ends in 119 s: no move would pay"
     assert not early.jobs[0].pinned
