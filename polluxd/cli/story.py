@@ -213,10 +213,6 @@ def sentences(placed: Allocation, others: Sequence[Allocation], max_gpus: int | 
         yield f"Next larger size: {size}, fitted goodput {number(3)(facts.next_goodput)} examples/s{gain}."
         yield from _marginal(facts, others)
     yield _move(facts)
-    if facts.doubted_reports:
-        reports = count(facts.doubted_reports, "report")
-        now = "the newest among them" if facts.doubts else "the newest is believed"
-        yield f"polluxd did not believe claims of {reports} of the job since polluxd started; {now}."
 
 
 def _marginal(facts: Explanation, others: Sequence[Allocation]) -> Iterator[str]:

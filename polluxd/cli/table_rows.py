@@ -199,8 +199,7 @@ def _doubted(store: Store, allocations: Iterable[Allocation]) -> list[dict[str, 
         return []
     named = ("job_id", "name", "user")
     return [
-        {key: getattr(job, key) for key in named}
-        | {"claims": list(facts.doubts), "reports": facts.doubted_reports}
+        {key: getattr(job, key) for key in named} | {"claims": list(facts.doubts)}
         for job in store.jobs_view(ended=False)
         if (facts := doubts.get(job.job_id)) is not None
     ]

@@ -54,8 +54,6 @@ class StepResult:
     open_moves: int
     decided: bool
     paused: bool
-    doubted_reports: int = 0
-    """Reports with a claim that polluxd did not believe, since it started."""
     gpus: int = 0
     """Of the whole cluster, in service or not."""
     idle: Sequence[IdleGpus] = ()
@@ -129,7 +127,6 @@ class Controller:
             open_moves + begun,
             due,
             records.settings.paused,
-            self._trusted.doubted_reports,
             sum(node.gpus for node in state.nodes),
             idle,
         )
@@ -209,7 +206,7 @@ class Controller:
         judged = self._trusted.trust(records.reports, held, state.taken_at)
         rules = self._reconciler.rules(seen, records)
         records = replace(records, reports=judged.reports, times=times)
-        snapshot = build_snapshot(self._facts, seen, records, rules, judged, self._trusted.doubted)
+        snapshot = build_snapshot(self._facts, seen, records, rules, judged)
         return snapshot, rules, judged.doubts
 
     def _measure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
@@ -73,7 +73,6 @@ def build_snapshot(
     records: CycleRecords,
     rules: MoveRules,
     judged: Judged,
-    doubted: Callable[[int], int],
 ) -> Snapshot:
     """The snapshot of this cycle.
 
@@ -87,10 +86,9 @@ def build_snapshot(
     Args:
         records: with the reports that polluxd believes, and waiting times without those of a hold.
         judged: what polluxd thinks of the claims of reports.
-        doubted: counts a job's reports with such claims, since polluxd started.
     """
     state, settings = seen.state, records.settings
-    views = _Views(facts, state, records, rules, judged, doubted)
+    views = _Views(facts, state, records, rules, judged)
     jobs = [view for job in state.jobs if (view := views.of(job)) is not None]
     ours = {job.job_id for job in jobs}
     others = Counter[str]()
@@ -162,10 +160,9 @@ class _Views:
         records: CycleRecords,
         rules: MoveRules,
         judged: Judged,
-        doubted: Callable[[int], int],
     ) -> None:
         self._facts, self._state, self._records, self._rules = facts, state, records, rules
-        self._judged, self._doubted = judged, doubted
+        self._judged = judged
         self._moves = {move.job_id: move for move in records.moves}
         self._types = GpuTypes(state.nodes, facts.speeds)
         alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
@@ -225,7 +222,6 @@ class _Views:
             keeps=() if move is not None else keeps(job, report, rules),
             doubts=self._judged.doubts.get(job.job_id, ()),
             unconfirmed=self._judged.unconfirmed.get(job.job_id, ()),
-            doubted_reports=self._doubted(job.job_id),
             contiguous=job.demands.contiguous,
             max_nodes=rules.most_nodes.get(job.job_id),
             gives_back=terms.gives_back,

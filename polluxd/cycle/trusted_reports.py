@@ -99,10 +99,6 @@ class _ReportHistory:
     """It should have ended by its own account."""
     broken: int = 0
     """How often that came about."""
-    doubted: int = 0
-    """Reports with a claim that was not believed."""
-    doubted_at: float = -math.inf
-    """When the newest of these reports arrived."""
 
 
 class Judged(NamedTuple):
@@ -121,8 +117,6 @@ class TrustedReports:
 
     def __init__(self) -> None:
         self._jobs: dict[int, _ReportHistory] = {}
-        self.doubted_reports = 0
-        """Reports of all jobs with a claim that was not believed, since polluxd started."""
 
     def trust(self, reports: Mapping[int, Report], held: Mapping[int, Held], now: float) -> Judged:
         """Judge the reports.
@@ -142,10 +136,6 @@ class TrustedReports:
                 judged.unconfirmed[job_id] = tuple(unconfirmed)
             if doubts:
                 judged.doubts[job_id] = tuple(doubts)
-                if report.at > history.doubted_at:
-                    history.doubted_at = report.at
-                    history.doubted += 1
-                    self.doubted_reports += 1
         for job_id in self._jobs.keys() - reports.keys():
             del self._jobs[job_id]
         return judged
@@ -164,11 +154,6 @@ class TrustedReports:
         """Tell whether the job's progress at its present size was seen."""
         history = self._jobs.get(job_id)
         return history is not None and history.progress.place in history.progress.seen
-
-    def doubted(self, job_id: int) -> int:
-        """Count the job's reports with a claim that was not believed."""
-        history = self._jobs.get(job_id)
-        return history.doubted if history else 0
 
 
 def _begin_attempt(history: _ReportHistory, report: Report) -> None:

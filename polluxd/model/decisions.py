@@ -44,8 +44,6 @@ class Explanation:
     left. None: the objective has no price."""
     doubts: tuple[str, ...] = ()
     """Claims of its newest report that polluxd does not believe."""
-    doubted_reports: int = 0
-    """Its reports with such claims, since polluxd started."""
 
 
 @dataclass(frozen=True, slots=True)

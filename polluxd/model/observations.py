@@ -286,8 +286,6 @@ class SnapshotJob:
     """Claims of its newest report that polluxd does not believe; `report` is without them."""
     unconfirmed: tuple[str, ...] = ()
     """What polluxd does not count on until the job's progress confirms it."""
-    doubted_reports: int = 0
-    """Its reports with doubted claims, since polluxd started."""
     max_gpus_rule: str = ""
     """Slurm's rule that `spec.max_gpus` stands for, in words; empty: the user's own."""
     contiguous: bool = False

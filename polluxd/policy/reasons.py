@@ -191,14 +191,14 @@ def _of_waits(
 
 def _of_doubts(snapshot: Snapshot, allocations: Sequence[Allocation]) -> list[Allocation]:
     """Tell which claims of jobs' reports polluxd does not believe, or not yet."""
-    doubted = {job.job_id: job for job in snapshot.jobs if job.doubted_reports or job.unconfirmed}
+    doubted = {job.job_id: job for job in snapshot.jobs if job.doubts or job.unconfirmed}
     return [_with_doubts(a, doubted[a.job_id]) if a.job_id in doubted else a for a in allocations]
 
 
 def _with_doubts(allocation: Allocation, job: SnapshotJob) -> Allocation:
     explanation, reason = allocation.explanation, allocation.reason
     if explanation is not None:
-        explanation = replace(explanation, doubts=job.doubts, doubted_reports=job.doubted_reports)
+        explanation = replace(explanation, doubts=job.doubts)
     if job.doubts:
         reason += f"; polluxd does not believe these claims of its report: {', '.join(job.doubts)}"
     if job.unconfirmed:

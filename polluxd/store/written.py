@@ -90,4 +90,4 @@ def _kind(reason: str) -> str:
 
 def _limit(allocation: Allocation) -> Any:
     facts = allocation.explanation
-    return None if facts is None else (facts.limit, facts.next_gpus, facts.doubts, facts.doubted_reports)
+    return None if facts is None else (facts.limit, facts.next_gpus, facts.doubts)

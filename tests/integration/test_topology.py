@@ -46,7 +46,6 @@ def test_a_job_of_two_nodes_is_placed_in_one_rack_of_slurms(racked: DevCluster) 
         CycleRecords(reports={job: report}),
         MoveRules(),
         Judged({}, {}, {}),
-        lambda _: 0,
     )
     plan = decide(snapshot)
     assert set(plan.of(job).placement.nodes) in ({"n1", "n4"}, {"n2", "n3"})

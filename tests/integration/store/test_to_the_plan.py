@@ -79,7 +79,6 @@ def test_each_job_is_placed_on_the_type_and_in_the_rack_that_its_reports_speak_f
         ),
         MoveRules(),
         Judged({}, {}, {}),
-        lambda _: 0,
     )
     plan = decide(snapshot)
     assert plan.solver == "integer program"

@@ -98,7 +98,7 @@ def built(state: ClusterState, **more: Any) -> Snapshot:
     facts, records, rules = part(ClusterFacts, cluster="dev"), part(CycleRecords), part(MoveRules)
     judged = Judged({}, more.pop("doubts", {}), {})
     assert not more
-    return build_snapshot(facts, seen, records, rules, judged, lambda _: 0)
+    return build_snapshot(facts, seen, records, rules, judged)
 
 
 def test_only_jobs_that_can_be_given_gpus_are_decided_on() -> None:

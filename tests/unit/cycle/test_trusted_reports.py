@@ -233,25 +233,11 @@ def test_a_fit_of_rates_goes_through_them():
 
 
 def test_jobs_that_are_gone_are_forgotten():
-    job = Job(explored_gpus=10**6)
-    job.train(1)
-    assert job.trusted.doubted(7) > 0
+    job = Job()
+    job.train(2)
+    assert job.trusted.seen(7)
     job.trusted.trust({}, {}, job.now)
-    assert job.trusted.doubted(7) == 0
-
-
-def test_doubted_reports_are_counted_once_each():
-    job = Job(explored_gpus=10**6)
-    job.train(2, minutes=3)
-    assert (job.trusted.doubted(7), job.trusted.doubted_reports) == (3, 3)
-    report = Report(attempt=1, at=job.now, limits=LIMITS, explored_gpus=10**6)
-    for now in (job.now + 5, job.now + 10):
-        doubts = job.trusted.trust({7: report}, {7: Held(2, 1, 2, 1)}, now).doubts
-        assert doubts, "the same report is doubted again, and not counted again"
-    assert (job.trusted.doubted(7), job.trusted.doubted(8), job.trusted.doubted_reports) == (3, 0, 3)
-    job.claims = {}
-    _, doubts = job.train(2, minutes=1)
-    assert (doubts, job.trusted.doubted(7)) == ((), 3)
+    assert not job.trusted.seen(7)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,10 @@ def test_no_nodes_no_jobs_no_gpus():
 
 
 def test_claims_that_polluxd_does_not_believe_are_told_with_the_reason():
-    doubted = job(1, report=report(), doubts=("faster than it trains", "too short"), doubted_reports=3)
+    doubted = job(1, report=report(), doubts=("faster than it trains", "too short"))
     jobs = [doubted, replace(doubted, job_id=2, doubts=()), job(3, report=report())]
     plan = decide(snapshot(nodes(3), jobs))
     words = "polluxd does not believe these claims of its report"
     assert plan.of(1).reason.endswith(f"; {words}: faster than it trains, too short")
     assert plan.of(1).explanation.doubts == doubted.doubts
-    assert plan.of(2).explanation.doubted_reports == 3
     assert all(words not in plan.of(n).reason for n in (2, 3))
