@@ -271,7 +271,6 @@ def trial_row(search: Search, trial: FrozenTrial) -> dict[str, Any]:
         "gpus": None if trial.state.is_finished() else attributes.get("gpus"),
         "gpu_hours": attributes.get("gpu_seconds", 0.0) / 3600,
         "params": trial.params,
-        "parent": attributes.get("parent"),
         "why": attributes.get("why"),
     }
 

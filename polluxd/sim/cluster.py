@@ -112,8 +112,6 @@ class Scenario:
     """Factor on the step times of an application's profile, to calibrate it."""
     moves: MoveCosts | None = None
     """Restart costs by the path that the product takes, instead of all these."""
-    interference: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Slowdown of multi-node jobs that share a node."""
     jitter: Share = 0.0
     """Log-error of what agents measure."""
     noise_jitter: Share = 0.0

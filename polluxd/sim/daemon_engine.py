@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -184,11 +183,10 @@ class _World:
             self.slurm.advance(max(job.submission.time - self.slurm.clock(), 0.0))
             self._submit(job)
         self.slurm.advance(max(until - self.slurm.clock(), 0.0))
-        slow = self._slowed()
         news, ended = self._happened, list[int]()
         self._happened = False
         for job_id, ranks in self._ranks.items():
-            news |= ranks.live(before, until, self._scenario.interference if job_id in slow else 0.0)
+            news |= ranks.live(before, until)
             if ranks.job.ended_at is not None:
                 ended.append(job_id)
         for job_id in ended:
@@ -226,14 +224,6 @@ class _World:
                 self._happened = True
                 self._down[name] = at + self._scenario.repair_seconds
                 self.slurm.break_node(name)
-
-    def _slowed(self) -> frozenset[int]:
-        """Return the multi-node jobs that share a node with another one."""
-        if not self._scenario.interference:
-            return frozenset()
-        spread = {job_id: r.job.seats for job_id, r in self._ranks.items() if len(r.job.seats) > 1}
-        jobs = Counter(node for seats in spread.values() for node, _ in seats)
-        return frozenset(j for j, seats in spread.items() if any(jobs[node] > 1 for node, _ in seats))
 
     def _decide(self, snapshot: Snapshot, cache: Cache) -> Plan:
         began = time.perf_counter()

@@ -194,14 +194,8 @@ class _Engine:
         return [*[job.number for job in active], *sorted(-1 - node for node in self._down)]
 
     def _advance(self, active: Sequence[SimulatedJob], seconds: float) -> None:
-        slow: set[int] = set()
-        if self._scenario.interference > 0:
-            spread = Counter(node for job in active if len(job.seats) > 1 for node, _ in job.seats)
-            slow = {node for node, jobs in spread.items() if jobs > 1}
         for job in active:
-            hit = len(job.seats) > 1 and any(node in slow for node, _ in job.seats)
-            speed = (1.0 - self._scenario.interference if hit else 1.0) * self._borrowers.get(job.number, 1.0)
-            job.advance(self._now, seconds, 1.0 - speed)
+            job.advance(self._now, seconds, self._borrowers.get(job.number, 1.0))
 
     def _fail(self, active: Sequence[SimulatedJob]) -> None:
         """Take down nodes and their jobs; bring repaired nodes back."""

@@ -62,7 +62,7 @@ class Ranks:
         """When the present attempt makes its first step."""
         return self.job.trains_at
 
-    def live(self, before: float, now: float, slowdown: float = 0.0) -> bool:
+    def live(self, before: float, now: float) -> bool:
         """Live from one moment to the next; tell whether polluxd has news of it."""
         shown, job = self._around.slurm.truth(self.job_id), self.job
         if shown.state is not JobState.RUNNING:
@@ -82,7 +82,7 @@ class Ranks:
             before, seats = now, self._stopped[1]
             self._stopped = None
             job.place(seats, now, 0.0)
-        job.advance(max(before, joined or before), now - max(before, joined or before), slowdown)
+        job.advance(max(before, joined or before), now - max(before, joined or before))
         if job.ended_at is not None:
             self._end()
             return True

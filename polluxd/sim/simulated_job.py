@@ -195,8 +195,8 @@ class SimulatedJob:
         self.efficiency = gain / scale
         return gain / (step + s * (step - sync))
 
-    def advance(self, now: float, seconds: float, slowdown: float = 0.0) -> None:
-        """Train from `now` for so many seconds, at `1 - slowdown` of its speed."""
+    def advance(self, now: float, seconds: float, speed: float = 1.0) -> None:
+        """Train from `now` for so many seconds, at this part of its speed."""
         if not self.seats or self.ended_at is not None:
             return
         gpus = self.gpus
@@ -208,7 +208,7 @@ class SimulatedJob:
         while left > 0:
             if self._rate is None:
                 self._rate = self._measure()
-            rate = self._rate * (1.0 - slowdown)
+            rate = self._rate * speed
             if self.progress + rate * left < self._goal:
                 self.progress += rate * left
                 spent = left

@@ -49,15 +49,6 @@ def test_one_job_alone_takes_its_work_and_its_start(apps):
     assert run.jobs[0].restarts == 0
 
 
-def test_interference_slows_multi_node_jobs_that_share_a_node(apps):
-    pair = [Submission(f"wide-{i}", 0.0, "vision-small", 6, 512) for i in range(2)]
-    clear, hit = (
-        played(pair, apps, POLICIES["tiresias"](s), s)
-        for s in (Scenario(nodes=3), Scenario(nodes=3, interference=0.5))
-    )
-    assert hit.jobs[0].ended_at > 1.4 * clear.jobs[0].ended_at
-
-
 def test_parallel_runs_give_the_same_figures(burst):
     names = ["tiresias", "optimus"]
     alone, beside = (compare(burst[:4], None, names, SMALL, in_parallel=n) for n in (1, 2))

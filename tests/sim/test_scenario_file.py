@@ -25,7 +25,6 @@ failures_per_day = 2
 repair_seconds = 60
 nodes_per_rack = 2
 rack_slowdown = 0.5
-interference = 0.3
 groups = [
   { gpu_type = "a100", nodes = 4, gpus_per_node = 8 },
   { gpu_type = "t4", nodes = 2, gpus_per_node = 4, speed = 0.5 },
@@ -68,7 +67,6 @@ def test_a_file_says_what_the_scenario_is(tmp_path):
         repair_seconds=60.0,
         nodes_per_rack=2,
         rack_slowdown=0.5,
-        interference=0.3,
         groups=(NodeGroup("a100", 4, 8), NodeGroup("t4", 2, 4, 0.5)),
         trace=Trace(hours=2.0, sweep=4, length=0.5, most_jobs=9),
         pollux=Knowledge(remembers=False),
