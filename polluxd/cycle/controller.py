@@ -162,14 +162,12 @@ class Controller:
             wanted = intents(plan, snapshot.jobs, state.jobs, records.reports, rules)
             begun = self._reconciler.begin(wanted, records)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
-        senseless = _named([f"{about}: {why}" for about, why in sorted(state.unreadable.items())], "; ")
-        doubted = _named(list(map(str, sorted(doubts))), ", ")
+        senseless = _named([f"{about}: {why}" for about, why in sorted(state.unreadable.items())])
         notes = (
             self._reconciler.refusals.note(),
             "paused" if records.settings.paused else "",
             senseless and f"left alone, since their records in Slurm make no sense: {senseless}",
             self._marks.note(),
-            doubted and f"polluxd does not believe {sum(map(len, doubts.values()))} claims of jobs {doubted}",
             idle_note(idle),
         )
         cycle = self._record(
@@ -289,10 +287,10 @@ class Controller:
         return cycle
 
 
-def _named(names: Sequence[str], separator: str) -> str:
+def _named(names: Sequence[str]) -> str:
     """Name the first of them, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return separator.join(names[:_NAMED]) + more
+    return "; ".join(names[:_NAMED]) + more
 
 
 def _held(

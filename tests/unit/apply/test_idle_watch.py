@@ -190,7 +190,7 @@ STATUS = {
     "leading": True,
     "decided_at": NOW,
     "paused": False,
-    "note": "polluxd does not believe 1 claims of job 3; idle since 2027-01-15 08:00:00 UTC: 4 GPUs that job 1 may use",
+    "note": "marks missing; idle since 2027-01-15 08:00:00 UTC: 4 GPUs that job 1 may use",
     "durations": {"decide_s": 1.0},
 }
 
