@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -19,7 +19,6 @@ from polluxd.policy import assignment, objective, patterns, reasons, steep
 from polluxd.policy.choice import Choice, choose
 from polluxd.policy.domains import Domain, split
 from polluxd.policy.explain import Explainer
-from polluxd.policy.feasible import measured_on
 from polluxd.policy.listing import Cache
 from polluxd.policy.option_table import build
 from polluxd.policy.owners import divided, mean_weight, ranked
@@ -104,77 +103,11 @@ def _dearest(solved: Iterable[_Solved]) -> dict[str, float]:
 def _solve(
     domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache, *, explained: bool
 ) -> _Solved:
-    seated = _seat(domain, settings, mean_weight, cache)
-    if seated.parked and seated.larger_starts:
-        # Park no running job so that a new job can start on more than its min-gpus.
-        least = _seat(domain, replace(settings, start_gpus=1), mean_weight, cache)
-        seated = min(seated, least, key=attrgetter("parked"))
-    seating, table = seated.seating, seated.seating.table
-    absent = [
-        Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
-        for job, reason in table.absent
-    ]
-    moved = seating.packing.moved()
-    option = np.array(seating.option, dtype=np.int64)
-    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
-    return _Solved(
-        absent + _allocations(seating, moved, option, explainer),
-        table.x(option, moved),
-        table.weight,
-        seated.choice.solver,
-        seating.total(),
-        seated.bound,
-        seated.plain_bound,
-        {
-            job.job_id: goodput if job.report is not None and job.report.params is not None else math.nan
-            for job, goodput in zip(table.jobs, table.fair.tolist(), strict=True)
-        },
-        {} if table.market is None else table.market.of_types(table.types),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Seated:
-    """One domain's plan: every job of the table has a seat, or none."""
-
-    seating: Seating
-    choice: Choice
-    bound: float
-    """On the total utility of this start's options."""
-    plain_bound: float
-    """As in `_Solved`."""
-
-    @property
-    def parked(self) -> int:
-        """Running jobs that are to have no GPUs."""
-        table = self.seating.table
-        nothing = table.gpus[self.seating.option] == 0
-        return sum(bool(job.placement) for job, none in zip(table.jobs, nothing, strict=True) if none)
-
-    @property
-    def larger_starts(self) -> bool:
-        """Whether an unmeasured job may start on more than its min-gpus."""
-        table = self.seating.table
-        return any(
-            not job.placement and not measured_on(job) and table.caps.of(job) > max(job.spec.min_gpus, 1)
-            for job in table.jobs
-        )
-
-
-def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: Cache) -> _Seated:
-    """Choose a seat, or none, for every job of one domain."""
     table = build(domain, settings, mean_weight, cache)
-    seating = Seating(
-        table,
-        Packing(
-            domain.nodes,
-            table.jobs,
-            partial=settings.partial_nodes,
-            groups=table.groups,
-            layout=table.layout,
-        ),
+    packing = Packing(
+        domain.nodes, table.jobs, partial=settings.partial_nodes, groups=table.groups, layout=table.layout
     )
-    packing = seating.packing
+    seating = Seating(table, packing)
     power = objective.summed_power(settings)
     choice = choose(table, domain, packing, power)
     bound = _place(seating, choice, power)
@@ -185,7 +118,27 @@ def _seat(domain: Domain, settings: PolicySettings, mean_weight: float, cache: C
         plain_bound = steep.improve(seating, power, plain_bound)
     seating.return_home()
     leave_right_nodes(packing)
-    return _Seated(seating, choice, bound, plain_bound)
+    absent = [
+        Allocation(job.job_id, NO_PLACEMENT, 0.0, 0.0, 0, bool(job.placement), reason)
+        for job, reason in table.absent
+    ]
+    moved = packing.moved()
+    option = np.array(seating.option, dtype=np.int64)
+    explainer = Explainer(seating, moved, rule=settings.gpu_counts) if explained else None
+    return _Solved(
+        absent + _allocations(seating, moved, option, explainer),
+        table.x(option, moved),
+        table.weight,
+        choice.solver,
+        seating.total(),
+        bound,
+        plain_bound,
+        {
+            job.job_id: goodput if job.report is not None and job.report.params is not None else math.nan
+            for job, goodput in zip(table.jobs, table.fair.tolist(), strict=True)
+        },
+        {} if table.market is None else table.market.of_types(table.types),
+    )
 
 
 def _place(seating: Seating, choice: Choice, power: float) -> float:

@@ -7,9 +7,9 @@ cluster because of a guess. A larger min-gpus overrides this cap.
 The paper starts every job on one GPU. Here a job that was never measured may start on `policy.start_gpus` of one node:
 most trainings scale within a node, and every doubling costs a move. All unmeasured jobs of a user together get at most
 the user's equal share of the GPUs, because nobody has seen yet how well they use GPUs (`cycle.trusted_reports`). On a
-crowded cluster they start on `min-gpus`, and elsewhere where that parks fewer running jobs (`polluxd.policy.decision`).
-Jobs that must keep their GPUs, and have not reported a training step in their present attempt, count against the share:
-otherwise a user could exceed it by jobs that never report, or report once and are requeued, one after another.
+crowded cluster they start on `min-gpus`. Jobs that must keep their GPUs, and have not reported a training step in their
+present attempt, count against the share: otherwise a user could exceed it by jobs that never report, or report once and
+are requeued, one after another.
 
 A trainer with a loop of its own starts on the size that its user asked for, if that is possible, and stays there until
 it reports: it may never, and its batch size may follow from its GPUs.

@@ -92,44 +92,6 @@ def test_a_job_starts_on_min_gpus_where_smallest_sizes_take_three_quarters_of_th
     assert [a.placement.gpus for a in plan.allocations] == [gpus, other]
 
 
-def test_no_running_job_is_parked_for_a_start_on_more_gpus_than_needed():
-    """With 2 GPUs for each new job, jobs 2 and 4 would be parked."""
-    costs = {"move_cost": 5.0, "resize_cost": 0.4}
-    held = [
-        running(n, [f"n{n - 1:03d}"], 4, report=report(explored=4, progress=done, target=target), **costs)
-        for n, (done, target) in enumerate([(30.0, 1000.0), (1000.0, None)] * 2, 1)
-    ]
-    new = [job(n, age=0.0) for n in range(5, 9)]
-    plan = decide(snapshot(nodes(4), [*held, *new], objective="completion-time"))
-    gpus = [a.placement.gpus for a in plan.allocations]
-    assert gpus == [4, 2, 4, 2, 1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_starts_on_several_gpus_park_no_more_running_jobs_than_starts_on_one(seed):
-    rng = random.Random(seed)
-    lengths = [(30.0, 1000.0), (900.0, 1000.0), (0.0, 100.0), (1000.0, None)]
-    count = rng.randint(2, 6)
-    held = [
-        running(
-            n, [f"n{n - 1:03d}"], 4, report=report(explored=4, progress=done, target=target), move_cost=5.0
-        )
-        for n, (done, target) in enumerate(rng.choices(lengths, k=count), 1)
-    ]
-    new = [job(n, age=0.0) for n in range(10, 10 + rng.randint(1, 2 * count))]
-    parked = {
-        start: sum(
-            not a.placement.nodes
-            for a in decide(
-                snapshot(nodes(count), [*held, *new], objective="completion-time", start_gpus=start)
-            ).allocations
-            if a.job_id < 10
-        )
-        for start in (4, 1)
-    }
-    assert parked[4] <= parked[1]
-
-
 def test_the_unmeasured_jobs_of_a_user_divide_the_users_share():
     many = [job(n, user="many") for n in range(1, 5)]
     one = job(5, user="one", report=report(explored=16))
