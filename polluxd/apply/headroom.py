@@ -67,7 +67,7 @@ def headroom(state: ClusterState, moves: Iterable[Move]) -> Headroom:
         if (why := _kept_out(job, bounds.of(job), state)) or (why := cap[1] if cap and cap[0] < 1 else ""):
             eligibility[job.job_id] = Eligibility(frozenset(), why)
         if 0 < sum(job.gpus_per_node_held.values()) < (fewest := least.of(job)):
-            why = f"MinNodes or MinTRESPerJob, which asks for {fewest} GPUs,"
+            why = f"MinNodes or MinTRESPerJob asks for {fewest} GPUs"
             eligibility[job.job_id] = Eligibility(frozenset(), why)
     holding = {job.job_id: _gpus(job, targets) for job in ours}
     groups, full, admitted = _groups(state, ours, bounds, holding, nodes)
