@@ -87,7 +87,7 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
     if one.eased and not (own and holds):
         return None, None
     rule, bound = f"Slurm did not start it on {one.target} ({one.reason})", f"Slurm's refusal ({one.reason})"
-    if holds and (found := _of_running(job, holds, one, rule, bound)) is not None:
+    if holds and (found := _of_running(job, holds, one, state.reach(job.partition), rule, bound)) is not None:
         return found
     asked = job.demands.asked[0] * job.demands.asked[1] if job.demands.asked is not None else 0
     if not holds and max(asked, job.spec.min_gpus) < one.target.gpus:
@@ -102,14 +102,18 @@ def by_nodes(job: SlurmJob, holds: int, one: RefusedNodes, state: ClusterState) 
     return None if holds else (least, bound), Eligibility(frozenset(), rule)
 
 
-def _of_running(job: SlurmJob, holds: int, one: RefusedNodes, rule: str, bound: str) -> Bar | None:
+def _of_running(
+    job: SlurmJob, holds: int, one: RefusedNodes, reach: frozenset[str], rule: str, bound: str
+) -> Bar | None:
     """What they mean for a job that holds GPUs; None: that it is kept from these nodes."""
     own = job.job_id == one.job_id
     if own and one.updated and holds >= one.target.gpus:
         # Slurm started it as it was submitted: it has no way back.
         return None, Eligibility(frozenset(), rule)
     if one.target.gpus > holds and (own or one.updated):
-        return (holds if own else max(holds, one.had), bound), None
+        # Any of the nodes where it does not train may be the one that refused it.
+        there = reach.difference(one.target.nodes).union(job.gpus_per_node_held)
+        return (holds if own else max(holds, one.had), bound), Eligibility(there, rule) if own else None
     if not own and not set(one.target.nodes).isdisjoint(job.gpus_per_node_held):
         return None, None  # it holds GPUs there: what it may have is for its own tries to show
     return None

@@ -436,7 +436,8 @@ class Life(Cluster):
     def _changed(self, node: str) -> None:
         """A node went or came: what it refuses may have changed."""
         for cause in self.causes:
-            cause.version += cause.kind == "Resources" and cause.node == node
+            # What refuses two nodes together may be either's: it is tried again once one of them has changed.
+            cause.version += cause.kind == "switches" or (cause.kind == "Resources" and cause.node == node)
 
     def _depend(self, pick: int, seconds: float) -> None:
         job_id = self.job(pick, JobState.PENDING)
