@@ -209,11 +209,10 @@ class MicroBatchContext:
 
     def _check_kept(self) -> None:
         """Before a further pass of a step: see that the earlier ones' gradients are there. Raises LoopMistake."""
-        change, training = self.trained.kept.change(), self.stepper.training
-        group = training.step.group
+        change, group = self.trained.kept.change(), self.stepper.training.step.group
         if change is Change.ZEROED and group is not None:
             raise LoopMistake(slips.ZEROED.format(group.begun - 1, group.passes, group.begun))
-        if change is Change.OTHER and len(training.models) > 1:
+        if change is Change.OTHER:
             warnings.warn(slips.MIXED, stacklevel=3)
 
     def _reduce(self, reduce: bool) -> None:
@@ -314,6 +313,9 @@ def whole_step(
         raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
     stepper, trained = plain.stepper, plain.trained
     loss: Tensor | None = None
+    group = stepper.training.step.group
+    if trained.first.grad is not None and (group is None or group.begun < 2):
+        trained.optimizer.zero_grad()  # an attack on the batch, or a search for the rate, has left gradients
     short = stepper.training.step.plain and not trained.meter.looks
     with plain if short else MicroBatchContext(stepper, trained):
         loss = loss_of()

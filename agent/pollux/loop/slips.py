@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 MIXED = (
-    "a model's gradients changed between two passes of a step, outside of its micro_batch(): another model's loss "
-    "reaches its parameters, and the step would hold both. Around the other model's pass, call requires_grad_(False) "
-    "on these parameters, as for a GAN's critic"
+    "a model's gradients changed between two passes of a step, outside of its micro_batch(), and the step would hold "
+    "the change: clip them in a step's last pass only. Where another model's loss or an attack on the batch reaches "
+    "its parameters, call requires_grad_(False) on these around that pass, as for a GAN's critic"
 )
-"""Of several models; warned of once."""
 
 ZEROED = (
     "the gradients of pass {} of {} of a step are gone before pass {}: the loop calls model.zero_grad(), or sets them "

@@ -234,6 +234,8 @@ class TrainedModel:
         """Note the model's parameters, and which of them require gradients."""
         self._parameters = list(self.module.parameters())
         self._trainable = list(map(_REQUIRE, self._parameters))
+        optimized = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.first: Tensor = next(filter(_REQUIRE, optimized), optimized[0])
 
     def follow_parameters(self, world: World) -> bool:
         """Wrap the model again where other parameters require gradients.

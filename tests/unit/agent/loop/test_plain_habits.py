@@ -320,3 +320,24 @@ def test_a_loss_without_its_weight_is_told_of(weighed: bool, per_gpu: int) -> No
     wrong = [str(one.message) for one in told if "expected job.backward(loss)" in str(one.message)]
     assert len(wrong) == (not weighed and per_gpu == 8), "once, and where it matters"
     assert all("0.25" in one and on_the_page(one) for one in wrong)
+
+
+# -- gradients of other passes --------------------------------------------------------------------------------
+
+
+def weights_under(attack: bool, per_gpu: tuple[int, int] | None) -> Tensor:
+    job = attached(0.01)
+    loader = job.loader(data(), 4, per_gpu=per_gpu, shuffle=False)
+    for _ in job.epochs(1):
+        for x, y, _ in loader:
+            if attack:
+                mse_loss(job.module(x), y).backward()
+            job.step(lambda x=x, y=y: mse_loss(job.model(x), y))  # type: ignore[misc]
+    job.close()
+    return torch.nn.utils.parameters_to_vector(job.module.parameters())
+
+
+def test_gradients_that_an_attack_on_the_batch_leaves_are_no_part_of_a_step() -> None:
+    assert weights_under(True, None).equal(weights_under(False, None))
+    with pytest.warns(UserWarning, match="changed between two passes of a step"):
+        weights_under(True, (1, 2))
