@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.data import default_collate
@@ -42,6 +43,9 @@ NAMES = {
     },
 }
 """Keras's optimizers that are translated, and the names of their options in torch and in Optax."""
+
+_LAST = WeakKeyDictionary[Any, Any]()
+"""Keras's optimizer -> that of its last `fit`, whose averages the next one goes on with."""
 
 IGNORED = {"name", "learning_rate", "ema_momentum", "is_legacy_optimizer"}
 """Entries of an optimizer's configuration that have no effect, or are read apart."""
@@ -108,6 +112,10 @@ class Elastic(keras.callbacks.Callback):  # type: ignore[misc]
         else:
             module, optimizer = self._in_jax(options)
             model.train_function = self._jax_pass
+        if (before := _LAST.get(model.optimizer)) is not None:
+            own = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict(before.state_dict() | {"param_groups": own})
+        _LAST[model.optimizer] = optimizer
         # A rank that joins in place would begin in the middle of an epoch, which `fit` cannot.
         os.environ["POLLUX_RESIZE"] = "requeue"
         epochs = self.params["epochs"]

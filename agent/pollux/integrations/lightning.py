@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -214,12 +215,16 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
     def configure_ddp(self) -> None:
         """Left to the agent, which restores first."""
 
+    def _setup_model(self, model: Any) -> Any:
+        return model
+
     # -- setting up -------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
         """As DDPStrategy's. Then the agent attaches to model, optimizer and scheduler, and restores."""
         if trainer.state.fn != TrainerFn.FITTING:
-            super().setup(trainer)
+            # One rank alone has no group, in which DDPStrategy would send the weights.
+            (super() if dist.is_initialized() else super(DDPStrategy, self)).setup(trainer)
             return
         _check(trainer)
         self._accumulated = trainer.accumulate_grad_batches

@@ -44,11 +44,14 @@ for name, options, factor in optimizers:
         optimizer = getattr(keras.optimizers, name)(learning_rate=0.01, **options)
         model.compile(optimizer, "mse", weighted_metrics=["mae"])
         rates = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * factor)
-        common = {"epochs": 2, "shuffle": False, "verbose": 0, "validation_data": (x, y)}
-        if elastic is None:
-            history = model.fit(x, y, sample_weight=weight, batch_size=16, callbacks=[rates], **common)
-        else:
-            history = model.fit(elastic.batches(), callbacks=[rates, elastic][::-1], **common)
+        common = {"shuffle": False, "verbose": 0, "validation_data": (x, y)}
+        for epochs in (2, 1):  # the second call goes on with the optimizer's averages
+            if elastic is None:
+                history = model.fit(
+                    x, y, sample_weight=weight, batch_size=16, callbacks=[rates], epochs=epochs, **common
+                )
+            else:
+                history = model.fit(elastic.batches(), callbacks=[elastic, rates], epochs=epochs, **common)
         weights.append(model.get_weights())
         losses.append([history.history[key] for key in ("loss", "mae", "val_loss")])
     for plain, ours in zip(*weights):

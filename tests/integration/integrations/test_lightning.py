@@ -35,6 +35,15 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         ElasticStrategy().job  # noqa: B018
 
 
+def test_one_rank_validates_after_its_training(ranks: Callable[..., list[Any]]) -> None:
+    def body() -> int:
+        trainer, module = lightning.Trainer(strategy=ElasticStrategy(), max_epochs=1, **QUIET), Module()
+        trainer.fit(module, DataLoader(data(), batch_size=16))
+        return len(trainer.validate(module, DataLoader(data(), batch_size=16), verbose=False))
+
+    assert ranks(1, body) == [1]
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_memory_that_runs_out_becomes_smaller_passes(
     ranks: Callable[..., list[Any]], tmp_path: Path, where: str
