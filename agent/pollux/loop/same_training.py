@@ -40,7 +40,10 @@ def origin(attempt: Attempt, model: torch.nn.Module) -> dict[str, Any]:
     site, seed = attempt.training.site, torch.initial_seed()
     return {
         "job": os.environ.get("SLURM_JOB_ID", ""),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        # A notebook's kernel is given a file of each start.
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]]
+        if sys.argv and "ipykernel" not in sys.modules
+        else [],
         "arguments": dict(site.arguments) if site else {},
         "loops": site.loops if site else "",
         "model": zlib.crc32(re.sub(r"0x[0-9a-f]+", "", repr(model)).encode()),
@@ -52,7 +55,7 @@ def _differences(mine: Mapping[str, Any], other: Mapping[str, Any], *, resized: 
     """How another training was begun, in words. `resized`: on another number of GPUs, which numbers may follow."""
     found = []
     same_job = in_pollux_job(os.environ) and mine["job"] == other["job"]
-    looked_at = same_job and is_command_of_run(mine["command"])
+    looked_at = same_job and mine["command"] and is_command_of_run(mine["command"])
     if not looked_at and mine["command"] != other["command"]:
         found.append(f"it was `{shlex.join(other['command'])}`, and is `{shlex.join(mine['command'])}`")
     if mine["loops"] != other["loops"]:
@@ -71,7 +74,7 @@ def _differences(mine: Mapping[str, Any], other: Mapping[str, Any], *, resized: 
     if mine["model"] != other.get("model", mine["model"]):
         found.append("its model had other layers, or layers with other settings")
     seeds = mine["seed"], other["seed"]
-    if None not in seeds and seeds[0] != seeds[1] and (mine["loops"] or not same_job):
+    if None not in seeds and seeds[0] != seeds[1] and (mine["loops"] or not looked_at):
         found.append(f"its seed was {seeds[1]}, and is {seeds[0]}")
     return found
 

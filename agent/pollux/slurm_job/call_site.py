@@ -2,7 +2,7 @@
 
 A script may leave out what it has done before (`if os.path.exists(result): continue`). The calls and the loops'
 variables then tell one training from the others, and their count does not. Where another library decides what is
-trained next, its word counts like a loop's variable: the trial of Optuna, the run of a W&B sweep.
+trained next, its word counts like a loop's variable: the trial of Optuna, the run of a W&B sweep or of Hydra's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from pollux.slurm_job.forked import began_in
 
 _LIBRARIES = (
     str(Path(__file__).resolve().parents[1]),
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")},
 )
 """Folders whose code is no user's."""
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
+"""So are these, wherever they lie: modules of a cluster and users' own installations are not below the interpreter."""
 _LONGEST = 64
 _MOST = 200
 """Arguments of one call that are looked at."""
@@ -89,9 +91,13 @@ def call_site() -> CallSite:
 
 
 def _sweep() -> dict[str, Any]:
-    """The run that a W&B sweep has begun in this process: each has settings of its own."""
+    """The run that a W&B sweep or a multirun of Hydra's has begun in this process: each has settings of its own."""
     run: Any = getattr(sys.modules.get("wandb"), "run", None)
-    return {"wandb": run.id} if getattr(run, "sweep_id", None) else {}
+    hydra: Any = sys.modules.get("hydra.core.hydra_config")
+    settings = getattr(hydra.HydraConfig.instance().cfg, "hydra", None) if hydra else None
+    several = getattr(getattr(settings, "mode", None), "name", "") == "MULTIRUN"
+    found = {"hydra": settings.job.override_dirname} if several else {}
+    return found | ({"wandb": run.id} if getattr(run, "sweep_id", None) else {})
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
@@ -105,7 +111,8 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, str]]:
                 continue
             number = isinstance(value, Number) and not isinstance(value, bool)
             text = f"{value:g}" if isinstance(value, float) else str(value)
-            yield path, f"{'#' * number}{zlib.crc32(_OF_A_START.sub('', text).encode()):08x}"
+            text = text if number else _OF_A_START.sub("", text)
+            yield path, f"{'#' * number}{zlib.crc32(text.encode()):08x}"
 
 
 def _leaves(path: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
@@ -130,7 +137,7 @@ def frames_of_the_user(frame: FrameType | None) -> Iterator[FrameType]:
         file = frame.f_code.co_filename
         if began_in(frame):
             return  # beyond it is what has started this process
-        if not file.startswith(_LIBRARIES) and not file.startswith("<frozen"):
+        if not file.startswith((*_LIBRARIES, "<frozen")) and not _PACKAGES.search(file):
             yield frame
         frame = frame.f_back
 

@@ -234,6 +234,22 @@ for number in range(1):
     wandb.run = types.SimpleNamespace(id=f"run-{START}", sweep_id="sweep")
     train(START, seed=7, times=1.0 + START)
 """,
+    "the runs of a multirun of Hydra's, the first one skipped": """
+from types import ModuleType, SimpleNamespace as of
+hydra = sys.modules["hydra.core.hydra_config"] = ModuleType("hydra_config")
+
+def one(rate):
+    job = of(override_dirname=f"rate={rate}")
+    hydra.HydraConfig = of(instance=lambda: of(cfg=of(hydra=of(mode=of(name="MULTIRUN"), job=job))))
+    exists(rate) or train(rate, rate=rate, seed=7, dies=START == 0 and rate == 0.05)
+
+list(map(one, (0.1, 0.05)))
+""",
+    "a notebook, whose kernel is given a file of each start": """
+sys.modules["ipykernel"], sys.argv = sys, ["kernel", f"-f={START}"]
+train("a", seed=7)
+train("b", seed=8, dies=START == 0)
+""",
     "names, in any order": """
 for k in ((2, 1, 0) if START else (0, 1, 2)):
     train(k, data=part(k), seed=k, dies=START == 0 and k == 1, name=f"fold-{k}")
@@ -285,6 +301,12 @@ train(k, data=part(k), seed=7)
         "train(START, seed=7, data=DATA if START else part(0))",
         2,
         "the dataset had 72 samples",
+    ),
+    "a notebook of another seed": (
+        "import types\nsys.modules['ipykernel'] = types\nsys.argv = ['kernel', str(START)]\nSEED = START\n"
+        "torch.manual_seed(SEED)\ntrain('a')",
+        2,
+        "its seed was 0, and is 1. It",
     ),
     "an argument by hand, the first one skipped": (
         """

@@ -17,3 +17,5 @@ def test_a_genome_as_an_argument_is_looked_at_once() -> None:
 def test_drawn_names_and_times_do_not_tell_trainings_apart() -> None:
     assert called("out/run-20261128 at 10:30:11") == called("out/run-20261129 at 11:31:12")
     assert called("out/small") != called("out/large")
+    assert called(0.0005) != called(0.0001)
+    assert called(1024) != called(2048)
