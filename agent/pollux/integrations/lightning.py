@@ -224,7 +224,8 @@ class ElasticStrategy(DDPStrategy):  # type: ignore[misc]
         """As DDPStrategy's. Then the agent attaches to model, optimizer and scheduler, and restores."""
         if trainer.state.fn != TrainerFn.FITTING:
             # One rank alone has no group, in which DDPStrategy would send the weights.
-            (super() if dist.is_initialized() else super(DDPStrategy, self)).setup(trainer)
+            parent: Any = super() if dist.is_initialized() else super(DDPStrategy, self)
+            parent.setup(trainer)
             return
         _check(trainer)
         self._accumulated = trainer.accumulate_grad_batches

@@ -309,8 +309,6 @@ def whole_step(
     weight: float | Tensor | None,
 ) -> Tensor | None:
     """Make one pass, and the optimizer step after the step's last pass. See `Job.step`."""
-    if not callable(loss_of):
-        raise LoopMistake(slips.NO_FUNCTION.format(type(loss_of).__name__))
     stepper, trained = plain.stepper, plain.trained
     loss: Tensor | None = None
     group = stepper.training.step.group

@@ -23,7 +23,7 @@ from pollux.loop.notices import already_finished, announce
 from pollux.loop.readings import JobReadings
 from pollux.loop.same_training import check_ended
 from pollux.loop.script_checks import check_beside, warn_of_unknown_parameters
-from pollux.loop.slips import NESTED
+from pollux.loop.slips import NESTED, NO_FUNCTION
 from pollux.loop.stepper import Stepper
 from pollux.loop.units import initial_batch
 from pollux.ranks.control import Decision
@@ -261,6 +261,8 @@ class Job(JobReadings):
         ReduceLROnPlateau does not: it wants a metric), and the gradients are zeroed. `weight` is that of `backward`.
         Return the loss without its graph; None where the pass was left out, or ran out of memory and is repeated.
         """
+        if not callable(loss_of):
+            raise LoopMistake(NO_FUNCTION.format(type(loss_of).__name__))
         return whole_step(self._plain_pass, loss_of, clip, weight)
 
     def poll(self) -> None:

@@ -94,7 +94,7 @@ def _sweep() -> dict[str, Any]:
     """The run that a W&B sweep or a multirun of Hydra's has begun in this process: each has settings of its own."""
     run: Any = getattr(sys.modules.get("wandb"), "run", None)
     hydra: Any = sys.modules.get("hydra.core.hydra_config")
-    settings = getattr(hydra.HydraConfig.instance().cfg, "hydra", None) if hydra else None
+    settings: Any = getattr(hydra.HydraConfig.instance().cfg, "hydra", None) if hydra else None
     several = getattr(getattr(settings, "mode", None), "name", "") == "MULTIRUN"
     found = {"hydra": settings.job.override_dirname} if several else {}
     return found | ({"wandb": run.id} if getattr(run, "sweep_id", None) else {})
