@@ -159,10 +159,9 @@ class Answering:
 def _as_squeue_shows(view: JobView, now: float) -> dict[str, Any]:
     row = job_row(view, 0.0, now)
     waits = view.state == "PENDING" and view.slurm_reason not in ("", "None")
-    return {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()} | {
-        "name": view.name[:_LONGEST_NAME],
-        "reason": f"Slurm: {view.slurm_reason}" if waits else "",
-    }
+    shown = {key: value if key in SHOWN_OF_OTHERS else None for key, value in row.items()}
+    reason = f"Slurm: {view.slurm_reason}" if waits else ""
+    return shown | foretold.row(None) | {"name": view.name[:_LONGEST_NAME], "reason": reason}
 
 
 Ask = Callable[..., Any]

@@ -31,6 +31,7 @@ def test_own_jobs_are_shown_in_full_and_others_as_squeue_shows_them(answering):
     mine, theirs = answering().jobs(ADA, ended=False)
     assert (mine["job_id"], mine["goodput"], mine["progress"]) == (7, 1234.5678, 0.25)
     assert (theirs["job_id"], theirs["user"], theirs["reason"]) == (9, "bob", "Slurm: Priority")
+    assert theirs.keys() == mine.keys(), "a page has the columns of both"
     assert {key for key, value in theirs.items() if value is not None} <= {*SHOWN_OF_OTHERS, "reason"}
     assert not set(SHOWN_OF_OTHERS) & {
         "goodput",
