@@ -199,8 +199,9 @@ def _listed(page: Page) -> int:
 
 
 def _column(page: Page, title: str) -> list[str]:
-    """Return what stands in a column of the table of jobs."""
-    return list(page.locator("#queue ~ table").first.locator(f"[data-title={title}]").all_inner_texts())
+    """Return what stands in a column of the table of jobs; where it has no rows, another one follows."""
+    cells = f"#queue ~ table:not(#plain ~ table):not(#ended ~ table) [data-title={title}]"
+    return list(page.evaluate("cells => [...document.querySelectorAll(cells)].map(e => e.innerText)", cells))
 
 
 def _age(page: Page) -> int:

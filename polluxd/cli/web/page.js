@@ -8,7 +8,7 @@ let lost = "";
 
 // The age goes on counting each second, also while an answer is awaited.
 function tell() {
-  state.textContent = lost && `; not live: what you see is ${Math.round((Date.now() - good) / 1000)} s old (${lost})`;
+  state.textContent = lost && `not live: what you see is ${Math.round((Date.now() - good) / 1000)} s old (${lost})`;
   main.classList.toggle("stale", lost !== "");
 }
 
