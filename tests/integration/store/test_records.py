@@ -344,7 +344,7 @@ def test_only_jobs_that_changed_are_written(store, seen, postgres, cluster):
 
 def test_a_period_has_its_cycles_and_shows_who_had_the_gpus(store, seen):
     store.sync_jobs([seen(7), seen(8)])
-    begin = time.time() - 1000
+    begin = time.time() // 15 * 15 - 990
     numbers = []
     jobs = [running(7, ["n000"], 4), job(8, JobSpec(min_gpus=2)), job(9, JobSpec(min_gpus=1))]
     shown = to_json(snapshot([*nodes(2), replace(nodes(3)[2], foreign_gpus=3)], jobs))
