@@ -98,7 +98,7 @@ def test_an_honest_life_and_a_day_of_rented_nodes() -> None:
     [
         "realloc_large --mb 4 --ranks 2 --moves 2 --kinds DDP --json {out}/r.json",
         "scale --jobs 40 --nodes 8 --cycles 4 --json {out}/s.json",
-        "agent_overhead --rounds 2 --minutes 0.02 --kinds fsdp2 --models images --step-ms 3",
+        "agent_overhead --rounds 1 --minutes 0.01 --kinds ddp --models tokens --step-ms 3",
     ],
 )
 def test_a_benchmark_runs_at_a_size_of_seconds(words: str, tmp_path: Path) -> None:
