@@ -20,7 +20,7 @@ parser.add_argument("--steps", type=int, default=100_000)
 parser.add_argument("--until", type=Path, help="end at the next checkpoint once this file is there")
 options = parser.parse_args()
 
-BATCH, SAMPLES, SAVE_EVERY = 48, 2000, 15
+BATCH, SAMPLES, SAVE_EVERY = 48, 2000, 30
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 if world > 1:
     dist.init_process_group("gloo")
