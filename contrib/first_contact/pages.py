@@ -199,9 +199,8 @@ def _listed(page: Page) -> int:
 
 
 def _column(page: Page, title: str) -> list[str]:
-    """Return what stands in a column of the table of jobs; where it has no rows, another one follows."""
-    cells = f"#queue ~ table:not(#plain ~ table):not(#ended ~ table) [data-title={title}]"
-    return list(page.evaluate("cells => [...document.querySelectorAll(cells)].map(e => e.innerText)", cells))
+    """Return what stands in a column of the table of jobs."""
+    return list(page.locator("#queue ~ table").first.locator(f"[data-title={title}]").all_inner_texts())
 
 
 def _age(page: Page) -> int:
