@@ -110,6 +110,7 @@ def many_rows(
             with served(cluster, user, *words) as (url, server):
                 page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
                 page.goto(url)
+                page.wait_for_selector("h1")  # the URL of the token leads to another one
                 try:
                     for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png"):
                         rows.append({"element": f"{who}, {jobs} jobs: {element}", "ok": ok})
