@@ -21,8 +21,7 @@ log = logging.getLogger("pollux")
 MOST_NAMES = 100_000
 """Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
 QUIET_S, LONGEST_QUIET_S = 1.0, 60.0
-"""A checkpoint is complete once nothing of it has changed for as long as it was being written, within these bounds; and
-a file that has not changed for the longest of them, whatever else the trainer writes."""
+"""A checkpoint is complete once nothing of it has changed for as long as it was being written, within these bounds."""
 _LOOK_S = 1.0
 
 
@@ -51,8 +50,8 @@ class Checkpoints:
         self._files = self._found()
         self._known = dict(self._files)
         """With those that were removed: one that comes back is no new one."""
-        self._fresh: dict[str, float] = {}
-        """Files of the checkpoint that is being written, and when each has changed last."""
+        self._fresh: set[str] = set()
+        """Files of the checkpoint that is being written."""
         self._begun = 0.0, 0.0
         """Time and step at which it was begun."""
         self._changed_at = 0.0
@@ -79,17 +78,15 @@ class Checkpoints:
         if changed:
             if not self._fresh:
                 self._begun = now, self._step()
-            self._fresh |= dict.fromkeys(changed, now)
+            self._fresh |= changed
             self._changed_at = now
-        self._fresh = {name: at for name, at in self._fresh.items() if name in self._files}
+        self._fresh &= self._files.keys()
+        if not self._fresh or (changed and not ended):
+            return
         quiet = min(max(QUIET_S, self._changed_at - self._begun[0]), LONGEST_QUIET_S)
-        # A trainer that saves all the time is never quiet as a whole.
-        least = 0.0 if ended or now - self._changed_at >= quiet else LONGEST_QUIET_S
-        done = {name for name, at in self._fresh.items() if now - at >= least}
-        if done and (ended or not _written(done)):
+        if ended or (now - self._changed_at >= quiet and not _written(self._fresh)):
             self._saves.append(self._begun)
-            self._fresh = {name: at for name, at in self._fresh.items() if name not in done}
-            self._begun, self._completed_at = (now, self._step()), now
+            self._fresh, self._completed_at = set(), now
 
     @property
     def present(self) -> bool:
