@@ -54,7 +54,7 @@ STORE := $(addprefix tests/integration/,store gateway cli)
 # A test that fails is run once more, and named among the results: real Slurm, processes and clocks share the machine.
 AGAIN := --reruns 1 -raR
 test: setup ## everything that must hold: style, types, arrows, documentation, unit tests, real Slurm and Postgres
-	@$(MAKE) --no-print-directory --jobs=4 --output-sync=target --keep-going $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target --keep-going $(PARTS)
 
 .PHONY: $(PARTS)
 test-loop:
