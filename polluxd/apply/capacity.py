@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from polluxd.model import GpuLimit, JobState, Move, Node, Placement, Step
 from polluxd.slurm.protocol import SlurmJob
 
+BACK = "goes back to its former size"
+"""What the reason of a move begins with that brings a job back where a refused move took it from."""
 _LEAVING = (Step.CHECKPOINTED, Step.REQUEUED)
+
+
+def goes_back(move: Move) -> bool:
+    """Whether the move brings a stopped training back."""
+    return move.reason.startswith(BACK)
 
 
 @dataclass(slots=True)
@@ -32,7 +39,7 @@ class Capacity:
     limits: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """By job id: the limits that count its GPUs, as names in `free` and `leaving`."""
     ways_back: dict[int, Counter[str]] = field(default_factory=dict)
-    """By job id: what stays set aside of its former place until it trains."""
+    """By job id: what is set aside of its former place: until it trains elsewhere, or until it starts there again."""
 
     def fits_now(self, target: Placement, job_id: int) -> bool:
         """True when every node of `target` has its GPUs free at this moment."""
@@ -52,13 +59,9 @@ class Capacity:
         """True when jobs outside Pollux hold GPUs that `target` needs: nobody knows when such a job ends."""
         return any(self.reach.get(n, target.gpus_per_node) < target.gpus_per_node for n in target.nodes)
 
-    def shut(self, target: Placement) -> bool:
-        """True when Slurm starts no job on a node of `target` (drained, down)."""
-        return not self._open(target)
-
     def lost(self, target: Placement) -> bool:
         """True when Slurm will not start a job there, however long it waits."""
-        return self.out_of_reach(target) or self.shut(target)
+        return self.out_of_reach(target) or not self._open(target)
 
     def gone(self, move: Move, returns: Collection[str]) -> str:
         """Return why a planned start waits in vain where a training goes back (to nodes `returns`); else an empty text.
@@ -91,6 +94,11 @@ class Capacity:
         """Set `target` aside, so that a later move of the same tick does not count on these GPUs."""
         for n, gpus in self._of(target, job_id):
             self.free[n] -= gpus
+
+    def keep(self, target: Placement, job_id: int) -> None:
+        """Set `target` aside for a start of the job that comes within seconds."""
+        self.take(target, job_id)
+        self.ways_back[job_id] = Counter(dict(self._of(target, job_id)))
 
     def forget(self, move: Move, job: SlurmJob) -> None:
         """Free what a move through the queue has set aside for its job, which waits."""
@@ -192,6 +200,8 @@ def _under_way(result: Capacity, move: Move, job: SlurmJob, companion: SlurmJob 
     """Count the GPUs that a move takes and frees."""
     if move.in_allocation:
         _within(result, move, job, companion)
+    elif move.step is Step.PLANNED and goes_back(move):
+        result.keep(move.target, move.job_id)
     elif move.step is Step.CONFIGURED and job.state is JobState.PENDING:
         result.take(move.target, move.job_id)
     elif move.step in _LEAVING:

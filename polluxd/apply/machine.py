@@ -34,8 +34,7 @@ from polluxd.apply.actions import (
     Situation,
     Withdraw,
 )
-from polluxd.apply.capacity import Capacity
-from polluxd.apply.open_moves import BACK
+from polluxd.apply.capacity import Capacity, goes_back
 from polluxd.apply.own_rhythm import drain_limit
 from polluxd.apply.placed import OVERRUN_S, held, same_place
 from polluxd.apply.startable import of_limit, refused
@@ -174,7 +173,7 @@ def _planned(at: Situation, job: SlurmJob) -> Action:
             return Fail("the job was held (scontrol hold)")
         if job.dependent:
             return Withdraw("the job was made to wait for another one (Dependency)")
-        if move.reason.startswith(BACK) and _too_soon(at, Step.PLANNED):
+        if goes_back(move) and (at.kept_off or _too_soon(at, Step.PLANNED)):
             return Do.WAIT
         return Do.CONFIGURE if room.fits_now(move.target, move.job_id) else Do.WAIT
     if job.state is not JobState.RUNNING:

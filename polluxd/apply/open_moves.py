@@ -14,11 +14,10 @@ from math import inf
 
 from polluxd import logs
 from polluxd.apply.actions import NOT_BOOTED
+from polluxd.apply.capacity import goes_back
 from polluxd.config.settings import MoveSettings
 from polluxd.model import Move, Node, Step
 
-BACK = "goes back to its former size"
-"""What the reason of a move begins with that brings a job back where a refused move took it from."""
 Stage = tuple[int, Step]
 """A move, by its id, at one of its steps."""
 PATIENCE = 2
@@ -106,4 +105,4 @@ def in_order(moves: Iterable[Move]) -> list[Move]:
 
     A stopped training goes back first. Then moves that give GPUs back come before those that take them.
     """
-    return sorted(moves, key=lambda m: (not m.reason.startswith(BACK), m.target.gpus - m.source.gpus, m.id))
+    return sorted(moves, key=lambda m: (not goes_back(m), m.target.gpus - m.source.gpus, m.id))

@@ -15,11 +15,15 @@ from typing import NamedTuple
 
 from polluxd.apply.own_rhythm import OwnRhythm
 from polluxd.apply.past_moves import equal_share
+from polluxd.apply.placed import OVERRUN_S, ends_at
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
 from polluxd.model import JobState, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.store import CycleRecords
+
+LAST_S = 120.0
+"""Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
 
 
 class Stay(NamedTuple):
@@ -31,18 +35,28 @@ class Stay(NamedTuple):
 
 
 def stay(
-    job: SlurmJob, report: Report | None, spent: str, *, stepped: bool, undrained: int = 0, rhythm: str = ""
+    job: SlurmJob,
+    report: Report | None,
+    spent: str,
+    now: float,
+    stepped: Mapping[int, int],
+    rhythm: Mapping[int, str],
+    undrained: int = 0,
 ) -> Stay | None:
     """Return why a running job is to stay where it is, by what Slurm, its user or its agent say; None: it may move.
 
     Args:
         report: its newest.
         spent: why no job of its user may be restarted now.
-        stepped: polluxd has seen a training step of this attempt.
+        stepped: by job, the newest attempt whose training steps polluxd has seen.
+        rhythm: by job, why it stays for the sake of its trainer's own rhythm (`own_rhythm`).
         undrained: orders to drain that its agent refused, or left unanswered.
-        rhythm: why it stays for the sake of its trainer's own rhythm (`own_rhythm`).
     """
     assert job.spec is not None
+    if (end := ends_at(job)) is not None and -OVERRUN_S < (left := end - now) < LAST_S:
+        # In the last seconds, what it gives back would come free no sooner.
+        why = f"its time limit ends in {max(left, 0.0):.0f} s: no move would pay"
+        return Stay(why, of_user=left > LAST_S / 4)
     if spent:
         return Stay(spent, of_user=True)
     if job.held_by_user:
@@ -55,14 +69,14 @@ def stay(
     if report is not None and report.attempt == job.restart_count and report.immovable:
         return Stay(f"cannot be moved: {report.immovable}", of_user=True)
     seen = report is not None and report.attempt == job.restart_count and report.first_step_at is not None
-    if not (seen or stepped):
+    if not (seen or stepped.get(job.job_id) == job.restart_count):
         return Stay(
             "has not reported a training step since it started: moving it could lose its work", of_user=True
         )
     if undrained and not (report is not None and report.checkpointed):
         why = "its agent left an order to drain undone, and it has no checkpoint: it is not asked again before it has"
         return Stay(why, of_user=True)
-    return Stay(rhythm, of_user=True) if rhythm else None
+    return Stay(rhythm[job.job_id], of_user=True) if job.job_id in rhythm else None
 
 
 class Protection:
@@ -84,7 +98,7 @@ class Protection:
         undrained: Callable[[int], int] = lambda _job_id: 0,
     ) -> None:
         """Take in what a decision is made on; the arguments are as in `stay` and `beyond_share`."""
-        reports = records.reports
+        reports, now = records.reports, state.taken_at
         self.rhythm.observe(state, records)
         ours = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         for job_id, job in ours.items():
@@ -95,8 +109,9 @@ class Protection:
         protected = [
             job_id
             for job_id, job in ours.items()
+            # A drain refused is as much its own act as a hold.
             if job.state is JobState.RUNNING
-            and self._is_protected(job, reports.get(job_id), eligibility, spent, undrained(job_id))
+            and (undrained(job_id) or self._is_protected(job, reports.get(job_id), eligibility, spent, now))
         ]
         self.beyond = beyond_share(state, frozenset(protected), eligibility) if protected else {}
 
@@ -106,13 +121,9 @@ class Protection:
         report: Report | None,
         eligibility: Mapping[int, Eligibility],
         spent: Callable[[str], str],
-        undrained: int,
+        now: float,
     ) -> bool:
-        if undrained:
-            return True  # a refusal is as much its own act as a hold
-        rhythm = self.rhythm.stays.get(job.job_id, "")
-        stepped = self.stepped.get(job.job_id) == job.restart_count
-        staying = stay(job, report, spent(job.user), stepped=stepped, rhythm=rhythm)
+        staying = stay(job, report, spent(job.user), now, self.stepped, self.rhythm.stays)
         if staying is not None:
             return staying.of_user
         eligible = eligibility.get(job.job_id)

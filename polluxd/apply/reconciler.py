@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from polluxd.apply.actions import REFUSED_SIZE, Action, Do, Fail, Reach, Situation, Withdraw
-from polluxd.apply.capacity import Capacity, capacity
+from polluxd.apply.capacity import BACK, Capacity, capacity, goes_back
 from polluxd.apply.companions import ClusterView, gather, named_moves
 from polluxd.apply.headroom import Headroom, headroom
 from polluxd.apply.in_place import InPlaceMoves
 from polluxd.apply.machine import next_action
-from polluxd.apply.open_moves import BACK, OpenMoves, in_order
+from polluxd.apply.open_moves import OpenMoves, in_order
 from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
@@ -156,11 +156,6 @@ class Reconciler:
         move = self.acted_on.get(job_id)
         return move.target.gpus if move else 0
 
-    @property
-    def moving(self) -> Collection[int]:
-        """Jobs with a move under way."""
-        return self.acted_on.keys()
-
     def tick(self, seen: ClusterView, records: CycleRecords) -> int:
         """Take the next action of each move; return how many moves and orphaned companions are still waited for."""
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
@@ -204,14 +199,15 @@ class Reconciler:
         bars = self.refusals.bars(seen.state, self.acted_on).within(allowed)
         risks = at_risk(seen.state, self.waiting.contending)
         ordered = in_order(records.moves)
-        returns = {name for m in ordered if m.reason.startswith(BACK) for name in m.target.nodes}
+        returns = {name for m in ordered if goes_back(m) for name in m.target.nodes}
         stuck = all(move.step in (Step.PLANNED, Step.REQUEUED, Step.STARTED) for move in ordered)
         waiting: list[tuple[Move, float]] = []
         still_open = 0
         for move in ordered:
             job = jobs.get(move.job_id)
-            kept_off = move.step is Step.REQUEUED and self.former.wait_s(job, move.target.nodes) > 0.0
-            goes_back = move.reason.startswith(BACK)
+            back = goes_back(move)
+            stopped = back or move.step is Step.REQUEUED
+            kept_off = stopped and self.former.wait_s(job, move.target.nodes) > 0.0
             owed = move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus
             at = Situation(
                 move,
@@ -224,7 +220,7 @@ class Reconciler:
                 since_try=self.open.since_try(move),
                 companion=seen.pending_companions.get(move.id),
                 forbidden=""
-                if goes_back
+                if back
                 else forbids(may_start.get(move.job_id), move)
                 or bars.forbids(move)
                 or taken_by(risks, move)
@@ -232,7 +228,7 @@ class Reconciler:
                 kept_off=kept_off,
                 owed=owed,
                 insist=owed and self.past.undrained(move.job_id) > 0,
-                paused=records.settings.paused and not goes_back,
+                paused=records.settings.paused and not back,
             )
             action = next_action(at)
             if action is not Do.WAIT:
@@ -359,7 +355,8 @@ class Reconciler:
                 why = f"{REFUSED_SIZE}: {error}"
                 self._end(move, now or job, Fail(why, keep_back=True, refused=str(error)), room)
                 return True
-        room.take(move.target, move.job_id)
+        if not goes_back(move):  # it is set aside
+            room.take(move.target, move.job_id)
         self._reach(move, Step.CONFIGURED)
         return True
 

@@ -113,7 +113,7 @@ class Controller:
         self._store.take_in()
         records = self._store.records(self._config.policy)
         open_moves = self._reconciler.tick(seen, records) if acting else 0
-        self._trusted.observe(records.reports, _held(state, self._reconciler.moving))
+        self._trusted.observe(records.reports, _held(state, self._reconciler.acted_on))
         self._idle.observe(state)
         due, begun, idle = self._due(state, records.reports), 0, list[IdleGpus]()
         self._spending.observe(state, records.settings)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from polluxd.apply.companions import ClusterView
 from polluxd.apply.own_rhythm import LONGEST_S
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
-from polluxd.apply.placed import OVERRUN_S, ends_at, held
+from polluxd.apply.placed import held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
 from polluxd.apply.protected import Stay, stay
 from polluxd.apply.startable import LONGEST_RULE, Eligibility
@@ -35,8 +35,6 @@ from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.topology import racks_of
 from polluxd.store import CycleRecords, JobTimes, MoveTotals
 
-LAST_S = 120.0
-"""Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
 RESIZE_COST_S = 2.0
 """Expected cost of a resize in place, until a job's own was measured [s]."""
 
@@ -245,12 +243,10 @@ class _Views:
         assert job.spec is not None
         rules, move = self._rules, self._moves.get(job.job_id)
         pin, rest = self._records.pins.get(job.job_id, ""), rules.resting(job.job_id)
-        pin_reason = _pin_reason(job, move, rest, pin, self._state.taken_at)
+        pin_reason = _pin_reason(job, move, rest, pin)
         eligible = None if move is not None else rules.eligibility.get(job.job_id)
         spent = "" if path == "resize" else rules.spent(job.user)
-        staying = (
-            Stay(pin_reason, of_user=False) if pin_reason else _stays(job, report, eligible, spent, rules)
-        )
+        staying = Stay(pin_reason, of_user=False) if pin_reason else self._stays(job, report, eligible, spent)
         # Where memory bounds nobody, jobs of other memory are alike to the policy.
         spec, memory = job.spec, job.mem_per_gpu_mb if self._shares_memory else 0
         if (spec.mem_per_gpu_mb or 0) != memory:
@@ -272,6 +268,22 @@ class _Views:
         if most is None or (spec.max_gpus is not None and most >= spec.max_gpus):
             return _Terms(spec, "", eligible, pin_reason, owes)
         return _Terms(replace(spec, max_gpus=most), rule, eligible, pin_reason, owes)
+
+    def _stays(
+        self, job: SlurmJob, report: Report | None, eligible: Eligibility | None, spent: str
+    ) -> Stay | None:
+        """Why the job stays where it is, as far as that protects it; None when it may move."""
+        rules, now = self._rules, self._state.taken_at
+        if job.state is JobState.RUNNING:
+            undrained = rules.undrained(job.job_id)
+            staying = stay(job, report, spent, now, rules.stepped, rules.rhythm, undrained)
+            if staying is not None:
+                return staying
+        placement = held(job) or NO_PLACEMENT
+        if eligible is None or (eligible.nodes and eligible.allows(placement)):
+            return None
+        kept = "; it could not start again, and keeps what it has" if placement else ""
+        return Stay(f"{eligible.rule}{kept}", of_user=True)
 
 
 def _within(
@@ -331,7 +343,7 @@ def _eligible(job: SlurmJob, *, moving: bool, now: float) -> bool:
     return job.state is JobState.PENDING and not job.kept_back(now)
 
 
-def _pin_reason(job: SlurmJob, move: Move | None, rest: float, pin: str, now: float) -> str:
+def _pin_reason(job: SlurmJob, move: Move | None, rest: float, pin: str) -> str:
     """Why the job must stay where it is in this plan, whatever it holds; empty when nothing says so."""
     if move is not None:
         return f"move to {move.target} under way ({move.step})"
@@ -339,30 +351,7 @@ def _pin_reason(job: SlurmJob, move: Move | None, rest: float, pin: str, now: fl
         return "suspended"
     if rest > 0:
         return f"left alone for {rest:.0f} s more after its last move"
-    if job.state is not JobState.RUNNING:
-        return ""
-    if pin:
-        return pin
-    if (end := ends_at(job)) is not None and -OVERRUN_S < end - now < LAST_S:
-        return f"its time limit ends in {max(end - now, 0.0):.0f} s: no move would pay"
-    return ""
-
-
-def _stays(
-    job: SlurmJob, report: Report | None, eligible: Eligibility | None, spent: str, rules: MoveRules
-) -> Stay | None:
-    """Why the job stays where it is, as far as that protects it; None when it may move."""
-    if job.state is JobState.RUNNING:
-        stepped = rules.stepped.get(job.job_id) == job.restart_count
-        undrained, rhythm = rules.undrained(job.job_id), rules.rhythm.get(job.job_id, "")
-        staying = stay(job, report, spent, stepped=stepped, undrained=undrained, rhythm=rhythm)
-        if staying is not None:
-            return staying
-    placement = held(job) or NO_PLACEMENT
-    if eligible is None or (eligible.nodes and eligible.allows(placement)):
-        return None
-    kept = "; it could not start again, and keeps what it has" if placement else ""
-    return Stay(f"{eligible.rule}{kept}", of_user=True)
+    return pin if job.state is JobState.RUNNING else ""
 
 
 def _in_share(gpus: int, spec: JobSpec, staying: Stay) -> tuple[int, str]:

@@ -132,14 +132,13 @@ class Refusals:
 
     @property
     def unwritten(self) -> list[int]:
-        """Jobs that never ran, and into which not even the size that their users asked for may be written."""
+        """Waiting jobs into which not even the size that their users asked for may be written."""
         refused = {(one.job_id, one.target.gpus) for one in self._nodes.values() if one.updated}
         jobs = self._state.jobs if refused and self._state is not None else ()
         return [
             job.job_id
             for job in jobs
             if job.state is JobState.PENDING
-            and not job.restart_count
             and job.demands.asked is not None
             and (job.job_id, job.demands.asked[0] * job.demands.asked[1]) in refused
         ]
@@ -324,8 +323,11 @@ class Refusals:
             for one in self._nodes.values()
             if one.demands == demands
         ]
+        others = free.intersection(*(one.nodes for (_, one), _ in found if one is not None and one.nodes))
         for (cap, eligible), tried_at in found:
-            if holds or self._monotonic() - tried_at < TRIED_AGAIN_S or (cap is None and eligible is None):
+            # Nodes that refused it rest for longer than a limit, while others have not.
+            rests = TRIED_AGAIN_S * (2 if eligible is not None and others & eligible.nodes else 1)
+            if holds or self._monotonic() - tried_at < rests or (cap is None and eligible is None):
                 yield cap, eligible
                 continue
             rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""

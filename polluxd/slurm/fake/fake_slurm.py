@@ -131,10 +131,6 @@ class FakeSlurm(FakeSlurmctld):
         """Whether jobs start on the node."""
         return self._nodes[node].schedulable
 
-    def memory_per_node(self, job_id: int) -> int | None:
-        """Memory that a job asks for on each node [MB]; no client reads it."""
-        return self._jobs[job_id].mem_per_node_mb
-
     def finish(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
         """End the job as if by itself (or as cancelled, or failed)."""
         job = self._jobs[job_id]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import DevCluster, SiteLines
-from polluxd.apply.open_moves import BACK
+from polluxd.apply.capacity import BACK
 from polluxd.model import JobState, Placement, Step
 
 from .conftest import Loop, loop_on, polluxd

@@ -52,8 +52,6 @@ class Costs:
         self._unknown = unknown
         """Whether a rule refused the move's start that nothing had shown before."""
         self.gpu_s = 0.0
-        self.moved_gpu_s = 0.0
-        """For which trainings stood for moves that worked."""
         self.lost: Counter[str] = Counter()
         self.own: Counter[str] = Counter()
         self.learnt: Counter[str] = Counter()
@@ -90,7 +88,6 @@ class Costs:
 
     def _ends(self, move: Move, one: Standing) -> None:
         if move.step is not Step.FAILED:
-            self.moved_gpu_s += one.gpu_s
             return
         cause = re.sub(r" on [\dn:,]+|\(attempt.*?\)|\d+", "", move.detail)
         own = one.own or _OWN.search(move.detail) is not None

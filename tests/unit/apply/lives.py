@@ -20,6 +20,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from polluxd.slurm.protocol import Geometry
 from tests import build
 
 from .costs import Costs
-from .troubled_cluster import ABLE, MOST_JOBS, Cluster
+from .troubled_cluster import ABLE, CALLS, MOST_JOBS, STEPS, Cluster
 from .world import LEADER_LEASE_S, Killed, Process
 
 EVENTS = (5, 10, 20, 40)
@@ -201,6 +202,7 @@ class Life(Cluster):
             self.events = events
         self.calm = self.random.random() < 0.5
         self.sane = self.random.random() < 0.5
+        self.history: list[str] = []
         self.causes: list[Cause] = []
         self.stops: list[Stop] = []
         self._refused: dict[tuple[int, int], tuple[Cause, int]] = {}
@@ -222,12 +224,16 @@ class Life(Cluster):
 
     # --- Slurm's answers ----------------------------------------------------------------------------
 
-    def _cause_of(self, job: FakeJob, nodes: Sequence[str], gpus: int) -> Cause | None:
+    def _cause_of(
+        self, job: FakeJob, nodes: Sequence[str], gpus: int, since: float | None = None
+    ) -> Cause | None:
+        """What refuses a start; with `since`, without the plain jobs that have started since then."""
         running = [one for one in map(self.world.slurm.raw, self.world.everybody) if one.held]
         beside = [
             (one.user, sum(one.held.values()), self._minutes(one))
             for one in running
             if one.job_id != job.job_id
+            and not (one.job_id in self.world.foreign and (one.started or 0.0) >= (since or inf))
         ]
         start = Start(job.user, gpus, nodes, (job.time_limit_s or 86400.0) / 60.0, beside)
         return next((cause for cause in self.causes if cause.kind != "update" and cause.bars(start)), None)
@@ -247,8 +253,10 @@ class Life(Cluster):
             return ""
         wanted = nodes or tuple(f"?{n}" for n in range(job.nodes_wanted))
         cause = self._cause_of(job, wanted, job.gpus_per_node)
-        if cause is not None and job.required:
-            self._refused[job.job_id, job.restarts] = cause, cause.version
+        # A limit that a plain job has taken since the training left its place is chance, like GPUs that one took.
+        shown = self._cause_of(job, wanted, job.gpus_per_node, job.left_at)
+        if shown is not None and job.required:
+            self._refused[job.job_id, job.restarts] = shown, shown.version
         return "" if cause is None else cause.reason
 
     def _refuses_update(self, job_id: int, geometry: Geometry) -> str:
@@ -296,8 +304,6 @@ class Life(Cluster):
         finally:
             self.world.close()
 
-    history: list[str]
-
     def _draw(self) -> tuple[str, Callable[[], object]]:
         pick, seconds = self.random.randrange(10), self.random.choice((1.0, 4.0, 15.0))
         yes = self.random.random() < 0.5
@@ -327,21 +333,7 @@ class Life(Cluster):
             "pin": lambda: self.pin(pick=pick, seconds=seconds),
             "cancel move": lambda: self.cancel_move(pick=pick),
             "slurm fails": lambda: self.slurm_fails(
-                call=self.random.choice(
-                    (
-                        "observe",
-                        "jobs",
-                        "requeue",
-                        "configure",
-                        "renew",
-                        "limit_time",
-                        "shrink",
-                        "cancel",
-                        "probe",
-                    )
-                ),
-                applied=yes,
-                refused=self.random.random() < 0.3,
+                call=self.random.choice(CALLS), applied=yes, refused=self.random.random() < 0.3
             ),
             "slurmctld": lambda: self.slurmctld_restarts(seconds=self.random.choice((1.0, 5.0)), forgets=yes),
             "database": lambda: self.database(seconds=seconds),
@@ -350,8 +342,7 @@ class Life(Cluster):
             "statement fails": lambda: self._break("store", StoreUnavailable()),
             "in mid-move": lambda: self._in_mid_move(pick, seconds),
             "kill at": lambda: self.kill_at(
-                step=self.random.choice((Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED)),
-                seconds=self.random.choice((4.0, 40.0)),
+                step=self.random.choice(STEPS[:4]), seconds=self.random.choice((4.0, 40.0))
             ),
             "freeze": self._freeze,
             "clock": lambda: self.clock_steps(seconds=self.random.choice((-7200.0, -30.0, 30.0, 7200.0))),
@@ -385,9 +376,7 @@ class Life(Cluster):
 
     def _in_mid_move(self, pick: int, seconds: float) -> None:
         """Somebody does something to a job while a move is at some step."""
-        step = self.random.choice(
-            (Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED, Step.RECRUITING, Step.STARTED)
-        )
+        step = self.random.choice(STEPS)
         what = self.random.choice(("requeue", "hold", "cancel", "node", "foreign", "dies", "killed"))
         for _ in range(20):
             found = [m for m in map(self._move, self.world.rows.open) if m.step is step]
@@ -546,11 +535,12 @@ class Life(Cluster):
         again = TRIED_AGAIN_S if any(job_id == refused for refused, _ in self._refused) else 0.0
         return waits and now - since > 2 * BACK_S + again
 
-    def _free(self, place: Placement) -> bool:
-        """Whether Slurm could start a job there."""
+    def _free(self, place: Placement, at: float = inf) -> bool:
+        """Whether Slurm could start a job there, also at a moment of this turn."""
         used: Counter[str] = Counter()
-        for number in self.world.everybody:
-            used.update(self.world.slurm.raw(number).held)
+        for one in map(self.world.slurm.raw, self.world.everybody):
+            left = dict.fromkeys(one.left_nodes, one.gpus_per_node) if one.leaves_at > at else {}
+            used.update(one.held or left)
         return all(
             self.world.slurm.opens(n) and used[n] + place.gpus_per_node <= self.world.gpus[n]
             for n in place.nodes
@@ -588,7 +578,7 @@ class Life(Cluster):
             and not later
             and not job.on_hold
             and wanted.isdisjoint(move.source.nodes)
-            and self._free(move.source)
+            and self._free(move.source, move.times[Step.FAILED])
             and self._cause_of(job, move.source.nodes, move.source.gpus_per_node) is None
         )
 
@@ -720,7 +710,6 @@ class Played:
 def play(seed: int, events: int | None = None) -> Life:
     """Play the life of a seed."""
     life = Life(seed, events)
-    life.history = []
     life.live()
     return life
 

@@ -20,6 +20,8 @@ KEPT = {
     1_000_058: "where a trainer of its own loop is started below the size that its user asked for",
     1_000_066: "where a job waits although Slurm would start it as it was submitted",
     2_000_585: "where a training that several nodes refused is tried on one of them",
+    2_100_142: "where a waiting job is tried again on the node that refused it, beside another",
+    2_200_227: "where a job that has run waits although Slurm would start it as it was submitted",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

@@ -59,6 +59,7 @@ SILENT = replace(STEPPED, attempt=1)
     [
         (replace(ALL, held_by_user=True), {}),
         (replace(ALL, spec=JobSpec(preemptible=False)), {}),
+        (replace(ALL, start_time=NOW, time_limit_s=100.0), {}),
         (ALL, {"report": None}),
         (ALL, {"report": SILENT}),
         (ALL, {"report": says()}),
@@ -126,5 +127,5 @@ def test_no_number_of_restarts_keeps_what_is_owed() -> None:
 
 
 def test_the_report_of_a_step_is_enough_to_move_a_job() -> None:
-    assert stay(ALL, replace(STEPPED, attempt=ALL.restart_count), "", stepped=False) is None
-    assert stay(ALL, SILENT, "", stepped=False) is not None
+    assert stay(ALL, replace(STEPPED, attempt=ALL.restart_count), "", NOW, {}, {}) is None
+    assert stay(ALL, SILENT, "", NOW, {}, {}) is not None

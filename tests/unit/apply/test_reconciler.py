@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pollux.goodput import BatchLimits
+from polluxd.apply.capacity import BACK
 from polluxd.apply.headroom import Headroom
-from polluxd.apply.open_moves import BACK
 from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
-from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Report, Step
+from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import Geometry
@@ -262,8 +262,7 @@ def test_a_parked_job_whose_start_fails_at_once_is_run_once_more() -> None:
 
 
 def test_a_job_stays_off_the_nodes_of_its_last_attempt_while_slurm_protects_them() -> None:
-    nodes = [Node("n1", 4, cpus=8), Node("n2", 4, cpus=8)]
-    site = Site(slurm=FakeSlurm(nodes, start_s=0.0, kept_off_s=121.0))
+    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
     there, other = site.running(SMALL), site.running(SMALL)
     site.begin((there, "requeue", SMALL, LARGE), (other, "requeue", SMALL, on("n2", 1)))
     for number in (1, 2):
@@ -277,8 +276,7 @@ def test_a_job_stays_off_the_nodes_of_its_last_attempt_while_slurm_protects_them
 
 
 def test_a_waiting_job_is_not_planned_where_it_has_just_been() -> None:
-    nodes = [Node("n1", 4, cpus=8), Node("n2", 4, cpus=8)]
-    site = Site(slurm=FakeSlurm(nodes, start_s=0.0, kept_off_s=121.0))
+    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
     job_id = site.running(SMALL)
     site.turn()
     site.slurm.requeue_by_hand(job_id)
@@ -324,24 +322,29 @@ def test_a_refused_size_fails_the_move_and_stays_barred() -> None:
     )
 
 
-def refused_growth(site: Site, **fault: SlurmRefused) -> int:
+def refused_growth(site: Site, target: Placement = LARGE, **fault: SlurmRefused) -> int:
     """A job that polluxd requeues from one GPU of n1 for two, which Slurm refuses."""
     job_id = site.running(SMALL)
-    site.begin((job_id, "requeue", SMALL, LARGE))
+    site.begin((job_id, "requeue", SMALL, target))
     site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
     for call, error in fault.items():
         site.slurm.fail(call, error)
     return job_id
 
 
-def test_a_training_that_scontrol_refuses_goes_back_to_its_former_size_at_once() -> None:
-    site = Site()
-    job_id = refused_growth(site, configure=SlurmRefused("Requested node configuration is not available"))
+def goes_back(site: Site, job_id: int) -> None:
+    """The job starts again on its one GPU of n1 within 10 s."""
     began = site.slurm.clock()
     while site.slurm.truth(job_id).restart_count == 0 or not site.slurm.truth(job_id).nodes:
         site.turn(0.5)
         assert site.slurm.clock() - began < 10.0
     assert site.slurm.truth(job_id).gpus_per_node_held == {"n1": 1}
+
+
+def test_a_training_that_scontrol_refuses_goes_back_to_its_former_size_at_once() -> None:
+    site = Site()
+    job_id = refused_growth(site, configure=SlurmRefused("Requested node configuration is not available"))
+    goes_back(site, job_id)
     assert site.rows.moves[1].reason.startswith(BACK)
     site.turn(1.0)
     bars = site.acting.refusals.bars(site.slurm.observe())
@@ -353,11 +356,7 @@ def test_a_training_whose_nodes_refuse_it_goes_back_although_nobody_took_the_gpu
     job_id = site.running(SMALL, spec=JobSpec(mem_per_gpu_mb=600))
     site.begin((job_id, "requeue", SMALL, LARGE))
     site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
-    began = site.slurm.clock()
-    while site.slurm.truth(job_id).restart_count == 0 or not site.slurm.truth(job_id).nodes:
-        site.turn(0.5)
-        assert site.slurm.clock() - began < 10.0
-    assert site.slurm.truth(job_id).gpus_per_node_held == {"n1": 1}
+    goes_back(site, job_id)
     site.turn()
     most, rule = site.acting.refusals.bars(site.slurm.observe()).most[job_id]
     assert (most, "BadConstraints" in rule) == (1, True)
@@ -384,6 +383,19 @@ def test_no_training_goes_back_to_gpus_that_another_move_was_promised() -> None:
         site.turn(0.5)
     held = [site.slurm.truth(job_id).gpus_per_node_held, site.slurm.truth(other).gpus_per_node_held]
     assert sum(each.get("n1", 0) for each in held) <= 4
+
+
+def test_the_former_place_of_a_refused_training_waits_for_it_as_long_as_slurm_protects_it() -> None:
+    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
+    job_id = refused_growth(site, on("n2", 2), configure=SlurmRefused("no"))
+    other = site.slurm.submit(JobSpec(cpus_per_gpu=2), lease=1e6)
+    while len(site.rows.moves) == 1:
+        site.turn(0.5)
+    site.begin((other, "start", NO_PLACEMENT, on("n1", 4)))
+    for _ in range(130):
+        site.turn(1.0)
+    assert (site.steps[1], site.slurm.truth(job_id).gpus_per_node_held) == (Step.STARTED, {"n1": 1})
+    assert "a training went back there" in site.rows.moves[2].detail
 
 
 def test_a_site_whose_hook_refuses_updates_is_asked_before_the_order_to_drain() -> None:

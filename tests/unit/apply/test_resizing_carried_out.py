@@ -57,7 +57,7 @@ def test_a_companion_gets_its_parents_share_and_no_more_time_than_it_has_left() 
     lent = site.joined()
     shown = site.slurm.truth(lent)
     assert shown.gpus_per_node_held == {"n2": 4}
-    assert (shown.cpus_per_node_held, site.slurm.memory_per_node(lent)) == ({"n2": 12}, 400)
+    assert (shown.cpus_per_node_held, site.slurm.raw(lent).mem_per_node_mb) == ({"n2": 12}, 400)
     assert shown.time_limit_s == 3000.0
     seen = site.acting.gather(site.slurm.observe())
     assert [j.gpus_per_node_held for j in seen.state.jobs] == [{"n1": 4, "n2": 4}]

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from polluxd.apply.open_moves import BACK
+from polluxd.apply.capacity import goes_back
 from polluxd.errors import SlurmRefused, SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, JobState, Placement, Plan, Snapshot, Step
 from polluxd.slurm.protocol import Companion
@@ -22,6 +22,8 @@ MOST_JOBS = 6
 TROUBLE = st.sampled_from([1.0, 4.0, 15.0])
 
 ABLE = ("in-place", "requeue")
+CALLS = ("observe", "jobs", "requeue", "configure", "renew", "limit_time", "shrink", "cancel", "probe")
+STEPS = (Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED, Step.RECRUITING, Step.STARTED)
 
 counted = Counter[str]()
 
@@ -136,7 +138,7 @@ class Cluster(RuleBasedStateMachine):
 
     def planned(self) -> int:
         """Moves so far; a pause lets those under way end, and so brings a refused job back where it was."""
-        return sum(not move.reason.startswith(BACK) for move in self.world.rows.moves)
+        return sum(not goes_back(move) for move in self.world.rows.moves)
 
     @rule(turns=st.integers(1, 20))
     def run(self, turns: int) -> None:
@@ -271,9 +273,7 @@ class Cluster(RuleBasedStateMachine):
     # --- faults -------------------------------------------------------------------------------------
 
     @rule(
-        call=st.sampled_from(
-            ["observe", "jobs", "requeue", "configure", "renew", "limit_time", "shrink", "cancel", "probe"]
-        ),
+        call=st.sampled_from(CALLS),
         applied=st.booleans(),
         refused=st.booleans(),
     )
@@ -300,12 +300,7 @@ class Cluster(RuleBasedStateMachine):
         self.step()
         self.process = Process(self.world)
 
-    @rule(
-        step=st.sampled_from(
-            [Step.DRAINING, Step.CHECKPOINTED, Step.REQUEUED, Step.CONFIGURED, Step.RECRUITING, Step.STARTED]
-        ),
-        seconds=st.sampled_from([4.0, 40.0, 150.0]),
-    )
+    @rule(step=st.sampled_from(STEPS), seconds=st.sampled_from([4.0, 40.0, 150.0]))
     def kill_at(self, step: Step, seconds: float) -> None:
         """polluxd dies while a move is at this step, and stays dead a while."""
         self.step()
