@@ -54,6 +54,11 @@ OF_SCRIPTS: dict[str, tuple[str, str]] = {
         r"makes its backward passes itself.*every batch size was true, up to (?!32\D)\d+",
     ),
     "model(x), 2 ranks": (f"{_JOB}{_LOOP}job.step(lambda: loss_fn(model(x), y))\n", "job.model"),
+    "max_batch_size below batch_size": (f"{_OPEN}batch_size=32, max_batch_size=8)", "is below the initial"),
+    "a DataLoader": (
+        "pollux.attach(model, optimizer).loader(torch.utils.data.DataLoader(data, 32), batch_size=32)",
+        "expected a dataset, got a DataLoader",
+    ),
 }
 
 OF_DIRECTIVES = {
@@ -64,6 +69,40 @@ OF_DIRECTIVES = {
     "#POLLUX min-gpus=1,max-gpus=16": "separate directives by spaces",
     "#POLUX max-gpus=4": "line 2 has no effect; did you mean",
     "#SBATCH --gres=gpu:4\n#POLLUX max-gpus=1": "max-gpus=1 is below the 4 GPUs",
+    "#POLLUX min-gpus=8 max-gpus=4": "min-gpus=8 is above max-gpus=4",
+    "#POLLUX max-gpus=four": "allowed: a whole number",
+    "#POLLUX adaptive=false": "allowed: yes or no",
+    "#POLLUX min-gpus=64": "above the 16 GPUs of this cluster",
+    "# POLLUX max-gpus=4": "line 2 has no effect; did you mean",
+    "#pollux max-gpus=4": "line 2 has no effect; did you mean",
+    "#POLLUX max-gpus=4\n#SBATCH --no-requeue": "leave the option out",
+    "#POLLUX max-gpus=4\n#SBATCH --gpus-per-task=1": "--gpus-per-task",
+    "echo hello\n#POLLUX max-gpus=4": "comes after the first command",
+}
+
+OF_COMMANDS = {
+    "polluxctl expalin 7": "did you mean 'explain'",
+    "polluxctl explain": "Missing argument 'JOB'",
+    "polluxctl explain abc": "expected a job id",
+    "polluxctl explain 999999": "is not known to polluxd",
+    "polluxctl pin 4x": "expected a job id",
+    "polluxctl top 4": "polluxctl explain 4 --watch",
+    "polluxctl jobs --sort gpus": "No such option: --sort",
+    "polluxctl settings set --kapa 3": "--kappa",
+    "polluxctl settings set --kappa banana": "expected a number from 0 to 1000",
+    "polluxctl settings set --account-weight vision": "expected NAME=WEIGHT",
+    "polluxctl tune start nofile.sh --trials 3 --metric accuracy --max": "'nofile.sh' does not exist",
+    "polluxctl simulate nofile.csv": "check the path",
+    "polluxctl simulate /etc/hostname": "the header must name",
+    "polluxctl simulate --generate 10 --policy polux": "no such policy; there are",
+    "polluxctl --versoin": "--version",
+    "polluxctl --version": "polluxctl [0-9]",
+    "polluxd --version": "polluxd [0-9]",
+    "pollux --version": "pollux [0-9]",
+    "pollux run": "expected a SCRIPT to run",
+    "SLURM_CONF=/proc/nowhere/slurm.conf polluxctl jobs": "no Slurm answers here",
+    f"PATH=/proc/nowhere {BIN}/polluxctl usage 1": "no Slurm answers here",
+    "POLLUX_GATEWAY=http://127.0.0.1:1 polluxctl jobs": "polluxd's gateway does not answer",
 }
 
 
@@ -101,20 +140,12 @@ def directive_rows(cluster: DevCluster, folder: Path) -> list[dict[str, Any]]:
 
 def command_rows(cluster: DevCluster) -> list[dict[str, Any]]:
     """Type commands wrongly, and where there is no Slurm."""
+    env = {**cluster.client_environment, "POLLUX_GATEWAY": cluster.gateways.addresses[0]}
     rows = []
-    for words, variables, expected in (
-        (("expalin", "7"), {}, "did you mean 'explain'"),
-        (("explain", "abc"), {}, "expected a job id"),
-        (("explain", "999999"), {}, "is not known to polluxd"),
-        (("jobs",), {"SLURM_CONF": "/proc/nowhere/slurm.conf"}, "no Slurm answers here"),
-        (("usage", "1"), {"PATH": "/proc/nowhere"}, "no Slurm answers here"),
-        (("jobs",), {"POLLUX_GATEWAY": "http://127.0.0.1:1"}, "polluxd's gateway does not answer"),
-    ):
-        env = {**cluster.client_environment, "POLLUX_GATEWAY": cluster.gateways.addresses[0], **variables}
+    for typed, expected in OF_COMMANDS.items():
         done = subprocess.run(
-            [str(BIN / "polluxctl"), *words], env=env, capture_output=True, text=True, check=False, cwd="/",
+            ["/usr/bin/env", *typed.split()], env=env, capture_output=True, text=True, check=False, cwd="/",
             user=ADA.pw_uid, group=ADA.pw_gid, extra_groups=[], timeout=60,
         )  # fmt: skip
-        shown = " ".join(f"{name}={value}" for name, value in variables.items())
-        rows.append(_row(f"{shown} polluxctl {' '.join(words)}".strip(), done.stderr, expected))
+        rows.append(_row(typed, done.stdout + done.stderr, expected))
     return rows

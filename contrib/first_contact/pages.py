@@ -141,7 +141,8 @@ def _used(
     yield "sorted by GPUs", held[:20] == sorted(held[:20], reverse=True)
     page.click("a:text-is('mine only')")
     page.wait_for_url("**mine**")
-    yield "mine only", len(set(_column(page, "USER"))) <= 1
+    mine = {ADA.pw_name} if f"as {ADA.pw_name}" in page.inner_text("header") else set()
+    yield "mine only", set(_column(page, "USER")) == mine
     page.goto(base)
     yield "under the pointer stands a value", until(lambda: _pointed(page))
     page.wait_for_timeout(4000)
@@ -200,8 +201,9 @@ def _listed(page: Page) -> int:
 
 
 def _column(page: Page, title: str) -> list[str]:
-    """Return what stands in a column of the table of jobs."""
-    return list(page.locator("#queue ~ table").first.locator(f"[data-title={title}]").all_inner_texts())
+    """Return what stands in a column of the table of jobs; without rows, the next table is another heading's."""
+    table = "//h2[@id='queue']/following-sibling::table[preceding-sibling::h2[1]/@id='queue']"
+    return list(page.locator(f"{table}//td[@data-title='{title}']").all_inner_texts())
 
 
 def _age(page: Page) -> int:
@@ -282,7 +284,7 @@ def _job(page: Page, own: int, images: Path, row: Row) -> None:
     row("explain as sentences", f"Job {own}" in _text(page) and "Decided" in _text(page))
     row("goodput over GPUs with the present size", until(lambda: "you are here" in page.content()))
     row("the next size", until(lambda: "next size" in page.content()))
-    row("the price", until(lambda: "worth the price" in page.content()))
+    row("what a move would cost", until(lambda: "A move would cost" in _text(page)))
     picture(page, images / "live-job.png", height=1150)
     drawn = ("GPUs", "Batch size", "Gradient noise scale", "Factor on the learning rate")
     row(
