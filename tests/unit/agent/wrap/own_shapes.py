@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 shape, out = sys.argv[1], Path(sys.argv[2])
-STEPS, EVERY = 40, 10
+STEPS, EVERY = 40, 20
 ranks = int(os.environ.get("POLLUX_GPUS", "1"))
 out.mkdir(exist_ok=True)
 step, digest = 0, ""

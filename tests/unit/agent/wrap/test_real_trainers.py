@@ -68,19 +68,19 @@ KINDS = {
         "checkpoint-*/trainer_state.json",
         r"'loss': '?(?P<loss>[\d.]+)'?.*?'epoch': '?(?P<at>[\d.]+)'?",
         (20, 2.0),
-        20,
+        10,
     ),
     "accelerate": (
         "own_accelerate.py",
         "checkpoint_*/random_states_0.pkl",
         r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)",
         (40, 40.0),
-        30,
+        15,
     ),
-    "lightning": ("own_lightning.py", "last.ckpt", r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)", (40, 4.0), 20),
+    "lightning": ("own_lightning.py", "last.ckpt", r"loss\[(?P<at>\d+)\]=(?P<loss>[\d.]+)", (40, 4.0), 10),
 }
 """By package: the script, what a checkpoint completes, the line of a loss; lines, and the last one's step; the step
-whose checkpoint the moved run waits at."""
+of the first checkpoint, which the moved run waits at: none may be half written when it is ended."""
 
 
 @pytest.mark.slow
