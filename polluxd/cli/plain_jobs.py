@@ -112,18 +112,18 @@ def _ended(job_id: int, slurm: ScontrolClient) -> Facts:
     columns = "State,ExitCode,End,AdminComment"
     for line in slurm.ask("sacct", "-nXP", f"--jobs={job_id}", f"--format={columns}").splitlines()[-1:]:
         state, ending, end, comment = line.split("|", 3)
-        if comment.startswith("pollux:"):
+        if comment.startswith("pollux:") or not end.isdecimal():  # not ended: hidden by PrivateData
             return {}
         code, signal = (int(part or 0) for part in re.sub(r"[^0-9:]", "", ending + ":").split(":")[:2])
         how = f"signal {signal}" if signal else f"exit status {code}"
-        at = f" at {clock(int(end))}" if end.isdecimal() else ""
         output = _output(job_id, slurm)
         action = _ENDINGS.get(state.split(" ", 1)[0], "")
-        said = [f"Job {job_id}, a plain Slurm job, ended{at}: {state}, {how}.", *filter(None, [action])]
+        ended = f"Job {job_id}, a plain Slurm job, ended at {clock(int(end))}: {state}, {how}."
+        said = [ended, *filter(None, [action])]
         said.append(f"Its output is in {output}." if output else "Its output says why.")
         return {
             **{"job_id": job_id, "state": state, "exit_status": code, "signal": signal, "action": action},
-            **{"ended_at": int(end) if end.isdecimal() else None, "output": output, "said": said},
+            **{"ended_at": int(end), "output": output, "said": said},
         }
     return {}
 

@@ -114,7 +114,7 @@ def test_a_task_that_slurmctld_has_forgotten_is_found_in_accounting(slurm, pollu
 def test_a_pollux_job_and_an_unknown_one_are_left_to_polluxd(slurm):
     slurm.known = {5: slurm_job(5)}
     assert plain_jobs.told(5) == {}
-    slurm.known, slurm.answers = {}, {"sacct --jobs=5": f"COMPLETED|0:0|{AT}|pollux:1 x\n"}
-    assert plain_jobs.told(5) == {}
-    slurm.answers = {"sacct --jobs=5": ""}
-    assert plain_jobs.told(5) == {}
+    slurm.known = {}
+    for record in (f"COMPLETED|0:0|{AT}|pollux:1 x", "", "RUNNING|0:0|Unknown|"):  # the last: squeue hides it
+        slurm.answers = {"sacct --jobs=5": record}
+        assert plain_jobs.told(5) == {}
