@@ -35,7 +35,7 @@ def test_a_life_that_tells_a_broken_polluxd_breaks_no_invariant(seed: int) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_lives() -> None:
-    done = lives(10_000, 400)
+    done = lives(10_000, 200)
     assert not done.failed, done.failed
     assert done.stops > 10, "Slurm refused moves whose training had stopped"
     assert done.lost < 0.001, done.costs

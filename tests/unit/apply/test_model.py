@@ -15,7 +15,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from .troubled_cluster import Cluster, counted
 
 SOAK = bool(os.environ.get("POLLUX_SOAK"))
-STEPS = 100_000 if SOAK else 5_000
+STEPS = 100_000 if SOAK else 3_000
 PER_RUN = 60
 
 
