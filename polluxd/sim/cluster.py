@@ -103,11 +103,8 @@ class Scenario:
     """How often such a policy looks (the daemon's `cycle.poll_s`), at most every `interval`."""
     restart_seconds: Duration = 30.0
     """What a move costs a job."""
-    restart_range: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(lt=86400)]] | None = None
-    """Least and most restart cost. Each application draws its own, uniformly on a logarithmic scale, instead of
-    `restart_seconds`."""
     restarts: Mapping[str, Duration] = field(default_factory=dict, hash=False)
-    """Restart cost by application, instead of either where it is given."""
+    """Restart cost by application, instead of `restart_seconds` where it is given."""
     step_factors: Mapping[str, Factor] = field(default_factory=dict, hash=False)
     """Factor on the step times of an application's profile, to calibrate it."""
     moves: MoveCosts | None = None
@@ -140,8 +137,6 @@ class Scenario:
     cloud: Cloud | None = None
 
     def __post_init__(self) -> None:
-        if self.restart_range is not None and self.restart_range[0] > self.restart_range[1]:
-            raise ValueError(f"restart_range: {list(self.restart_range)}: expected the smaller number first")
         if self.policy.paused:
             raise ValueError("policy.paused: no job would ever start")
         if self.policy.cloud_prices:
@@ -192,13 +187,7 @@ class Scenario:
 
     def restart_of(self, application: str) -> float:
         """What one restart of the application costs [s]."""
-        if application in self.restarts:
-            return self.restarts[application]
-        if self.restart_range is None:
-            return self.restart_seconds
-        low, high = self.restart_range
-        draw = np.random.default_rng([self.seed, zlib.crc32(application.encode())]).random()
-        return float(low * (high / low) ** draw)
+        return self.restarts.get(application, self.restart_seconds)
 
     def declared(self, job: str) -> float | None:
         """Return the declared length over the true one; None: not declared."""

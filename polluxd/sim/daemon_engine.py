@@ -243,7 +243,7 @@ class _World:
 def _configuration(scenario: Scenario) -> Config:
     """Return polluxd's configuration: the defaults, and what the scenario says."""
     cycle, moves = CycleSettings(), MoveSettings()
-    longest = max(scenario.restart_range or (scenario.restart_seconds,))
+    longest = max([scenario.restart_seconds, *scenario.restarts.values()])
     found = parse_config(
         {
             "mode": "enforce",

@@ -40,7 +40,7 @@ from tests.benchmarks import policy_oracle
 from tests.benchmarks.policy_oracle import table
 from tests.benchmarks.results import ROOT, parser_of, save
 from tests.unit.policy import genetic
-from tests.unit.policy.states import CHURN, FAIR_SHARE, REFIT, ROUGH, life, recorded
+from tests.unit.policy.states import CHURN, FAIR_SHARE, REFIT, life, recorded, rough
 
 SIZES = (
     *((64, 46), (64, 160), (512, 200), (512, 1_000)),
@@ -187,7 +187,7 @@ def made_up(quick: bool) -> Iterator[Row]:
 
 def from_runs(data: Path, quick: bool) -> Iterator[Row]:
     runs = [(f"workloads/workload-{n}", Scenario(), "") for n in (1, 2, 3, 6)]
-    runs += [(f"workloads-realistic/workload-{n}", ROUGH, ", rough") for n in (1, 2, 3, 6)]
+    runs += [(f"workloads-realistic/workload-{n}", rough(1), ", rough") for n in (1, 2, 3, 6)]
     for workload, scenario, how in runs[:1] if quick else runs:
         yield against_reference(workload + how, recorded(data, workload, scenario, KEPT))
 

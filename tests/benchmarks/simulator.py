@@ -27,6 +27,7 @@ from polluxd.sim.move_costs import MoveCosts
 from polluxd.sim.policies import POLICIES
 from tests.benchmarks.simulator_runs import Bench, Result, rows_of
 from tests.benchmarks.simulator_tables import HEAD, MEASURES, Of, Pairs, averages, change, interval, table
+from tests.unit.policy.states import rough
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = ("workload-1", "workload-2", "workload-3", "workload-6")
@@ -49,7 +50,6 @@ SEEDS = (0, 1, 2)
 PLAIN = Scenario()
 SHARE = Scenario(policy=PolicySettings(objective="fair-share"))
 PRODUCT = replace(PLAIN, moves=MoveCosts())
-ROUGH = replace(PLAIN, jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0)
 MIXED = replace(PLAIN, groups=(NodeGroup("t4", 8, 4), NodeGroup("v100", 4, 4), NodeGroup("a100", 2, 8)))
 RIGID = ("rigid8", "rigid16", "rigid16-overload", "rigid32")
 RIGID_SEEDS = (5, 6)
@@ -133,8 +133,8 @@ def claims(bench: Bench) -> str:
             seeds=SEEDS,
         ),
         pairs(bench, "generated, the product's moves (the paper's at 30 s)", GENERATED, PRODUCT, PLAIN),
-        rough(bench, "rough conditions: workloads", WORKLOADS),
-        rough(bench, "rough conditions: short traces", SHORT),
+        roughly(bench, "rough conditions: workloads", WORKLOADS),
+        roughly(bench, "rough conditions: short traces", SHORT),
         pairs(bench, "fair-share: workloads, 30 s", WORKLOADS, SHARE, PLAIN),
         pairs(bench, "fair-share: short traces, 30 s", SHORT, SHARE, PLAIN),
         *(pairs(bench, f"workloads, against {name}", WORKLOADS, PLAIN, PLAIN, rival=name) for name in RIVALS),
@@ -142,10 +142,10 @@ def claims(bench: Bench) -> str:
     return table(HEAD, [p.row() for p in found])
 
 
-def rough(bench: Bench, title: str, workloads: Sequence[str]) -> Pairs:
+def roughly(bench: Bench, title: str, workloads: Sequence[str]) -> Pairs:
     """Pair runs under rough conditions, with a seed per workload."""
     found = [
-        pairs(bench, "", [workload], ROUGH, ROUGH, seeds=(number,), drawn=True)
+        pairs(bench, "", [workload], rough(number), rough(number), seeds=(number,), drawn=True)
         for number, workload in enumerate(workloads, 1)
     ]
     return Pairs(title, [r for p in found for r in p.ours], [r for p in found for r in p.theirs])
@@ -236,7 +236,7 @@ def ask(bench: Bench) -> None:
     """Ask for one pass over every claim first, in case time runs out."""
     for moves in (PLAIN, PRODUCT):
         pairs(bench, "", WORKLOADS, moves, PLAIN)
-    rough(bench, "", SHORT)
+    roughly(bench, "", SHORT)
     pairs(bench, "", GENERATED, PLAIN, PLAIN)
     pairs(bench, "", TYPES, MIXED, MIXED, rival="sia")
     for rival in RIVALS:
@@ -244,7 +244,7 @@ def ask(bench: Bench) -> None:
     for moves in (PLAIN, PRODUCT):
         pairs(bench, "", WORKLOADS, moves, PLAIN, seeds=SEEDS)
     robust(bench)
-    rough(bench, "", WORKLOADS)
+    roughly(bench, "", WORKLOADS)
     for section in (by_class, knob, ablation, fidelity, types, everyone, page):
         section(bench)
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import csv
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from pollux.goodput import BatchLimits, NoiseScale, ThroughputParams
 from polluxd.config.settings import PolicySettings
 from polluxd.model import JobSpec, Node, Plan, Report, Snapshot, SnapshotJob
 from polluxd.policy import Cache, decide
+from polluxd.sim.applications import BUILT_IN
 from polluxd.sim.cluster import Scenario
 from polluxd.sim.daemon_engine import simulate_daemon
 from polluxd.sim.profiles import load_profiles
@@ -24,7 +28,14 @@ from tests import build
 CHURN, REFIT = 0.01, 0.05
 """Shares of jobs per cycle: that leave and are replaced; that have a new fit and noise scale."""
 INTERVAL = 60.0
-ROUGH = Scenario(jitter=0.1, restart_range=(15.0, 250.0), failures_per_day=2.0, seed=1)
+
+
+def rough(seed: int) -> Scenario:
+    """Return a rough world; each application's restart cost is drawn from 15 to 250 s, on a logarithmic scale."""
+    names = (*BUILT_IN, "bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+    draws = {name: np.random.default_rng([seed, zlib.crc32(name.encode())]).random() for name in names}
+    restarts = {name: float(15.0 * (250.0 / 15.0) ** draw) for name, draw in draws.items()}
+    return Scenario(jitter=0.1, restarts=restarts, failures_per_day=2.0, seed=seed)
 
 
 def arrival(rng: random.Random, number: int) -> tuple[SnapshotJob, Report]:
