@@ -1,6 +1,7 @@
 """Define the cases of a site.
 
-Each case raises an error if the site or a user is harmed. It returns what the user saw.
+Each case raises an error if the site or a user is harmed. It returns what the user saw. Options of sbatch, arrays,
+licenses and reservations are drawn by `generated`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import NamedTuple
 from contrib.sites import preemption
 from contrib.sites.idle import Wish
 from contrib.sites.place import WATCH_S, Place
-from polluxd.model import JobState
 
 
 class Case(NamedTuple):
@@ -152,118 +152,6 @@ def _growth_returned(place: Place) -> str:
     return place.explain(running)
 
 
-def _array(place: Place) -> str:
-    first = place.sbatch(
-        "sweep", "sleep 5", "SBATCH --array=0-11%4", "POLLUX max-gpus=1", wish=Wish(1, at_once=4)
-    )
-    most, done = 0, set[int]()
-
-    def all_done() -> bool:
-        nonlocal most
-        tasks = [job for job in place.slurm.observe().jobs if job.array and job.array[0] == first]
-        most = max(most, sum(job.state is JobState.RUNNING for job in tasks))
-        done.update(job.job_id for job in tasks if job.state is JobState.COMPLETED)
-        return len(done) == 12
-
-    place.until(all_done, "twelve tasks", 150)
-    place.jobs_of_case |= done
-    if most > 4:
-        raise AssertionError(f"{most} tasks ran at one time")
-    placed = sum(bool(place.moves(job_id)) for job_id in done)
-    if placed < 12:
-        raise AssertionError(f"polluxd placed {placed} of 12 tasks")
-    return f"12 tasks, at most {most} at one time, each with a job id of its own"
-
-
-def _option(option: str, *nodes: str) -> Callable[[Place], str]:
-    """A job with this option starts on these nodes alone."""
-
-    def play(place: Place) -> str:
-        wish = Wish(1, on=frozenset(nodes))
-        job_id = place.sbatch("option", "sleep 900", f"SBATCH {option}", "POLLUX max-gpus=1", wish=wish)
-        place.until(lambda: place.runs(job_id), "its start")
-        where = place.job(job_id).nodes
-        if not set(where) <= set(nodes) or [move.path for move in place.moves(job_id)] != ["start"]:
-            raise AssertionError(f"it runs on {','.join(where)} after {place.moves(job_id)}")
-        return f"runs on {','.join(where)}"
-
-    return play
-
-
-def _exclusive(place: Place) -> str:
-    plain = place.sbatch("plain", "sleep 900", "SBATCH --nodelist=n1", wish=Wish(1, on=frozenset({"n1"})))
-    place.until(lambda: place.runs(plain), "the plain job")
-    job_id = place.sbatch(
-        "alone",
-        "sleep 900",
-        "SBATCH --exclusive --constraint=ib",
-        "POLLUX max-gpus=4",
-        wish=Wish(4, on=frozenset({"n2"})),
-    )
-    place.until(lambda: place.runs(job_id), "its start")
-    held = dict(place.job(job_id).gpus_per_node_held)
-    if held != {"n2": 4}:
-        raise AssertionError(f"it holds {held}")
-    return "runs alone on n2 with its 4 GPUs"
-
-
-def _license(place: Place) -> str:
-    ids = [
-        place.sbatch(
-            f"licensed{i}",
-            "sleep 900",
-            "SBATCH --licenses=matlab",
-            "POLLUX max-gpus=1",
-            wish=Wish(1, barred=i == 2),
-        )
-        for i in (1, 2)
-    ]
-    place.until(lambda: place.runs(ids[0]), "the first job")
-    told = place.explained(ids[1], "license matlab is in use")
-    if place.moves(ids[1]):
-        raise AssertionError("a start was tried in vain")
-    place.command("scancel", str(ids[0]))
-    place.admit(ids[1])
-    place.until(lambda: place.runs(ids[1]), "the second job's start")
-    return told
-
-
-def _reservation(place: Place) -> str:
-    words = (
-        "ReservationName=course",
-        "StartTime=now",
-        "Duration=30",
-        "Nodes=n2",
-        "Users=nobody",
-        "Flags=ignore_jobs",
-    )
-    place.command("scontrol", "create", "reservation", *words)
-    try:
-        inside = place.sbatch(
-            "inside",
-            "sleep 900",
-            _LIMIT,
-            "SBATCH --reservation=course",
-            "POLLUX max-gpus=1",
-            wish=Wish(1, on=frozenset({"n2"})),
-        )
-        outside = place.sbatch(
-            "outside",
-            "sleep 900",
-            _LIMIT,
-            "POLLUX max-gpus=1",
-            wish=Wish(1, on=frozenset({"n1", "n3", "n4"})),
-        )
-        place.until(lambda: place.runs(inside) and place.runs(outside), "both starts")
-        where = place.job(inside).nodes, place.job(outside).nodes
-        if where[0] != ("n2",) or "n2" in where[1]:
-            raise AssertionError(f"they run on {where}")
-    finally:
-        place.clear()
-        place.command("scontrol", "delete", "ReservationName=course")
-    return "runs on the reservation's node, others do not"
-
-
 def _held(place: Place, *jobs: int) -> list[dict[str, int]]:
     return [dict(place.job(job_id).gpus_per_node_held) for job_id in jobs]
 
@@ -354,17 +242,6 @@ def _on_hold(place: Place) -> str:
     return place.explain(running)
 
 
-def _deadline(place: Place) -> str:
-    """sbatch refuses --deadline."""
-    try:
-        place.sbatch("late", "sleep 900", _LIMIT, "SBATCH --deadline=now+3hours", "POLLUX max-gpus=1")
-    except RuntimeError as error:
-        if "--deadline cannot be used by a Pollux job" in str(error):
-            return str(error)
-        raise
-    raise AssertionError("sbatch took --deadline")
-
-
 CASES = (
     Case("maintenance now", _maintenance("now")),
     Case("maintenance in 30 minutes", _maintenance("now+30minutes", "maint")),
@@ -378,19 +255,8 @@ CASES = (
     Case("plain job of higher priority waits for 8 GPUs", _plain_job_first),
     Case("plain job waits beside a training that has grown", _growth_returned),
     Case("plain jobs of lower priority wait", _plain_jobs_behind),
-    Case("array of 12 with %4", _array),
-    Case("license in use", _license),
     Case("DefMemPerGPU and no memory option", _default_memory),
     Case("two GPU types and jobs that nobody has measured", _starts_within_a_type),
     Case("job that never reports", _never_reports),
-    Case("--deadline", _deadline),
     Case("scontrol hold of a running training", _on_hold),
-    Case("--reservation", _reservation),
-    Case("--exclusive", _exclusive),
-    Case("GPU type that begins with a digit", _option("--gpus-per-node=2080ti:1", "n3")),
-    Case("MIG profile as type", _option("--gpus-per-node=1g.5gb:1", "n4")),
-    Case("--constraint with & and |", _option("--constraint=(new|old)&ib", "n1", "n2")),
-    Case("--nodelist", _option("--nodelist=n3", "n3")),
-    Case("--exclude", _option("--exclude=n1,n2,n3", "n4")),
-    Case("--partition=a,b", _option("--partition=debug,main --mincpus=4", "n1", "n2", "n3", "n4")),
 )
