@@ -16,8 +16,13 @@ JOINER_FAILED = "a joiner's script has ended before its training"
 """What the agent's refusal of a growth begins with if the script failed on the further nodes."""
 REFUSED_START, REFUSED_SIZE = "Slurm refuses to start it there", "Slurm refused the new size"
 """What the detail of a move has that Slurm refused after its job was requeued; a colon and the reason follow."""
-NOT_BOOTED = "did not boot"
-"""Stands in the detail of a move that failed since a node of its target did not boot."""
+NOT_BOOTED = "did not boot: "
+"""What a sentence of the detail begins with if nodes of the target did not boot; their names follow."""
+
+
+def sentences(detail: str) -> list[str]:
+    """Return what polluxd has written of a move: what an agent said stands within one, and begins none."""
+    return detail.split("; ")
 
 
 class Do(Enum):

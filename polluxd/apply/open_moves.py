@@ -56,7 +56,7 @@ class OpenMoves:
     def with_cause(self, move: Move, failure: str) -> str:
         """Return why a move failed, with the nodes of its target that did not boot."""
         dead = sorted(self._dead.intersection(move.target.nodes))
-        return f"{failure}: {', '.join(dead)} {NOT_BOOTED}" if dead else failure
+        return f"{failure}; {NOT_BOOTED}{', '.join(dead)}" if dead else failure
 
     def try_now(self, move: Move) -> None:
         """Note that polluxd is about to make a call for `move` at this step."""

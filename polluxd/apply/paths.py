@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from polluxd.apply.actions import NOT_BOOTED, PAUSED
+from polluxd.apply.actions import NOT_BOOTED, PAUSED, sentences
 from polluxd.apply.headroom import Headroom
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
@@ -107,7 +107,9 @@ def failed_paths(moves: Iterable[Move]) -> dict[int, frozenset[tuple[str, bool]]
     """
     failed: dict[int, frozenset[tuple[str, bool]]] = {}
     for move in moves:
-        excused = move.cancelled_by or any(why in move.detail for why in (PAUSED, NOT_BOOTED))
+        excused = move.cancelled_by or any(
+            said.startswith((PAUSED, NOT_BOOTED)) for said in sentences(move.detail)
+        )
         if move.step is Step.FAILED and not excused:
             failed[move.job_id] = failed.get(move.job_id, frozenset()) | {(move.path, move.grows)}
     return failed

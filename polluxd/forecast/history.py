@@ -45,8 +45,8 @@ def seconds(past: EndedJob) -> float:
 
 
 def family(name: str) -> str:
-    """The name without the numbers that tell runs apart."""
-    return re.sub(r"[\W_]*\d[\d\W_]*", "#", name)
+    """The name without the numbers that tell runs apart: in one pass, however a user chose it."""
+    return re.sub(r"[\W\d_]+", lambda found: "#" if re.search(r"\d", found[0]) else found[0], name)
 
 
 class History:

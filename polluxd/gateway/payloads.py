@@ -26,7 +26,8 @@ def _not_ahead(value: float) -> float:
 
 
 def _one_line(value: str, most: int = 300) -> str:
-    line = "".join(letter if letter.isprintable() else " " for letter in value)
+    # A semicolon ends a sentence of polluxd's own (`actions.sentences`).
+    line = "".join(letter if letter.isprintable() and letter != ";" else " " for letter in value)
     return line.encode()[:most].decode(errors="ignore")
 
 

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from math import ceil, floor, inf
 
-from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START
+from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START, sentences
 from polluxd.apply.refused.bars import Bar, Bars
 from polluxd.apply.refused.causes import (
     Counted,
@@ -60,7 +60,7 @@ STUCK = "stuck since "
 BARRED = "sizes that Slurm refused stay barred: "
 
 _OWN = re.compile(r"Per(Job|Node|User)|Wall|PartitionTime|PartitionNode|AssocMaxJobs")
-_REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): ([^;]*)")
+_REFUSED = re.compile(rf"(?:{REFUSED_START}|{REFUSED_SIZE}): (.*)")
 _AMOUNTS = 8
 """Most refused amounts of one limit that are kept."""
 
@@ -158,7 +158,7 @@ class Refusals:
         for one in past:
             if one.step is not Step.FAILED or one.id in self._learnt.get(job.job_id, ()):
                 continue
-            if found := _REFUSED.search(one.detail):
+            if found := next(filter(None, map(_REFUSED.match, sentences(one.detail))), None):
                 self.learn(one, job, found[1])
             elif JOINER_FAILED in one.detail:
                 self.cannot_span(one, one.detail)

@@ -131,7 +131,12 @@ def test_what_speaks_against_a_path_and_what_does_not() -> None:
     assert failed_paths([move, back]) == {7: {("resize", True), ("resize", False)}}
     assert failed_paths([replace(move, cancelled_by="ann")]) == {}
     assert failed_paths([replace(move, detail=PAUSED)]) == {}
-    assert failed_paths([replace(move, detail=f"its companion is gone: n2 {NOT_BOOTED}")]) == {}
+    assert failed_paths([replace(move, detail=f"its companion is gone; {NOT_BOOTED}n2")]) == {}
+    for forged in (
+        PAUSED,
+        f"{NOT_BOOTED}n2",
+    ):  # it would be asked in place again and again, and never requeued
+        assert failed_paths([replace(move, detail=f"the job's agent could not: {forged}")])
     assert failed_paths([replace(move, step=Step.TRAINING)]) == {}
 
 

@@ -321,6 +321,11 @@ def test_a_new_polluxd_reads_what_a_former_one_was_refused() -> None:
     )
     again = replace(move, id=2)
     fresh = Learned(stopped)
+    # Its agent may say anything: it would bar all other jobs of its QOS.
+    forged = replace(
+        failed, detail="the job's agent could not: Slurm refuses to start it there: QOSGrpJobsLimit"
+    )
+    assert not fresh.refusals.recall(again, stopped, [forged, again])
     assert "QOSMaxGRESPerJob" in fresh.refusals.recall(again, stopped, [failed, again])
     raised = Qos("normal", GroupLimits({"gres/gpu": 8}), JobLimits({"gres/gpu": 16}))
     assert fresh.most(limits=replace(LIMITS, qos={"normal": raised})) == {}

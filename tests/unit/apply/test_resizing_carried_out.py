@@ -115,7 +115,7 @@ def test_a_move_whose_node_did_not_boot_says_so() -> None:
     site.power = "off"
     site.turn()
     assert site.steps == [Step.FAILED]
-    assert site.rows.moves[0].detail.endswith(": n2 did not boot")
+    assert site.rows.moves[0].detail.endswith("; did not boot: n2")
 
 
 def test_a_move_that_fails_ends_its_companion_at_once_and_not_the_job() -> None:

@@ -108,7 +108,7 @@ def test_a_fit_has_both_parameters_of_racks_or_none():
 
 
 def test_the_words_of_a_refusal_are_one_line_of_bounded_length():
-    refusal = {"id": 5, "why": "sbatch is\nforbidden\x00 " + "x" * 400}
+    refusal = {"id": 5, "why": "sbatch;is\nforbidden\x00 " + "x" * 400}
     wide = sent(resize_refused={"id": 5, "why": "é" * 400}).document()["resize_refused"]["why"]
     assert len(wide.encode()) == 300
     why = sent(resize_refused=refusal).document()["resize_refused"]["why"]
