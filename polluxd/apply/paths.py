@@ -51,6 +51,10 @@ class MoveRules:
     """Jobs whose place a plain job could take at a requeue, and which."""
     rhythm: Mapping[int, str] = field(default_factory=dict)
     """Why jobs stay for the sake of their trainers' own rhythm (`own_rhythm`)."""
+    start_s: Mapping[int, float] = field(default_factory=dict)
+    """How long the newest attempts of trainers with loops of their own took to their first steps [s]."""
+    idle_for: Callable[[int, float], bool] = lambda _uid, _now: True
+    """Whether GPUs may idle at a time for plain jobs of a user that cannot start with them (`plain_jobs`)."""
 
 
 @dataclass(frozen=True, slots=True)

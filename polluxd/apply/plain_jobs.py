@@ -20,9 +20,9 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple
 
 from polluxd.apply.limit_scopes import Lookup
@@ -34,6 +34,8 @@ _WAITS_FOR_NODES = ("Resources", "Priority")
 """squeue(1), JOB REASON CODES: the job waits only for free nodes."""
 _FOR_OTHERS = re.compile(r"Resources|Priority|Assoc|QOS|Max")
 """It waits for what other jobs hold."""
+_RESTED = 20
+"""Times the patience after which GPUs may idle for a user's plain jobs again."""
 _NO_PLACEMENT = ("infeasible: min-gpus=", "infeasible: no placement has")
 """Reasons of `policy.feasible` that are about nodes, not about the job's batch or another limit."""
 
@@ -44,7 +46,7 @@ def left_to_plain_jobs(
     others: Mapping[str, int],
     *,
     shrink: bool = True,
-    patience_s: float = inf,
+    idle_for: Callable[[int, float], bool] = lambda _uid, _now: True,
     admitted: Collection[int] = (),
 ) -> Counter[str]:
     """Return the GPUs by node left to plain jobs.
@@ -53,8 +55,7 @@ def left_to_plain_jobs(
         ours: the jobs that the policy places, each with what it holds, or will hold when its move ends.
         others: GPUs by node that further jobs of Pollux hold.
         shrink: every number of GPUs from min-gpus up is allowed, so that jobs can give any back.
-        patience_s: how long a plain job may keep GPUs idle that it cannot start with. What it lacks, another job of
-            its user may hold on purpose.
+        idle_for: whether plain jobs of a user may keep GPUs idle now that they cannot start with.
         admitted: plain jobs that a limit keeps out until jobs of Pollux have given way within it.
     """
     left: Counter[str] = Counter()
@@ -80,12 +81,32 @@ def left_to_plain_jobs(
         taken = _take(job, state, free)
         given_back = _given_back(job, taken, growths)
         starts = sum(taken.values()) + given_back.total() >= _asks(job)
-        if not starts and state.taken_at - (job.eligible_time or job.submit_time) > patience_s:
+        if not starts and taken and not idle_for(job.uid, state.taken_at):
             continue
         free.subtract(taken)
         left.update(taken)
         left.update(given_back)
     return left
+
+
+class IdleFor:
+    """How long GPUs may idle for plain jobs of each user that cannot start with them.
+
+    What such a job lacks, another job of its user may hold on purpose. So the time is the user's: a further job of a
+    loop that submits and cancels them has none of its own.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._spans: dict[int, tuple[float, float]] = {}
+        """By uid: since when, and until when, GPUs have been left idle."""
+
+    def __call__(self, uid: int, now: float) -> bool:
+        since, until = self._spans.get(uid, (now, now))
+        if now - until > _RESTED * self._patience_s:
+            since = now
+        self._spans[uid] = since, now
+        return now - since <= self._patience_s
 
 
 class _Growth:

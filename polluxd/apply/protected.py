@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from polluxd.apply.own_rhythm import OwnRhythm
-from polluxd.apply.past_moves import equal_share
 from polluxd.apply.placed import OVERRUN_S, ends_at
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
@@ -24,6 +23,8 @@ from polluxd.store import CycleRecords
 
 LAST_S = 120.0
 """Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
+MOST_ASKED = 20
+"""Sets of nodes that one user's jobs ask for: each is compared with all jobs."""
 
 
 class Stay(NamedTuple):
@@ -86,6 +87,8 @@ class Protection:
         self.rhythm = OwnRhythm(limits)
         self.stepped: dict[int, int] = {}
         """The newest attempt of each job whose training steps polluxd has seen: no later report takes it back."""
+        self.start_s: dict[int, float] = {}
+        """Of trainers with loops of their own: from Slurm's start to the first step, as polluxd first heard of it."""
         self.beyond: dict[int, int] = {}
         """As `beyond_share` gives it, by the newest decision."""
 
@@ -103,9 +106,14 @@ class Protection:
         ours = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         for job_id, job in ours.items():
             report = reports.get(job_id)
-            if report and report.attempt == job.restart_count and report.first_step_at is not None:
-                self.stepped[job_id] = report.attempt
+            if report is None or report.attempt != job.restart_count or report.first_step_at is None:
+                continue
+            if self.stepped.get(job_id) != report.attempt and report.next_save_s is not None:
+                first = min(report.first_step_at, state.taken_at)
+                self.start_s[job_id] = max(first - (job.start_time or first), 0.0)
+            self.stepped[job_id] = report.attempt
         self.stepped = {job_id: attempt for job_id, attempt in self.stepped.items() if job_id in ours}
+        self.start_s = {job_id: seconds for job_id, seconds in self.start_s.items() if job_id in ours}
         protected = [
             job_id
             for job_id, job in ours.items()
@@ -135,44 +143,62 @@ def beyond_share(
 ) -> dict[int, int]:
     """Return, by job, how many GPUs protection leaves it; jobs that it leaves all are left out.
 
+    The share is one of the GPUs that others could have, of a partition or a type: the rest of the cluster is none to
+    them. It is a GPU at least.
+
     Args:
         protected: running jobs that stay for a reason that their users can cause.
         eligibility: where jobs may start that Slurm restricts. A job that may start nowhere lacks no GPUs.
     """
-    share = equal_share(state)
-    if share is None:
-        return {}
-    held = Counter[int]()
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
-    for job in alive:
-        held[job.uid] += sum(job.gpus_per_node_held.values())
-    lacking = [job for job in alive if _lacks(job, held[job.uid], share, state.taken_at, eligibility)]
-    reach = {partition: state.reach(partition) for partition in {job.partition for job in lacking}}
-    left = dict.fromkeys(held, int(share))
-    found = {}
     # The smallest first: they are the most that a share has room for.
-    for job in sorted(alive, key=lambda job: (sum(job.gpus_per_node_held.values()), job.job_id)):
-        gpus = sum(job.gpus_per_node_held.values())
-        if job.job_id not in protected or not gpus:
-            continue
-        keeps = min(gpus, left[job.uid])
-        left[job.uid] -= keeps
-        nodes = job.gpus_per_node_held.keys()
-        wanted = any(o.uid != job.uid and not nodes.isdisjoint(reach[o.partition]) for o in lacking)
-        if keeps < gpus and wanted:
-            found[job.job_id] = keeps
+    alive.sort(key=lambda job: (sum(job.gpus_per_node_held.values()), job.job_id))
+    asked = _asked(alive, state, eligibility)
+    found: dict[int, int] = {}
+    for nodes, users in asked.items():
+        held = Counter[int]()
+        for job in alive:
+            held[job.uid] += _on(nodes, job)
+        sharers = {uid for others, uids in asked.items() if others & nodes for uid in uids} | (+held).keys()
+        gpus = sum(node.capacity for node in state.nodes if node.name in nodes)
+        share = max(gpus / max(len(sharers), 1), 1.0)
+        lacking = {uid for uid in users if held[uid] + 1 <= share}
+        left = dict.fromkeys(held, int(share))
+        for job in alive:
+            if job.job_id in protected and (own := _on(nodes, job)):
+                keeps = min(own, left[job.uid])
+                left[job.uid] -= keeps
+                if keeps < own and lacking - {job.uid}:
+                    most = sum(job.gpus_per_node_held.values()) - (own - keeps)
+                    found[job.job_id] = min(most, found.get(job.job_id, most))
     return found
 
 
-def _lacks(
-    job: SlurmJob, held: int, share: float, now: float, eligibility: Mapping[int, Eligibility]
-) -> bool:
-    """Whether the job could take more of its user's equal share."""
-    assert job.spec is not None
-    eligible = eligibility.get(job.job_id)
-    if held + 1 > share or job.kept_back(now) or job.tasks or (eligible is not None and not eligible.nodes):
-        return False
-    if job.state is JobState.PENDING:
-        return True
-    own = sum(job.gpus_per_node_held.values())
-    return job.state is JobState.RUNNING and (job.spec.max_gpus is None or own < job.spec.max_gpus)
+def _on(nodes: Collection[str], job: SlurmJob) -> int:
+    return sum(gpus for name, gpus in job.gpus_per_node_held.items() if name in nodes)
+
+
+def _asked(
+    alive: Collection[SlurmJob], state: ClusterState, eligibility: Mapping[int, Eligibility]
+) -> dict[frozenset[str], set[int]]:
+    """Return the users with jobs that could take more GPUs, by the nodes where these may start."""
+    reach = {partition: state.reach(partition) for partition in {job.partition for job in alive}}
+    found: dict[frozenset[str], set[int]] = {}
+    number = Counter[int]()
+    for job in alive:
+        assert job.spec is not None
+        eligible = eligibility.get(job.job_id)
+        nodes = reach[job.partition] if eligible is None else reach[job.partition] & eligible.nodes
+        own = sum(job.gpus_per_node_held.values())
+        grows = job.state is JobState.RUNNING and (job.spec.max_gpus is None or own < job.spec.max_gpus)
+        if (
+            not nodes
+            or job.kept_back(state.taken_at)
+            or job.tasks
+            or not (job.state is JobState.PENDING or grows)
+        ):
+            continue
+        if nodes in found or number[job.uid] < MOST_ASKED:
+            number[job.uid] += nodes not in found
+            found.setdefault(nodes, set()).add(job.uid)
+    return found

@@ -21,7 +21,7 @@ from polluxd.apply.others_pay import OthersPay
 from polluxd.apply.past_moves import PastMoves
 from polluxd.apply.paths import Intent, MoveRules, RestartBudget, failed_paths
 from polluxd.apply.placed import ends_at, geometry, limit_reached_at, no_larger, same_place, time_left
-from polluxd.apply.plain_jobs import at_risk, taken_by
+from polluxd.apply.plain_jobs import IdleFor, at_risk, taken_by
 from polluxd.apply.protected import Protection
 from polluxd.apply.refused.asked import AskedFirst
 from polluxd.apply.refused.refusals import Refusals
@@ -73,6 +73,7 @@ class Reconciler:
         self.past = PastMoves(limits.cooldown_s, monotonic)
         self.refusals = Refusals(clock, monotonic)
         self.protection = Protection(limits)
+        self._idle_for = IdleFor(limits.start_timeout_s)
         self.former = FormerNodes(monotonic)
         self._asked = AskedFirst(slurm, store, self.refusals, authorize=authorize)
         self._gpu_types: dict[str, str] = {}
@@ -107,6 +108,8 @@ class Reconciler:
             self.protection.beyond,
             at_risk(seen.state, self.waiting.contending),
             self.protection.rhythm.stays,
+            self.protection.start_s,
+            self._idle_for,
         )
 
     def eligibility(self, state: ClusterState, allowed: Headroom) -> dict[int, Eligibility]:

@@ -9,7 +9,6 @@ from math import inf
 from typing import NamedTuple
 
 from polluxd.apply.companions import ClusterView
-from polluxd.apply.own_rhythm import LONGEST_S
 from polluxd.apply.paths import MoveRules, keeps, likely, resizable
 from polluxd.apply.placed import held
 from polluxd.apply.plain_jobs import left_to_plain_jobs
@@ -50,8 +49,6 @@ class ClusterFacts:
     """Relative speeds of GPU types."""
     requeue_cost: float = 30.0
     """Expected cost of a move through the queue, until a job's own was measured [s]."""
-    start_timeout: float = 30.0
-    """How long Slurm may take to start a job [s]."""
 
     @classmethod
     def of(cls, config: Config) -> ClusterFacts:
@@ -61,7 +58,6 @@ class ClusterFacts:
             racks_of(slurm.racks),
             slurm.gpu_speeds,
             moves.default_cost_s,
-            moves.start_timeout_s,
         )
 
 
@@ -97,7 +93,7 @@ def build_snapshot(
         left_to_plain_jobs(
             *(state, jobs, others),
             shrink=settings.gpu_counts == "any",
-            patience_s=facts.start_timeout,
+            idle_for=rules.idle_for,
             admitted=rules.allowed.admitted,
         )
     )
@@ -214,7 +210,8 @@ class _Views:
             moves=total.count,
             lost_seconds=total.lost_seconds,
             move_cost=costs.get(
-                "requeue", max(facts.requeue_cost, _own_price(report)) + self._state.kept_off_s
+                "requeue",
+                max(facts.requeue_cost, rules.start_s.get(job.job_id, 0.0)) + self._state.kept_off_s,
             ),
             resize_cost=costs.get("resize", RESIZE_COST_S) if path == "resize" else None,
             keeps=() if move is not None else keeps(job, report, rules),
@@ -296,13 +293,6 @@ def _within(
     if not placement or left >= cost or (allowed[0] is not None and allowed[0] <= placement.gpus):
         return allowed
     return placement.gpus, f"its end in about {left:.0f} s, before a further process could start,"
-
-
-def _own_price(report: Report | None) -> float:
-    """What a move of a trainer with a loop of its own costs at least: its start, as it says, within an hour [s]."""
-    if report is None or report.next_save_s is None or report.restart_cost is None:
-        return 0.0
-    return min(report.restart_cost, LONGEST_S)
 
 
 def _time_left(report: Report | None) -> float:

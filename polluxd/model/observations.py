@@ -118,8 +118,6 @@ class Report:
     """A complete checkpoint of this job exists."""
     first_step_at: float | None = None
     """When this attempt made its first optimizer step; None until then."""
-    restart_cost: float | None = None
-    """Measured by the agent: last step before to first step after the newest move [s]."""
     params_by_type: Mapping[str, ThroughputParams] = field(default_factory=dict)
     """Fits by GPU type, where known; `params` holds for every type not named here."""
     gpu_type: str = ""
@@ -186,7 +184,7 @@ _UNDECIDED: Mapping[str, Any] = {
         "epoch": 0.0,
         "lr_factor": 1.0,
     },
-    **{"checkpointed": False, "restart_cost": None, "data_wait": None},
+    **{"checkpointed": False, "data_wait": None},
     **{"resized": 0, "refused": 0, "refused_why": "", "resize_cost": None, "next_save_s": None},
 }
 """Fields of a report that no decision depends on, with their defaults."""

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from polluxd.apply.plain_jobs import at_risk, left_to_plain_jobs
+from polluxd.apply.plain_jobs import IdleFor, at_risk, left_to_plain_jobs
 from polluxd.model import JobSpec, JobState, Placement, SnapshotJob
 from polluxd.slurm.demands import of_plain_job
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
@@ -17,13 +17,14 @@ from tests.unit.apply.four_nodes import NODES, NOW, RULES, job, ours, plain
 
 
 def left(
-    *jobs: SlurmJob, placements: tuple[Placement, ...] = (), patience_s: float = inf, **placed: object
+    *jobs: SlurmJob, placements: tuple[Placement, ...] = (), idle_for: IdleFor | None = None, **placed: object
 ) -> dict[str, int]:
     """GPUs left to plain jobs while jobs of at least 4 GPUs hold `placements`."""
+    idle_for = idle_for or IdleFor(inf)
     words = {"spec": JobSpec(min_gpus=4)} | placed
     ours = [placed_job(number, placement, **words) for number, placement in enumerate(placements, 1)]
-    state = ClusterState(NOW, NODES, jobs, rules=RULES)
-    return dict(left_to_plain_jobs(state, ours, {}, patience_s=patience_s))
+    state = ClusterState(max((job.submit_time for job in jobs), default=NOW), NODES, jobs, rules=RULES)
+    return dict(left_to_plain_jobs(state, ours, {}, idle_for=idle_for))
 
 
 def placed_job(job_id: int, placement: Placement, spec: JobSpec, **other: object) -> SnapshotJob:
@@ -103,14 +104,17 @@ def test_what_a_job_needs_is_not_left_to_plain_jobs(placed: dict[str, object]) -
     assert left(PLANNED, ours(), placements=(WHOLE,), **placed) == {}
 
 
-def test_a_plain_job_that_cannot_start_keeps_nothing_idle_for_long() -> None:
-    """What it lacks, another job of its user may hold on purpose."""
+def test_plain_jobs_that_cannot_start_keep_nothing_idle_for_long() -> None:
+    """What they lack, another job of their user may hold on purpose; each may be a new one."""
     held = (Placement(("n1", "n2", "n3"), 4), Placement(("n4",), 1))
-    late, early = (plain(eligible_time=NOW - ago) for ago in (31.0, 29.0))
-    assert left(late, ours(), placements=held, patience_s=30.0) == {}
-    assert left(early, ours(), placements=held, patience_s=30.0) == {"n4": 3}
+    idle_for = IdleFor(30.0)
+    # 250 s of a loop of jobs of 25 s each; and once more, ten minutes later.
+    for after, gpus in ((0, 3), (25, 3), (50, 0), (250, 0), (860, 3), (895, 0)):
+        new = plain(10 + after, submit_time=NOW + after, uid=5)
+        assert left(new, ours(), placements=held, idle_for=idle_for) == ({"n4": gpus} if gpus else {})
+    assert left(plain(uid=6), ours(), placements=held, idle_for=idle_for) == {"n4": 3}, "another user's"
     free = (Placement(("n1", "n2"), 4),)
-    assert left(late, ours(), placements=free, patience_s=30.0) == {"n3": 4, "n4": 4}, "it can start"
+    assert left(new, ours(), placements=free, idle_for=idle_for) == {"n3": 4, "n4": 4}, "it can start"
 
 
 def test_growth_is_given_once() -> None:

@@ -110,6 +110,16 @@ def test_a_job_that_could_start_nowhere_lacks_nothing() -> None:
     assert beyond(held, waiting(2), eligibility={2: Eligibility(frozenset(), "a rule")}) == {}
 
 
+def test_the_share_is_one_of_the_nodes_where_others_may_start() -> None:
+    held = running(1, "n1", "n2", held_by_user=True)
+    some = Eligibility(frozenset({"n1", "n2"}), "--constraint")
+    assert beyond(held, waiting(2)) == {}, "8 of 16"
+    assert beyond(held, waiting(2), eligibility={2: some}) == {1: 4}
+    assert beyond(held, *(waiting(n, uid=n) for n in range(2, 20)), eligibility={2: some}) == {1: 1}, (
+        "a GPU each"
+    )
+
+
 def test_an_attempt_that_was_seen_to_train_stays_so_whatever_is_reported_later() -> None:
     found = Protection(MoveSettings())
     state = ClusterState(NOW, NODES, (ALL, waiting(2)), {}, Rules(MAIN))
@@ -117,6 +127,20 @@ def test_an_attempt_that_was_seen_to_train_stays_so_whatever_is_reported_later()
     assert found.stepped == {1: 0}
     found.observe(state, CycleRecords(reports={1: SILENT}), {}, free)
     assert (found.stepped, found.beyond) == ({1: 0}, {})
+
+
+def test_an_attempts_start_took_as_long_as_was_first_heard() -> None:
+    """What it says later would make its moves look too dear to take its GPUs."""
+    found = Protection(MoveSettings())
+    for at, claimed in ((NOW, NOW - 40.0), (NOW + 3600.0, NOW + 3600.0)):
+        state = ClusterState(at, NODES, (replace(ALL, start_time=NOW - 60.0),), {}, Rules(MAIN))
+        found.observe(
+            state,
+            CycleRecords(reports={1: replace(STEPPED, first_step_at=claimed, next_save_s=0.0)}),
+            {},
+            free,
+        )
+        assert found.start_s == {1: 20.0}
 
 
 def test_no_number_of_restarts_keeps_what_is_owed() -> None:

@@ -214,6 +214,7 @@ def test_a_move_costs_what_its_path_does() -> None:
     assert costs(whole, totals={1: MoveTotals(3, 15.0, {"requeue": 7.0, "resize": 1.0})}) == (7.0, 1.0)
     assert costs(whole, reports={1: REPORT}) == (30.0, None)
     assert costs(slurm_job(1, gpus_per_node_held={"n1": 2}, batch_host="n1")) == (30.0, None)
+    assert costs(whole, reports={1: REPORT}, start_s={1: 70.0}) == (70.0, None)
     spent = "the cluster's 2 moves an hour are used up"
     stay = {whole.user: spent}.get
     assert not snapshot(whole, reports={1: able}, **able_to, spent=stay).jobs[0].pinned, "it need not restart"
