@@ -23,8 +23,8 @@ from polluxd.store import CycleRecords
 
 LAST_S = 120.0
 """Time that a training has left below which it is not moved: a joiner alone may take that long to start [s]."""
-MOST_ASKED = 20
-"""Sets of nodes that one user's jobs ask for: each is compared with all jobs."""
+MOST_ASKED = 10
+"""Sets of nodes that one user's jobs ask for: each is compared with all jobs that hold GPUs."""
 
 
 class Stay(NamedTuple):
@@ -151,54 +151,56 @@ def beyond_share(
         eligibility: where jobs may start that Slurm restricts. A job that may start nowhere lacks no GPUs.
     """
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
+    asked, found = _asked(alive, state, eligibility), dict[int, int]()
     # The smallest first: they are the most that a share has room for.
-    alive.sort(key=lambda job: (sum(job.gpus_per_node_held.values()), job.job_id))
-    asked = _asked(alive, state, eligibility)
-    found: dict[int, int] = {}
+    holding = sorted(
+        (job for job in alive if job.gpus_per_node_held), key=lambda job: (_on(None, job), job.job_id)
+    )
     for nodes, users in asked.items():
         held = Counter[int]()
-        for job in alive:
+        for job in holding:
             held[job.uid] += _on(nodes, job)
         sharers = {uid for others, uids in asked.items() if others & nodes for uid in uids} | (+held).keys()
-        gpus = sum(node.capacity for node in state.nodes if node.name in nodes)
-        share = max(gpus / max(len(sharers), 1), 1.0)
+        share = max(sum(node.capacity for node in state.nodes if node.name in nodes) / len(sharers), 1.0)
         lacking = {uid for uid in users if held[uid] + 1 <= share}
         left = dict.fromkeys(held, int(share))
-        for job in alive:
-            if job.job_id in protected and (own := _on(nodes, job)):
+        for job in holding:
+            if job.job_id in protected:
+                own = _on(nodes, job)
                 keeps = min(own, left[job.uid])
                 left[job.uid] -= keeps
                 if keeps < own and lacking - {job.uid}:
-                    most = sum(job.gpus_per_node_held.values()) - (own - keeps)
+                    most = _on(None, job) - (own - keeps)
                     found[job.job_id] = min(most, found.get(job.job_id, most))
     return found
 
 
-def _on(nodes: Collection[str], job: SlurmJob) -> int:
-    return sum(gpus for name, gpus in job.gpus_per_node_held.items() if name in nodes)
+def _on(nodes: Collection[str] | None, job: SlurmJob) -> int:
+    """GPUs that the job holds on these nodes; None: on all."""
+    return sum(gpus for name, gpus in job.gpus_per_node_held.items() if nodes is None or name in nodes)
 
 
 def _asked(
     alive: Collection[SlurmJob], state: ClusterState, eligibility: Mapping[int, Eligibility]
 ) -> dict[frozenset[str], set[int]]:
-    """Return the users with jobs that could take more GPUs, by the nodes where these may start."""
+    """Return the users with jobs that could take more GPUs, by nodes: of a partition, and where a job may start."""
     reach = {partition: state.reach(partition) for partition in {job.partition for job in alive}}
     found: dict[frozenset[str], set[int]] = {}
     number = Counter[int]()
     for job in alive:
-        assert job.spec is not None
-        eligible = eligibility.get(job.job_id)
-        nodes = reach[job.partition] if eligible is None else reach[job.partition] & eligible.nodes
-        own = sum(job.gpus_per_node_held.values())
-        grows = job.state is JobState.RUNNING and (job.spec.max_gpus is None or own < job.spec.max_gpus)
-        if (
-            not nodes
-            or job.kept_back(state.taken_at)
-            or job.tasks
-            or not (job.state is JobState.PENDING or grows)
-        ):
+        whole, eligible = reach[job.partition], eligibility.get(job.job_id)
+        own = whole if eligible is None else whole & eligible.nodes
+        if not own or not _asks(job, state.taken_at):
             continue
-        if nodes in found or number[job.uid] < MOST_ASKED:
-            number[job.uid] += nodes not in found
-            found.setdefault(nodes, set()).add(job.uid)
+        for nodes in {whole, own}:
+            if nodes in found or number[job.uid] < MOST_ASKED:
+                number[job.uid] += nodes not in found
+                found.setdefault(nodes, set()).add(job.uid)
     return found
+
+
+def _asks(job: SlurmJob, now: float) -> bool:
+    if job.kept_back(now) or job.tasks or job.spec is None:
+        return False
+    most, own = job.spec.max_gpus, sum(job.gpus_per_node_held.values())
+    return job.state is JobState.PENDING or (job.state is JobState.RUNNING and (most is None or own < most))
