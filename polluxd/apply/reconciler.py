@@ -88,7 +88,7 @@ class Reconciler:
 
     def rules(self, seen: ClusterView, records: CycleRecords) -> MoveRules:
         """Return what may be done with each job now."""
-        self.refusals.observe(seen.state, records.moves)
+        self.refusals.observe(seen.state, records.moves, records.reports)
         bars = self.refusals.bars(seen.state)
         allowed = bars.lowered(self.others.lowered(headroom(seen.state, records.moves), seen.state))
         may_start = self.eligibility(seen.state, allowed)
@@ -163,7 +163,7 @@ class Reconciler:
         """Take the next action of each move; return how many moves and orphaned companions are still waited for."""
         jobs = {job.job_id: job for job in seen.state.jobs if job.spec is not None}
         self.former.observe(seen.state)
-        self._remember(seen, jobs, records.moves)
+        self._remember(seen, jobs, records)
         paused = records.settings.paused
         if not paused:
             # Renew before any job is started: a later renewal would keep back a job that was just released.
@@ -176,12 +176,13 @@ class Reconciler:
             self._resizer.tidy(seen, records.reports, self.acted_on.keys())
         return still_open + self._resizer.sweep(seen.orphans)
 
-    def _remember(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], moves: Sequence[Move]) -> None:
+    def _remember(self, seen: ClusterView, jobs: Mapping[int, SlurmJob], records: CycleRecords) -> None:
         """Forget what is known of moves and jobs that are gone."""
+        moves = records.moves
         self.acted_on = {move.job_id: move for move in moves}
         self._gpu_types = {node.name: node.gpu_type for node in seen.state.nodes}
         self.open.keep(moves, seen.state.nodes)
-        self.refusals.observe(seen.state, moves)
+        self.refusals.observe(seen.state, moves, records.reports)
         self._asked.keep(jobs, moves)
         holding = {job_id for job_id, job in jobs.items() if job.gpus_per_node_held}
         self.past.keep(holding, jobs.keys() - holding)

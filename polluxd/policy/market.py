@@ -107,6 +107,10 @@ HORIZON = 1200.0
 """Seconds over which a move has to pay at least."""
 
 
+LEAST_LEFT = 0.001
+"""Of the time of a job that waits, what counts as not lost to its moves."""
+
+
 def paying_factors(
     jobs: Sequence[SnapshotJob], seconds: Floats, cost: Floats, owner: NDArray[np.int64], hysteresis: float
 ) -> Floats:
@@ -117,11 +121,13 @@ def paying_factors(
     H = min(max(`HORIZON`, age / (moves + 1)), remaining time + c): a job is expected to stay on its next placement for
     as long as on the earlier ones. Where moves are dear, a job would otherwise stay for hours on a placement that
     another one beats by 20 %. `seconds` [J]: predicted time to the end; `cost` [O]: of the move that leads to the
-    option. A job that never ran loses nothing by starting: its factor is 1.
+    option. A job that never ran loses nothing by starting: its factor is 1. One that waits starts on GPUs that nobody
+    else wants, however long its start takes.
     """
     stayed = np.array([max(job.age, 0.0) / (max(job.moves, 0) + 1) for job in jobs], dtype=np.float64)
     whole = np.minimum(np.maximum(HORIZON, stayed)[owner], seconds[owner] + cost)
     left = np.where(whole > 0, np.maximum(whole - cost, 0.0) / np.where(whole > 0, whole, 1.0), 1.0)
+    left = np.maximum(left, np.array([0.0 if job.placement else LEAST_LEFT for job in jobs])[owner])
     started = np.array([job.started for job in jobs], dtype=np.bool_)[owner]
     return np.where(started, left / (1.0 + max(hysteresis, 0.0)), 1.0)
 

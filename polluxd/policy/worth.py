@@ -42,10 +42,6 @@ def fair_share(capacity: int, jobs: int, gpus_per_node: int, job: SnapshotJob) -
     return FairShare(-(-gpus // gpus_per_node), gpus)
 
 
-LEAST_LEFT = 0.001
-"""Of the time of a job that waits, what counts as not lost to its moves."""
-
-
 def move_factors(
     jobs: Sequence[SnapshotJob], cost: Floats, owner: NDArray[np.int64], hysteresis: float = 0.0
 ) -> Floats:
@@ -62,7 +58,7 @@ def move_factors(
     age = np.maximum(np.array([job.age for job in jobs], dtype=np.float64), 0.0)
     lost = np.maximum(np.array([job.lost_seconds for job in jobs], dtype=np.float64), 0.0)
     waits = np.array([not job.placement for job in jobs], dtype=np.bool_)
-    remains = np.maximum(age - lost, np.where(waits, LEAST_LEFT * age, 0.0))
+    remains = np.maximum(age - lost, np.where(waits, market.LEAST_LEFT * age, 0.0))
     total = age[owner] + cost
     # Age and cost are both zero, so the move neither gains nor loses time.
     left = np.where(total > 0, remains[owner] / np.where(total > 0, total, 1.0), 1.0)

@@ -26,6 +26,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
 from math import ceil, floor, inf
 
 from polluxd.apply.actions import JOINER_FAILED, REFUSED_SIZE, REFUSED_START, sentences
@@ -49,7 +50,7 @@ from polluxd.apply.refused.refused_nodes import (
     still_refused,
 )
 from polluxd.apply.startable import Eligibility, combined, of_limit
-from polluxd.model import JobState, Move, Placement, Step
+from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
 TRIED_AGAIN_S = 60.0
@@ -76,14 +77,17 @@ class Refusals:
         self._spans: dict[int, tuple[int, str]] = {}
         """By job: the most nodes that its script runs on, and why."""
         self._state: ClusterState | None = None
+        self._reports: Mapping[int, Report] = {}
         self._coming: dict[int, Placement] = {}
         """What jobs with an open move past its plan will hold."""
         self._learnt: dict[int, set[int]] = {}
         """By job: the moves that this process has seen fail."""
 
-    def observe(self, state: ClusterState, moves: Iterable[Move] = ()) -> None:
+    def observe(
+        self, state: ClusterState, moves: Iterable[Move] = (), reports: Mapping[int, Report] | None = None
+    ) -> None:
         """Take in the cluster and the open moves; forget refusals whose cause has changed, or that no job can meet."""
-        self._state = state
+        self._state, self._reports = state, reports or {}
         self._coming = {move.job_id: move.target for move in moves if move.step is not Step.PLANNED}
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         self._limits = {
@@ -132,15 +136,16 @@ class Refusals:
 
     @property
     def unwritten(self) -> list[int]:
-        """Waiting jobs into which not even the size that their users asked for may be written."""
+        """Waiting jobs that have the size that their users asked for, where not even this may be written."""
         refused = {(one.job_id, one.target.gpus) for one in self._nodes.values() if one.updated}
         jobs = self._state.jobs if refused and self._state is not None else ()
         return [
             job.job_id
             for job in jobs
             if job.state is JobState.PENDING
-            and job.demands.asked is not None
-            and (job.job_id, job.demands.asked[0] * job.demands.asked[1]) in refused
+            and (asked := job.demands.asked) is not None
+            and job.requested_gpus_per_node == asked[1]
+            and (job.job_id, asked[0] * asked[1]) in refused
         ]
 
     def cannot_span(self, move: Move, reason: str) -> None:
@@ -310,6 +315,9 @@ class Refusals:
     ) -> Iterable[Bar]:
         """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`."""
         assert job.spec is not None
+        if (report := self._reports.get(job.job_id)) is not None:  # the sizes at which its trainer works
+            least = max(job.spec.min_gpus, min(report.least_gpus, report.explored_gpus))
+            job = replace(job, spec=replace(job.spec, min_gpus=least))
         holds = sum(job.gpus_per_node_held.values())
         found: list[tuple[Bar, float]] = []
         for key, limit in self._limits.items():
@@ -331,8 +339,8 @@ class Refusals:
                 yield cap, eligible
                 continue
             rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
-            least = None if eligible is None else cap
-            yield least, Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
+            tried = Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
+            yield None if eligible is None else cap, tried
 
     def _by_limit(
         self, job: SlurmJob, holds: int, key: Counted, limit: RefusedLimit, others: float, state: ClusterState

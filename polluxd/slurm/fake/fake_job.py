@@ -23,10 +23,10 @@ class FakeJob:
     nodes_wanted: int
     gpus_per_node: int
     asked: tuple[int, int]
-    cpus_per_task: int
-    mem_per_node_mb: int | None
     runtime: float | None
     time_limit_s: float | None
+    cpus_per_task: int = 1
+    mem_per_node_mb: int | None = None
     state: JobState = JobState.PENDING
     raw_state: str = "PENDING"
     required: tuple[str, ...] = ()

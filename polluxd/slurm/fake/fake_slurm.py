@@ -94,8 +94,6 @@ class FakeSlurm(FakeSlurmctld):
             nodes_wanted=nodes,
             gpus_per_node=gpus_per_node,
             asked=(nodes, gpus_per_node),
-            cpus_per_task=1,
-            mem_per_node_mb=None,
             runtime=runtime,
             time_limit_s=time_limit_s,
             depends_on=depends_on,

@@ -185,10 +185,9 @@ class Life(Cluster):
 
     Args:
         seed: all that happens follows from it.
-        events: how many things happen.
     """
 
-    def __init__(self, seed: int, events: int | None = None) -> None:
+    def __init__(self, seed: int) -> None:
         random = Random(seed)
         nodes, exit_s = random.choice((1, 2, 3, 3)), random.choice((0.1, 0.1, 0.1, 3.0, 12.0))
         super().__init__(nodes, exit_s, poll_s=2.0, interval_s=15.0)
@@ -198,8 +197,6 @@ class Life(Cluster):
         self.world.door = lambda name, inner: inner if name == "authorize" else Door(self, name, inner)
         self.process = Process(self.world)
         self.events = self.random.choice(EVENTS)
-        if events is not None:
-            self.events = events
         self.calm = self.random.random() < 0.5
         self.sane = self.random.random() < 0.5
         self.history: list[str] = []
@@ -531,8 +528,8 @@ class Life(Cluster):
             )
         )
         since = self._free_since.setdefault(job_id, now) if waits else self._free_since.pop(job_id, now)
-        # What was refused there before is tried again after a minute.
-        again = TRIED_AGAIN_S if any(job_id == refused for refused, _ in self._refused) else 0.0
+        # What was refused, to it or to another job under the same rule, is tried again after a minute.
+        again = TRIED_AGAIN_S if self._refused else 0.0
         return waits and now - since > 2 * BACK_S + again
 
     def _free(self, place: Placement, at: float = inf) -> bool:
@@ -629,6 +626,8 @@ class Life(Cluster):
         for number in world.foreign:
             used.update(world.truth(number).gpus_per_node_held)
         least = world.trainings[job_id].least
+        if job_id not in world.rows.reports:  # it waits for the size that its user asked for
+            least = max(least, shown.spec.own_size or 1)
         for name, gpus in world.gpus.items():
             refused = self._cause_of(job, (name,), least)
             refused = refused or self._updates(least, (name,))
@@ -655,7 +654,7 @@ class Life(Cluster):
         honest = all(training.honest for training in world.trainings.values())
         if not self.guaranteed or not self.sane or not honest or self.over:
             return
-        owned = Counter[str]()
+        least, owned = world.rows.settings["user_guarantees"][self.guaranteed], Counter[str]()
         for one in world.holders():
             owned[one.user] += sum(one.gpus_per_node_held.values())
             barred = any(
@@ -663,8 +662,8 @@ class Life(Cluster):
                 or self._updates(1, (name,)) is not None
                 for name in world.gpus
             )
-            waits |= one.user == self.guaranteed and one.state is JobState.PENDING and not barred
-        least = world.rows.settings["user_guarantees"][self.guaranteed]
+            starts = one.job_id in world.trainings and world.trainings[one.job_id].least <= least
+            waits |= one.user == self.guaranteed and one.state is JobState.PENDING and starts and not barred
         held_back = any(one.held_by_user for one in world.ours())
         others = owned.total() - owned[self.guaranteed]
         if waits and not held_back and owned[self.guaranteed] < least <= owned[self.guaranteed] + others:
@@ -707,9 +706,9 @@ class Played:
         return self.costs["lost"] / max(self.gpu_s, 1.0)
 
 
-def play(seed: int, events: int | None = None) -> Life:
+def play(seed: int) -> Life:
     """Play the life of a seed."""
-    life = Life(seed, events)
+    life = Life(seed)
     life.live()
     return life
 

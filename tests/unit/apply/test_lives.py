@@ -22,6 +22,9 @@ KEPT = {
     2_000_585: "where a training that several nodes refused is tried on one of them",
     2_100_142: "where a waiting job is tried again on the node that refused it, beside another",
     2_200_227: "where a job that has run waits although Slurm would start it as it was submitted",
+    3_000_078: "where a job is left to Slurm at a size that its user never asked for",
+    3_000_630: "where a job whose starts have taken longer than an hour starts no more",
+    3_000_542: "where a trainer that fails on fewer GPUs is tried again on fewer alone",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""
