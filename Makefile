@@ -43,13 +43,14 @@ env --default-signal=INT -u MAKEFLAGS $(1) </dev/null & \
 status=0; wait $$! || status=$$?; echo "== $@: $$SECONDS s, status $$status; CPU of its processes:"; times; exit $$status
 endef
 
-# The longest first. The integration tests mostly wait, so twice as many parts run at a time as CI has cores, and no part
+# The longest first. The integration tests mostly wait, so five parts run at a time on two cores, and no part
 # is so long that the others wait for it. make shows the output of a part when the part has ended.
-PARTS := test-loop test-resizes test-frameworks test-agent test-slurm test-gateway test-polluxd test-rest test-store test-static
+PARTS := test-loop test-gateway test-slurm test-agent test-training test-frameworks test-polluxd test-resizes test-rest test-store test-static
 LOOP := tests/integration/loop
 GATEWAY := $(addprefix $(LOOP)/test_,gateway.py search.py wrap.py)
 RESIZES := $(addprefix $(LOOP)/test_,resize.py slurm_limits.py slurm_options.py slurm_rules.py spot.py unprivileged.py)
 FRAMEWORKS := tests/integration/integrations
+TRAINING := $(addprefix tests/unit/agent/,loop wrap)
 STORE := $(addprefix tests/integration/,store gateway cli)
 # A test that fails is run once more, and named among the results: real Slurm, processes and clocks share the machine.
 AGAIN := --reruns 1 -raR
@@ -70,7 +71,9 @@ test-store:
 test-slurm:
 	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/integration $(addprefix --ignore ,$(LOOP) $(FRAMEWORKS) $(STORE)))
 test-agent:
-	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/unit/agent)
+	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/unit/agent $(addprefix --ignore ,$(TRAINING)))
+test-training:
+	$(call part,$(PYTHON) -m pytest $(AGAIN) $(TRAINING))
 test-polluxd:
 	$(call part,$(PYTHON) -m pytest $(AGAIN) tests/unit --ignore tests/unit/agent)
 test-rest:
