@@ -183,8 +183,12 @@ def _on(nodes: Collection[str] | None, job: SlurmJob) -> int:
 def _asked(
     alive: Collection[SlurmJob], state: ClusterState, eligibility: Mapping[int, Eligibility]
 ) -> dict[frozenset[str], set[int]]:
-    """Return the users with jobs that could take more GPUs, by nodes: of a partition, and where a job may start."""
+    """Return the users with jobs that could take more GPUs, by nodes: of a partition, and of a GPU type in it.
+
+    A job's own choice of nodes asks for all of their type: it could be the nodes of one other user.
+    """
     reach = {partition: state.reach(partition) for partition in {job.partition for job in alive}}
+    types = {node.name: node.gpu_type for node in state.nodes}
     found: dict[frozenset[str], set[int]] = {}
     number = Counter[int]()
     for job in alive:
@@ -192,6 +196,8 @@ def _asked(
         own = whole if eligible is None else whole & eligible.nodes
         if not own or not _asks(job, state.taken_at):
             continue
+        kinds = {types.get(name) for name in own}
+        own = frozenset(name for name in whole if types.get(name) in kinds)
         for nodes in {whole, own}:
             if nodes in found or number[job.uid] < MOST_ASKED:
                 number[job.uid] += nodes not in found

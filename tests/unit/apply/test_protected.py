@@ -11,7 +11,7 @@ from polluxd.apply.paths import Intent, RestartBudget
 from polluxd.apply.protected import Protection, stay
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
-from polluxd.model import JobSpec, JobState, Placement, Report
+from polluxd.model import JobSpec, JobState, Node, Placement, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Rules
 from polluxd.store import CycleRecords
@@ -42,10 +42,11 @@ def beyond(
     eligibility: dict[int, Eligibility] | None = None,
     spent: Callable[[str], str] = free,
     undrained: Callable[[int], int] = lambda _job_id: 0,
+    nodes: tuple[Node, ...] = NODES,
 ) -> dict[int, int]:
     found = Protection(MoveSettings())
     reports = {} if report is None else {one.job_id: report for one in jobs}
-    state = ClusterState(NOW, NODES, jobs, {}, Rules(MAIN))
+    state = ClusterState(NOW, nodes, jobs, {}, Rules(MAIN))
     found.observe(state, CycleRecords(reports=reports), eligibility or {}, spent, undrained)
     return found.beyond
 
@@ -110,14 +111,15 @@ def test_a_job_that_could_start_nowhere_lacks_nothing() -> None:
     assert beyond(held, waiting(2), eligibility={2: Eligibility(frozenset(), "a rule")}) == {}
 
 
-def test_the_share_is_one_of_the_nodes_where_others_may_start() -> None:
+def test_the_share_is_one_of_the_type_of_nodes_where_others_may_start() -> None:
     held = running(1, "n1", "n2", held_by_user=True)
-    some = Eligibility(frozenset({"n1", "n2"}), "--constraint")
+    some = {2: Eligibility(frozenset({"n1"}), "--nodelist")}
+    typed = *(replace(node, gpu_type="a100") for node in NODES[:2]), *NODES[2:]
     assert beyond(held, waiting(2)) == {}, "8 of 16"
-    assert beyond(held, waiting(2), eligibility={2: some}) == {1: 4}
-    assert beyond(held, *(waiting(n, uid=n) for n in range(2, 20)), eligibility={2: some}) == {1: 1}, (
-        "a GPU each"
-    )
+    assert beyond(held, waiting(2), eligibility=some) == {}, "whoever names a node asks for all like it"
+    assert beyond(held, waiting(2), eligibility=some, nodes=typed) == {1: 4}
+    many = [waiting(n, uid=n) for n in range(2, 20)]
+    assert beyond(held, *many, eligibility=some, nodes=typed) == {1: 1}, "a GPU each"
 
 
 def test_an_attempt_that_was_seen_to_train_stays_so_whatever_is_reported_later() -> None:
