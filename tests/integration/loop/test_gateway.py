@@ -84,18 +84,6 @@ def test_kill_9_of_the_gateways_again_and_again_loses_no_order(pair: Loop) -> No
     assert pair.trained(job_id, "stormy", 40).restart_count >= 1
 
 
-def test_the_second_gateway_serves_while_the_first_is_away(pair: Loop) -> None:
-    pair.cluster.gateways.stop(0, kill=True)
-    try:
-        job_id = pair.train("second", 10)
-        pair.until(lambda: pair.store.reports().get(job_id), why="a report by the second gateway")
-        pair.park(job_id)
-        pair.until(lambda: pair.requeues(job_id), why="the drain")
-        pair.trained(job_id, "second", 10)
-    finally:
-        pair.cluster.gateways.start(0)
-
-
 def test_a_script_without_a_launcher_proves_itself_by_munge(loop: Loop) -> None:
     job_id = loop.sbatch(
         "direct",

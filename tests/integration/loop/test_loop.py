@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -146,35 +145,3 @@ def test_a_script_that_never_attaches_is_started_and_left_in_peace(loop: Loop) -
     loop.explained(job_id, "has not reported a training step")
     ends.touch()
     assert loop.completed(job_id, 100).restart_count == 0
-
-
-def test_more_gpus_than_there_are_is_said_at_once(loop: Loop) -> None:
-    refused = loop.try_sbatch("large", "true", directive="#POLLUX min-gpus=64")
-    if refused.returncode == 0:
-        job_id = int(refused.stdout.split()[-1])
-        loop.submitted.append(job_id)
-        loop.explained(job_id, "64")
-        assert loop.job(job_id).state is JobState.PENDING
-    else:
-        assert "64" in refused.stderr
-
-
-def test_pollux_run_outside_a_pollux_job_trains_plainly(loop: Loop) -> None:
-    job_id = loop.train("outside", 3, directive=None)
-    loop.completed(job_id, 100)
-    assert loop.result("outside")["batch_size"] == 32
-    assert job_id not in {row.job_id for row in loop.store.jobs_view()}
-
-
-def test_pause_keeps_a_job_waiting_and_adaptive_no_keeps_its_batch_size(loop: Loop) -> None:
-    assert loop.daemon.command("polluxctl", "pause").returncode == 0
-    try:
-        waiting = loop.train("patient", 6, "--max-batch-size 512", directive="#POLLUX adaptive=no")
-        time.sleep(5)
-        assert loop.job(waiting).state is JobState.PENDING
-        jobs = json.loads(loop.daemon.command("polluxctl", "jobs", "--json").stdout)
-        assert any(row["job_id"] == waiting for row in (jobs if isinstance(jobs, list) else jobs["jobs"]))
-    finally:
-        assert loop.daemon.command("polluxctl", "resume").returncode == 0
-    loop.completed(waiting)
-    assert loop.result("patient")["batch_size"] == 32

@@ -88,7 +88,7 @@ def test_options_of_sbatch_hold_for_every_placement(varied: Loop) -> None:
 
 def test_each_task_of_an_array_is_a_job_of_its_own(varied: Loop) -> None:
     words = ["#SBATCH --array=0-5%2", "#POLLUX max-gpus=1"]
-    first = varied.sbatch("sweep", "sleep 12", directive="\n".join(words))
+    first = varied.sbatch("sweep", "sleep 4", directive="\n".join(words))
     most, seen, done = 0, set[int](), set[int]()
 
     def tasks() -> list[SlurmJob]:
