@@ -1,4 +1,4 @@
-"""Two real polluxd processes with one leader, and jobs without a leader."""
+"""Two real polluxd processes with one leader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from contrib.devcluster import Polluxd
-from polluxd.model import JobState, Step
 
 from .conftest import Loop, polluxd
 
@@ -96,34 +95,3 @@ def test_a_leader_that_stood_still_past_its_lease_acts_no_more(
     loop.trained(job_id, "overtaken", 12, 400)
     by = epochs_of_cycles(loop)
     assert by == sorted(by), f"a former leader recorded a cycle: {by}"
-
-
-def test_without_any_polluxd_parked_and_waiting_jobs_start_by_themselves(loop: Loop) -> None:
-    loop.daemon.stop()
-    text = loop.daemon.config.read_text()
-    assert "\nlease_s = 60\n" in text
-    loop.daemon.config.write_text(text.replace("\nlease_s = 60\n", "\nlease_s = 15\n"))
-    first, last = loop.cluster.node_names[0], loop.cluster.node_names[-1]
-    drain = ("scontrol", "update", "State=DRAIN", "Reason=test")
-    loop.cluster.command(*drain, f"NodeName={last}")
-    try:
-        loop.daemon.start()
-        parked = loop.train("parked", 16)
-        loop.until(lambda: loop.store.reports().get(parked), why="a report")
-        loop.cluster.command(*drain, f"NodeName={first}")
-        loop.park(parked)
-        loop.until(lambda: any(m.step is Step.PARKED for m in loop.store.moves(parked)), why="the park's end")
-        waiting = loop.train("waiting", 2)
-        loop.until(
-            lambda: waiting in loop.store.records(restarts_since=0.0).times,
-            why="polluxd to see the second job",
-        )
-        assert [loop.job(j).state for j in (parked, waiting)] == [JobState.PENDING] * 2
-        loop.daemon.stop(signal.SIGKILL)
-    finally:
-        for name in (first, last):
-            loop.cluster.command("scontrol", "update", "State=RESUME", f"NodeName={name}")
-    for name, job_id, epochs in (("parked", parked, 16), ("waiting", waiting, 2)):
-        loop.completed(job_id, 400)
-        assert loop.result(name)["epochs"] == pytest.approx(epochs, abs=0.01)
-    assert loop.job(parked).restart_count == 1
