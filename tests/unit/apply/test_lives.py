@@ -40,7 +40,7 @@ def test_a_life_that_tells_a_broken_polluxd_breaks_no_invariant(seed: int) -> No
 def test_lives() -> None:
     done = lives(10_000, 200)
     assert not done.failed, done.failed
-    assert done.stops > 10, "Slurm refused moves whose training had stopped"
+    assert done.stops > 5, "Slurm refused moves whose training had stopped"
     assert done.lost < 0.001, done.costs
 
 
