@@ -25,7 +25,7 @@ from tests.integration.slurm_jobs import SlurmJobs
 pytestmark = pytest.mark.slurm
 
 POLLUXCTL = Path(sys.executable).with_name("polluxctl")
-TASKS = int(os.environ.get("POLLUX_REPORT_TASKS", "40"))
+TASKS = int(os.environ.get("POLLUX_REPORT_TASKS", "120"))
 """Of the array that most jobs belong to."""
 NAME = "a|b<script>alert(1)</script>|"
 # Slurm's own numbers of states and of node states (slurm.h).
