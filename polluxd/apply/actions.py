@@ -72,6 +72,8 @@ class Withdraw:
     reason: str
     rest: bool = False
     """Leave the job alone for a cooldown; else the next plan may ask for the same again."""
+    undrained: bool = False
+    """The job's user has taken the move back, which would have given GPUs back: as good as a drain refused."""
 
 
 Action = Do | Reach | Fail | Withdraw

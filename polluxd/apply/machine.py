@@ -137,7 +137,8 @@ def _taken_back(at: Situation, job: SlurmJob) -> Action | None:
     if move.in_allocation:
         return None
     if runs and job.held_by_user and not at.owed:
-        return Withdraw("the job is on hold (scontrol hold): it would not start again")
+        why = "the job is on hold (scontrol hold): it would not start again"
+        return Withdraw(why, undrained=move.gives_back)
     if runs and job.deadline is not None:
         return Withdraw("the job has a deadline: Slurm could end it before its start")
     if runs and not at.owed and at.room.lost(move.target):
@@ -205,7 +206,8 @@ def _draining(at: Situation, job: SlurmJob) -> Action:
         # A return to its older checkpoint would lose the training since then.
         return _undrained(at, f"the job's agent could not drain: {report.refused_why or 'no reason given'}")
     if report is not None and report.attempt == job.restart_count and report.immovable and not at.owed:
-        return Withdraw(f"the job cannot be moved any more: {report.immovable}", rest=True)
+        why = f"the job cannot be moved any more: {report.immovable}"
+        return Withdraw(why, rest=True, undrained=at.move.gives_back)
     if at.waited > limit + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if at.waited <= limit:

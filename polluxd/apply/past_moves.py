@@ -92,11 +92,13 @@ class PastMoves:
         if move.step is Step.STARTED:
             past.failed_on = max(past.failed_on, move.target.gpus)
 
-    def cancelled(self, move: Move) -> None:
-        """Begin a cooldown, after a person has cancelled the job's move."""
+    def withdrawn(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
+        """Begin a cooldown, with `rest`: a person has taken the job's move back."""
         past = self._jobs.setdefault(move.job_id, _Past())
-        past.cancelled = True
-        self._rest(past)
+        past.undrained += undrained
+        if rest:
+            past.cancelled = True
+            self._rest(past)
 
     def _rest(self, past: _Past, most: float = math.inf) -> None:
         past.rests_until = self._monotonic() + min(self._cooldown, most)

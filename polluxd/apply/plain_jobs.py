@@ -365,8 +365,8 @@ class _Room:
 
 def taken_by(risks: Mapping[int, str], move: Move) -> str:
     """Return which plain job could take the place of a requeued job that gives nothing back; empty: none."""
-    gives = move.path != "requeue" or move.target.gpus < move.source.gpus
-    return "" if gives or move.job_id not in risks else f"{risks[move.job_id]} comes first"
+    none = move.path != "requeue" or move.gives_back or move.job_id not in risks
+    return "" if none else f"{risks[move.job_id]} comes first"
 
 
 def _limits_of(job: SlurmJob, bounds: Lookup) -> frozenset[str]:

@@ -212,7 +212,7 @@ class Reconciler:
             back = goes_back(move)
             stopped = back or move.step is Step.REQUEUED
             kept_off = stopped and self.former.wait_s(job, move.target.nodes) > 0.0
-            owed = move.job_id in self.protection.beyond and move.target.gpus < move.source.gpus
+            owed = move.job_id in self.protection.beyond and move.gives_back
             at = Situation(
                 move,
                 job,
@@ -405,8 +405,8 @@ class Reconciler:
                 self.refusals.cannot_span(move, end.alone)
             if job is not None and end.keep_back:
                 self._go_back(move, job, room, reason, end.refused)
-        elif end.rest:
-            self.past.cancelled(move)
+        else:
+            self.past.withdrawn(move, rest=end.rest, undrained=end.undrained)
         self._ended(move, result, self._since_planned(move))
 
     def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str, refused: str) -> None:

@@ -178,6 +178,11 @@ class Move:
         return self.in_allocation and len(self.target.nodes) > len(self.source.nodes)
 
     @property
+    def gives_back(self) -> bool:
+        """It leaves GPUs to others."""
+        return self.target.gpus < self.source.gpus
+
+    @property
     def added(self) -> Placement:
         """What a growing move's companion brings; none for other moves."""
         if not self.grows:

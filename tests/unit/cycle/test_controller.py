@@ -132,7 +132,7 @@ def test_jobs_outside_of_the_scope_are_left_to_slurm_in_mode_enforce(mode: str, 
     assert (cycle.slurm.truth(jobs["alice"]).state is JobState.RUNNING) is (mode == "enforce")
 
 
-@pytest.mark.parametrize("grown_by", ["hold", "silence", "directive"])
+@pytest.mark.parametrize("grown_by", ["hold", "silence", "directive", "hold once asked", "excuse once asked"])
 def test_no_user_keeps_others_waiting_beyond_the_equal_share(grown_by: str) -> None:
     """Its agent answers no order: after one of them it is requeued."""
     cycle = Cycle("enforce")
@@ -150,6 +150,11 @@ def test_no_user_keeps_others_waiting_beyond_the_equal_share(grown_by: str) -> N
     other = cycle.slurm.submit(JobSpec(max_gpus=1), lease=1e6, user="bob", uid=2)
     for _ in range(200):
         cycle.slurm.advance(3.0)
+        asked = any(move.job_id == grown and not move.step.terminal for move in cycle.rows.moves)
+        if grown_by == "hold once asked":
+            cycle.slurm.hold(grown, asked)
+        elif grown_by == "excuse once asked":
+            cycle.rows.reports[grown] = replace(stepped, immovable="the disk is full" if asked else "")
         cycle.controller.step()
     assert cycle.slurm.truth(other).state is JobState.RUNNING, cycle.seen[-1][1].of(grown).reason
     assert sum(cycle.slurm.truth(grown).gpus_per_node_held.values()) <= 6
