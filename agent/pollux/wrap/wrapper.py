@@ -240,8 +240,10 @@ class Wrapper:
         if self._ends_at is None or self.order is not None or not (self._signals or self._continues):
             return
         rhythm = (self._checkpoints.every or self._sizes.every or 0.0) * (self.steps.seconds or 0.0)
-        left = self._contract.grace if self._signals else rhythm
-        if time.time() > self._ends_at - left - LIMIT_S:
+        left = (self._contract.grace if self._signals else rhythm) + LIMIT_S
+        # A job of two minutes trains for most of them all the same.
+        whole = self._ends_at - time.time() + time.monotonic() - self._started_at
+        if time.time() > self._ends_at - min(left, whole / 4):
             asked, self._ends_at = self._ends_at, time_limit_at(self._slurms, ask=True)
             if self._ends_at is not None and self._ends_at <= asked + 1.0:
                 self._ends_at, self.order = None, (TIME_LIMIT, time.monotonic())

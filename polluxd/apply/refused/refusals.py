@@ -80,6 +80,8 @@ class Refusals:
         self._reports: Mapping[int, Report] = {}
         self._coming: dict[int, Placement] = {}
         """What jobs with an open move past its plan will hold."""
+        self._moved: frozenset[int] = frozenset()
+        """Of these, jobs that trained before it."""
         self._learnt: dict[int, set[int]] = {}
         """By job: the moves that this process has seen fail."""
 
@@ -88,7 +90,9 @@ class Refusals:
     ) -> None:
         """Take in the cluster and the open moves; forget refusals whose cause has changed, or that no job can meet."""
         self._state, self._reports = state, reports or {}
-        self._coming = {move.job_id: move.target for move in moves if move.step is not Step.PLANNED}
+        begun = [move for move in moves if move.step is not Step.PLANNED]
+        self._coming = {move.job_id: move.target for move in begun}
+        self._moved = frozenset(move.job_id for move in begun if move.source)
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         self._limits = {
             key: limit
@@ -191,6 +195,9 @@ class Refusals:
         least = others + weight(job, move.target.gpus, len(move.target.nodes), key, state.taken_at)
         if move.in_allocation and key.unit == "jobs":
             least += 1  # the companion is one more
+        if key.minutes:
+            # What runs uses less with each minute, which is no reason to try again within one.
+            least -= self._used(key._replace(minutes=False), job.job_id, state)
         good = 0.0
         if move.source and key.unit != "jobs":
             # What worked before this refusal says nothing: the limit may have been lowered where polluxd cannot see it.
@@ -264,6 +271,9 @@ class Refusals:
             else sum(self._promised(job, key, state) for job in state.jobs if shares(job, key))
             for key in self._limits
         }
+        stopped = [job for job in state.jobs if job.job_id in self._moved and not job.gpus_per_node_held]
+        # Who is tried again now would take what a training has left of the limit for some seconds.
+        busy = {key for key in self._limits if any(shares(job, key) for job in stopped)}
         held = Counter[str]()
         for job in state.jobs:
             held.update(job.gpus_per_node_held if job.spec is not None else {})
@@ -272,7 +282,7 @@ class Refusals:
         for job in state.jobs:
             if job.spec is None or job.state.finished or job.tasks or (of and job.job_id not in of):
                 continue
-            met = list(self._met(job, state, used, free))
+            met = list(self._met(job, state, used, free, busy))
             if (span := self._span(job, state, used)) is not None:
                 spans[job.job_id] = span[0]
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
@@ -311,9 +321,17 @@ class Refusals:
         return max(most, holds)
 
     def _met(
-        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: frozenset[str]
+        self,
+        job: SlurmJob,
+        state: ClusterState,
+        used: Mapping[Counted, float],
+        free: frozenset[str],
+        busy: Container[Counted],
     ) -> Iterable[Bar]:
-        """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`."""
+        """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`.
+
+        It is tried a minute later under a limit that is `busy`.
+        """
         assert job.spec is not None
         if (report := self._reports.get(job.job_id)) is not None:  # the sizes at which its trainer works
             least = max(job.spec.min_gpus, min(report.least_gpus, report.explored_gpus))
@@ -324,7 +342,7 @@ class Refusals:
             if shares(job, key):
                 own = 0.0 if key.alone else self._promised(job, key, state)
                 bar = self._by_limit(job, holds, key, limit, used[key] - own, state)
-                found.append((bar, limit.tried_at))
+                found.append((bar, limit.tried_at + TRIED_AGAIN_S * (key in busy)))
         demands = demands_of(job) if self._nodes else ()
         found += [
             (by_nodes(job, holds, one, state), one.tried_at)

@@ -25,6 +25,8 @@ KEPT = {
     3_000_078: "where a job is left to Slurm at a size that its user never asked for",
     3_000_630: "where a job whose starts have taken longer than an hour starts no more",
     3_000_542: "where a trainer that fails on fewer GPUs is tried again on fewer alone",
+    3_001_161: "where a limit on minutes refuses one job again and again, and keeps others out",
+    3_001_300: "where a job that is tried again takes what a training has left of a limit for some seconds",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

@@ -367,12 +367,20 @@ def test_the_task_of_an_array_is_requeued_alone(made, tmp_path):
 def test_near_its_time_limit_a_job_that_continues_saves_and_is_requeued(
     made, tmp_path, monkeypatch, extended
 ):
-    ends = iter([time.time() + 1.0, time.time() + (3600.0 if extended else 1.0)])
+    ends = iter([time.time() - 1.0, time.time() + (3600.0 if extended else -1.0)])
     monkeypatch.setattr(module, "time_limit_at", lambda *_words, **_more: next(ends))
     code = STEPS.replace("9", "80") + f"    if n == 20: open({str(tmp_path / 'step-1')!r}, 'w').close()\n"
     it = made(code, variables={"SLURM_JOB_ID": "7", "POLLUX_CONTINUE": "yes"}, drain_wait=0.1)
     assert it.run() == 0
     assert it.requeued == ([] if extended else [("scontrol", "requeue", "7")])
+
+
+@pytest.mark.parametrize(("trained", "left", "saves"), [(0.0, 119.0, False), (100.0, 19.0, True)])
+def test_a_job_of_two_minutes_is_not_ended_at_its_start(made, trained, left, saves):
+    it = made(STEPS, signal=signal.SIGTERM)
+    it._ends_at, it._started_at = time.time() + left, time.monotonic() - trained
+    it._watch_limit()
+    assert (it._ends_at is None or it.order is not None) == saves
 
 
 def test_a_second_wrapper_of_one_attempt_is_refused(tmp_path):
