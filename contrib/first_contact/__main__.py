@@ -16,7 +16,7 @@ from contrib.devcluster import DevCluster, Polluxd
 
 from .blocks import Environment, block_rows, submit_block, tutorial_row
 from .mistakes import agent_rows, command_rows, directive_rows
-from .pages import many_rows, page_rows
+from .pages import many_rows, page_rows, until
 from .site import site_rows
 from .users import ADA, BOB, as_user, many, train
 
@@ -41,13 +41,15 @@ def main() -> int:
         print("the tutorial", flush=True)
         found["blocks"].append(tutorial_row(fresh, folder))
         print("a private cluster", flush=True)
-        with DevCluster(folder / "cluster", nodes=4, gpus_per_node=4, cpus_per_node=32) as cluster:
+        size = {"nodes": 4, "gpus_per_node": 4, "cpus_per_node": 32}
+        with DevCluster(folder / "cluster", **size, heartbeat_stale_s=180) as cluster:
             jobs = folder / "jobs"
             jobs.mkdir()
             jobs.chmod(0o1777)
             daemon = Polluxd(cluster, jobs)
             daemon.start()
             try:
+                until(cluster.hooks.heartbeat_file.exists)  # which tells the hook how large the cluster is
                 found["mistakes"] += directive_rows(cluster, jobs) + command_rows(cluster)
                 for page in ("README.md", "docs/start.md"):
                     found["blocks"].append(submit_block(fresh, cluster, jobs, page))
