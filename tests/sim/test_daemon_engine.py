@@ -61,6 +61,7 @@ def test_gpu_types_racks_and_users(apps, burst):
 
 
 def rented(jobs, apps, *, value, budget=None, **cloud):
+    jobs = jobs[::2]
     scenario = replace(
         PLAIN,
         nodes=8,
