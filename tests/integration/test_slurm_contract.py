@@ -20,18 +20,18 @@ from contrib.devcluster.power_saving import PowerSaving
 from contrib.devcluster.processes import program
 from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node
-from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.fake import fake_power as power_saving
 from polluxd.slurm.protocol import Companion, Geometry, SlurmClient, SlurmJob
 from polluxd.slurm.pyslurm_client import PyslurmClient
 from tests.integration.slurm_jobs import SlurmJobs
+from tests.troubled_slurm import TroubledSlurm
 
 
 class FakeWorld:
     """A Slurm in memory, and the hands of a user and of time."""
 
     def __init__(self, *, slurmdbd: bool = False) -> None:
-        self.slurm = FakeSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)], slurmdbd=slurmdbd)
+        self.slurm = TroubledSlurm([Node(f"n{i}", gpus=4, cpus=8) for i in range(1, 5)], slurmdbd=slurmdbd)
         self.client: SlurmClient = self.slurm
 
     def now(self) -> float:
@@ -421,7 +421,7 @@ def sleeping(request: pytest.FixtureRequest, scratch: Path, tmp_path: Path) -> I
     if request.param == "fake":
         world = FakeWorld()
         nodes = [Node("n1", gpus=4, cpus=8), Node("n2", gpus=4, cpus=8, power="off")]
-        world.slurm = FakeSlurm(nodes, saving=power_saving.PowerSaving(BOOT_S, IDLE_S))
+        world.slurm = TroubledSlurm(nodes, saving=power_saving.PowerSaving(BOOT_S, IDLE_S))
         world.client = world.slurm
         yield world
         return

@@ -1,4 +1,4 @@
-"""An in-memory Slurm for tests, which can also inject faults.
+"""An in-memory Slurm, for the simulator and for tests (`tests/troubled_slurm.py` adds faults).
 
 It has the real protocol, a clock that the test advances, and the state transitions and traps of the real Slurm. Each
 of these was tried on Slurm 22.05.8; `tests/integration/test_slurm_contract.py` compares the fake with the real Slurm.
@@ -15,23 +15,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from polluxd.errors import SlurmError, SlurmRefused, SlurmUnavailable
+from polluxd.errors import SlurmRefused
 from polluxd.model import JobSpec, JobState, Node
 from polluxd.slurm.fake.fake_job import FakeJob
 from polluxd.slurm.fake.fake_slurmctld import CRED_EXPIRE_S, FakeSlurmctld
 from polluxd.slurm.limits import Limits
 from polluxd.slurm.protocol import ClusterState, Companion, Geometry, SlurmJob
-
-
-@dataclass(slots=True)
-class _Fault:
-    call: str
-    error: SlurmError
-    applied: bool
-    times: int
 
 
 class FakeSlurm(FakeSlurmctld):
@@ -50,8 +42,6 @@ class FakeSlurm(FakeSlurmctld):
         super().__init__(nodes, now=now, **times)
         self._slurmdbd = slurmdbd
         self._submitted = 0
-        self._faults: list[_Fault] = []
-        self._answers_at = now
         self.refuses_update: Callable[[int, Geometry], str] = lambda _job_id, _geometry: ""
         """Why the site's hook refuses a job's new geometry."""
         self.calls: list[tuple[str, int]] = []
@@ -102,32 +92,9 @@ class FakeSlurm(FakeSlurmctld):
         )
         return job_id
 
-    def requeue_by_hand(self, job_id: int) -> None:
-        """Run `scontrol requeue` as the job's user.
-
-        A companion was submitted with --no-requeue and is not requeued.
-        """
-        job = self._jobs[job_id]
-        if job.state is JobState.RUNNING and job.companion is None:
-            job.restarts += 1
-            self._leave(job, JobState.PENDING)
-
-    def mend(self) -> None:
-        """Remove all faults."""
-        self._faults.clear()
-        self._answers_at = self._now
-
     def truth(self, job_id: int) -> SlurmJob:
-        """Return the job's true state, whether or not slurmctld answers."""
+        """Return the job as slurmctld would show it."""
         return self._show(self._jobs[job_id])
-
-    def raw(self, job_id: int) -> FakeJob:
-        """Return the job as the fake keeps it."""
-        return self._jobs[job_id]
-
-    def opens(self, node: str) -> bool:
-        """Whether jobs start on the node."""
-        return self._nodes[node].schedulable
 
     def finish(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
         """End the job as if by itself (or as cancelled, or failed)."""
@@ -136,33 +103,6 @@ class FakeSlurm(FakeSlurmctld):
             self._leave(job, state)
         elif job.state is JobState.PENDING:
             self._end(job, state)
-
-    def hold(self, job_id: int, on: bool = True) -> None:
-        """Run `scontrol hold` or, with on=False, `scontrol release`."""
-        self._jobs[job_id].on_hold, self._jobs[job_id].record = on, None
-
-    def depend(self, job_id: int, on: int | None) -> None:
-        """Make a waiting job wait for another one, or for none."""
-        job = self._jobs[job_id]
-        if job.state is JobState.PENDING:
-            job.depends_on = on
-
-    def shorten(self, job_id: int, seconds: float) -> None:
-        """Lower a job's time limit."""
-        self._jobs[job_id].time_limit_s = seconds
-
-    def break_controller(self, seconds: float, *, forgets_s: float = 0.0) -> None:
-        """Crash slurmctld, so that no call is answered for `seconds`.
-
-        Running jobs that had started in the last `forgets_s` seconds are pending again, with the restart count that
-        they had. Their processes are killed.
-        """
-        self._answers_at = self._now + seconds
-        for job in self._jobs.values():
-            young = job.started is not None and job.started > self._now - forgets_s
-            if job.state is JobState.RUNNING and young:
-                job.held, job.started = {}, None
-                job.state, job.raw_state = JobState.PENDING, "PENDING"
 
     def break_node(self, name: str) -> None:
         """Take a node down.
@@ -181,17 +121,9 @@ class FakeSlurm(FakeSlurmctld):
         """Drain or resume a node; its running jobs go on."""
         self._nodes[node] = replace(self._nodes[node], schedulable=schedulable)
 
-    def fail(self, call: str, error: SlurmError, *, applied: bool = False, times: int = 1) -> None:
-        """Make the next `times` calls named `call` raise `error`.
-
-        With `applied`, each call raises only after it has carried out the request.
-        """
-        self._faults.append(_Fault(call, error, applied, times))
-
     # --- SlurmClient --------------------------------------------------------------------------
 
     def observe(self) -> ClusterState:
-        self._fault("observe", applied=False)
         jobs = tuple(self._show(job) for job in self._jobs.values())
         foreign = Counter[str]()
         foreign_cpus = Counter[str]()
@@ -205,14 +137,10 @@ class FakeSlurm(FakeSlurmctld):
             else node
             for node in self._nodes.values()
         )
-        self._fault("observe", applied=True)
         return ClusterState(self._now, nodes, jobs, limits=self.limits, kept_off_s=self._kept_off_s)
 
     def jobs(self, job_ids: Sequence[int]) -> dict[int, SlurmJob]:
-        self._fault("jobs", applied=False)
-        shown = {i: self._show(self._jobs[i]) for i in job_ids if i in self._jobs}
-        self._fault("jobs", applied=True)
-        return shown
+        return {i: self._show(self._jobs[i]) for i in job_ids if i in self._jobs}
 
     def requeue(self, job_id: int) -> None:
         job = self._ours("requeue", job_id)
@@ -225,7 +153,6 @@ class FakeSlurm(FakeSlurmctld):
         if job.state is JobState.RUNNING:
             job.restarts += 1
             self._leave(job, JobState.PENDING)
-        self._fault("requeue", applied=True)
 
     def run_again(self, job_id: int) -> None:
         job = self._ours("run_again", job_id)
@@ -235,7 +162,6 @@ class FakeSlurm(FakeSlurmctld):
         job.state, job.raw_state = JobState.PENDING, "PENDING"
         job.started = job.ended = None
         job.begin = self._now + CRED_EXPIRE_S + 1
-        self._fault("run_again", applied=True)
 
     def configure(
         self, job_id: int, geometry: Geometry, *, start: bool, time_limit_s: float | None = None
@@ -261,21 +187,17 @@ class FakeSlurm(FakeSlurmctld):
             job.time_limit_s = 60.0 * math.ceil(time_limit_s / 60.0)
         if start:
             job.begin = self._now
-        self._fault("configure", applied=True)
 
     def release(self, job_id: int) -> None:
         job = self._ours("release", job_id)
         job.bad_constraints = False
-        self._fault("release", applied=True)
 
     def limit_time(self, job_id: int, seconds: float) -> None:
         job = self._ours("limit_time", job_id)
         job.time_limit_s = 60.0 * math.ceil(seconds / 60.0)
-        self._fault("limit_time", applied=True)
 
     def probe(self, job_id: int) -> None:
         self._ours("probe", job_id)
-        self._fault("probe", applied=True)
 
     def ask_limits(self) -> None:
         self.limits_asked += 1
@@ -292,39 +214,26 @@ class FakeSlurm(FakeSlurmctld):
             if not self._slurmdbd or host not in nodes or not set(nodes) < set(job.held):
                 raise SlurmRefused(f"scontrol update: job {job_id} cannot shrink to {','.join(nodes)}")
             job.held = {name: gpus for name, gpus in job.held.items() if name in nodes}
-        self._fault("shrink", applied=True)
 
     def cancel(self, job_ids: Sequence[int]) -> None:
         self.calls += [("cancel", job_id) for job_id in job_ids]
-        self._fault("cancel", applied=False)
         found = [self._jobs.get(job_id) for job_id in job_ids]
         if any(job is None or job.companion is None for job in found):
             raise SlurmRefused(f"jobs {job_ids} are no companions (or are gone): polluxd does not end them")
         for job_id in job_ids:
             self.finish(job_id, JobState.CANCELLED)
-        self._fault("cancel", applied=True)
 
     def renew(self, job_ids: Sequence[int], until: float) -> None:
         jobs = [self._ours("renew", job_id) for job_id in job_ids]
         for job in jobs:
             if job.state is JobState.PENDING:
                 job.begin = float(math.floor(until))  # scontrol's times have whole seconds
-        self._fault("renew", applied=True)
 
     # --- inside -------------------------------------------------------------------------------
 
     def _ours(self, call: str, job_id: int) -> FakeJob:
         self.calls.append((call, job_id))
-        self._fault(call, applied=False)
         job = self._jobs.get(job_id)
         if job is None or job.spec is None:
             raise SlurmRefused(f"jobs [{job_id}] did not opt in (or are gone): polluxd does not touch them")
         return job
-
-    def _fault(self, call: str, *, applied: bool) -> None:
-        if self._now < self._answers_at:
-            raise SlurmUnavailable(f"{call}: slurmctld does not answer")
-        for fault in self._faults:
-            if fault.call == call and fault.applied is applied and fault.times > 0:
-                fault.times -= 1
-                raise fault.error

@@ -10,11 +10,11 @@ from polluxd.apply.paths import Intent
 from polluxd.apply.reconciler import Reconciler
 from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.model import JobSpec, Move, Node, Placement, Report, Step
-from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store import CycleRecords
 from polluxd.store.fake import FakeRows, FakeStore
 from tests import build
+from tests.troubled_slurm import TroubledSlurm
 
 
 def on(name: str, gpus: int) -> Placement:
@@ -29,10 +29,10 @@ class Site:
         self,
         nodes: Iterable[Node] = (Node("n1", 8, cpus=8),),
         *,
-        slurm: FakeSlurm | None = None,
+        slurm: TroubledSlurm | None = None,
         **limits: Any,
     ) -> None:
-        self.slurm = slurm or FakeSlurm(list(nodes))
+        self.slurm = slurm or TroubledSlurm(list(nodes))
         self.rows = FakeRows(self.slurm.clock)
         self.store = FakeStore(self.rows)
         assert self.store.lead() == 1

@@ -12,10 +12,10 @@ from polluxd.apply.headroom import Headroom
 from polluxd.apply.refused.refusals import TRIED_AGAIN_S
 from polluxd.errors import SlurmRefused
 from polluxd.model import NO_PLACEMENT, JobSpec, JobState, Node, Placement, Report, Step
-from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.limits import GroupLimits, JobLimits, Limits, Qos
 from polluxd.slurm.protocol import Geometry
 from tests import build
+from tests.troubled_slurm import TroubledSlurm
 from tests.unit.apply.site import Site, on
 
 TWO_NODES = (Node("n1", 4, cpus=8), Node("n2", 4, cpus=8))
@@ -194,7 +194,7 @@ def test_what_is_remembered_of_jobs_that_are_gone_is_forgotten() -> None:
 
 
 def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once() -> None:
-    site = Site(slurm=FakeSlurm([Node("n1", 4, cpus=8)], exit_s=0.05, start_s=0.0))
+    site = Site(slurm=TroubledSlurm([Node("n1", 4, cpus=8)], exit_s=0.05, start_s=0.0))
     job_id = site.running(SMALL)
     site.begin((job_id, "requeue", SMALL, LARGE))
     site.reach(1, Step.DRAINING, Step.CHECKPOINTED)
@@ -218,7 +218,7 @@ def test_a_job_that_slurm_ends_in_the_second_of_its_start_is_queued_again_once()
 
 @pytest.mark.parametrize("step", [Step.REQUEUED, Step.CONFIGURED, Step.STARTED])
 def test_an_attempt_that_fails_before_its_agent_reported_is_run_once_more(step: Step) -> None:
-    site = Site(slurm=FakeSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
+    site = Site(slurm=TroubledSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
     job_id = site.running(SMALL)
     site.reports[job_id] = build.report(first_step_at=1.0)
     site.begin((job_id, "requeue", SMALL, LARGE))
@@ -247,7 +247,7 @@ def test_an_attempt_that_fails_before_its_agent_reported_is_run_once_more(step: 
 
 
 def test_a_parked_job_whose_start_fails_at_once_is_run_once_more() -> None:
-    site = Site(slurm=FakeSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
+    site = Site(slurm=TroubledSlurm([Node("n1", 4, cpus=8)], start_s=0.0))
     job_id = site.running(SMALL)
     site.reports[job_id] = build.report(first_step_at=1.0)
     site.slurm.requeue(job_id)
@@ -262,7 +262,7 @@ def test_a_parked_job_whose_start_fails_at_once_is_run_once_more() -> None:
 
 
 def test_a_job_stays_off_the_nodes_of_its_last_attempt_while_slurm_protects_them() -> None:
-    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
+    site = Site(slurm=TroubledSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
     there, other = site.running(SMALL), site.running(SMALL)
     site.begin((there, "requeue", SMALL, LARGE), (other, "requeue", SMALL, on("n2", 1)))
     for number in (1, 2):
@@ -276,7 +276,7 @@ def test_a_job_stays_off_the_nodes_of_its_last_attempt_while_slurm_protects_them
 
 
 def test_a_waiting_job_is_not_planned_where_it_has_just_been() -> None:
-    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
+    site = Site(slurm=TroubledSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
     job_id = site.running(SMALL)
     site.turn()
     site.slurm.requeue_by_hand(job_id)
@@ -386,7 +386,7 @@ def test_no_training_goes_back_to_gpus_that_another_move_was_promised() -> None:
 
 
 def test_the_former_place_of_a_refused_training_waits_for_it_as_long_as_slurm_protects_it() -> None:
-    site = Site(slurm=FakeSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
+    site = Site(slurm=TroubledSlurm(TWO_NODES, start_s=0.0, kept_off_s=121.0))
     job_id = refused_growth(site, on("n2", 2), configure=SlurmRefused("no"))
     other = site.slurm.submit(JobSpec(cpus_per_gpu=2), lease=1e6)
     while len(site.rows.moves) == 1:

@@ -17,10 +17,10 @@ from polluxd.config.settings import MoveSettings
 from polluxd.cycle.controller import Controller
 from polluxd.daemon import Daemon
 from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
-from polluxd.slurm.fake import FakeSlurm
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store.fake import FakeRows, FakeStore
 from tests import build
+from tests.troubled_slurm import TroubledSlurm
 
 from .agents import Training, resize
 
@@ -211,7 +211,7 @@ class World:
         self, nodes: int = 2, gpus: int = 4, *, policy: Policy | None = None, exit_s: float = 0.1
     ) -> None:
         self.gpus = {f"n{i + 1}": gpus for i in range(nodes)}
-        self.slurm = FakeSlurm(
+        self.slurm = TroubledSlurm(
             [Node(name, gpus, cpus=64, partitions=frozenset({"main"})) for name in self.gpus], exit_s=exit_s
         )
         self.rows = FakeRows(self.slurm.clock)

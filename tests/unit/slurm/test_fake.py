@@ -9,20 +9,21 @@ import pytest
 
 from polluxd.errors import SlurmUnavailable
 from polluxd.model import JobSpec, JobState, Node
-from polluxd.slurm.fake import CRED_EXPIRE_S, FakeSlurm
+from polluxd.slurm.fake import CRED_EXPIRE_S
 from polluxd.slurm.protocol import Geometry
+from tests.troubled_slurm import TroubledSlurm
 
 
 @pytest.fixture
-def slurm() -> FakeSlurm:
-    return FakeSlurm([Node("n1", gpus=4), Node("n2", gpus=4)], now=1000.2)
+def slurm() -> TroubledSlurm:
+    return TroubledSlurm([Node("n1", gpus=4), Node("n2", gpus=4)], now=1000.2)
 
 
-def state(slurm: FakeSlurm, job_id: int) -> JobState:
+def state(slurm: TroubledSlurm, job_id: int) -> JobState:
     return slurm.jobs([job_id])[job_id].state
 
 
-def running(slurm: FakeSlurm, nodes: tuple[str, ...] = ("n1",), gpus: int = 2) -> int:
+def running(slurm: TroubledSlurm, nodes: tuple[str, ...] = ("n1",), gpus: int = 2) -> int:
     job_id = slurm.submit(JobSpec())
     slurm.configure(job_id, Geometry(nodes, gpus, gpus), start=True)
     slurm.advance(1.0)
@@ -30,7 +31,7 @@ def running(slurm: FakeSlurm, nodes: tuple[str, ...] = ("n1",), gpus: int = 2) -
     return job_id
 
 
-def test_an_unrenewed_lease_lapses(slurm: FakeSlurm) -> None:
+def test_an_unrenewed_lease_lapses(slurm: TroubledSlurm) -> None:
     job_id = slurm.submit(JobSpec(), lease=10)
     slurm.advance(9)
     assert state(slurm, job_id) is JobState.PENDING
@@ -38,7 +39,7 @@ def test_an_unrenewed_lease_lapses(slurm: FakeSlurm) -> None:
     assert state(slurm, job_id) is JobState.RUNNING
 
 
-def test_a_requeued_job_restarts_by_itself_after_the_credential_has_expired(slurm: FakeSlurm) -> None:
+def test_a_requeued_job_restarts_by_itself_after_the_credential_has_expired(slurm: TroubledSlurm) -> None:
     job_id = running(slurm)
     slurm.requeue(job_id)
     slurm.advance(CRED_EXPIRE_S)
@@ -47,7 +48,7 @@ def test_a_requeued_job_restarts_by_itself_after_the_credential_has_expired(slur
     assert state(slurm, job_id) is JobState.RUNNING
 
 
-def test_restarting_in_the_second_of_the_requeue_on_the_same_node_fails(slurm: FakeSlurm) -> None:
+def test_restarting_in_the_second_of_the_requeue_on_the_same_node_fails(slurm: TroubledSlurm) -> None:
     for nodes, fate in ((("n1",), JobState.FAILED), (("n2",), JobState.RUNNING)):
         job_id = running(slurm, gpus=1)
         slurm.requeue(job_id)
@@ -59,7 +60,7 @@ def test_restarting_in_the_second_of_the_requeue_on_the_same_node_fails(slurm: F
         slurm.advance(1.0 - (slurm.clock() % 1.0) + 0.2)
 
 
-def test_freed_gpus_can_be_stolen(slurm: FakeSlurm) -> None:
+def test_freed_gpus_can_be_stolen(slurm: TroubledSlurm) -> None:
     job_id = running(slurm, ("n1", "n2"), 4)
     thief = slurm.submit(None, gpus_per_node=4)
     slurm.requeue(job_id)
@@ -71,7 +72,7 @@ def test_freed_gpus_can_be_stolen(slurm: FakeSlurm) -> None:
     assert [n.foreign_gpus for n in slurm.observe().nodes] == [4, 0]
 
 
-def test_a_drained_node_gets_nothing_new(slurm: FakeSlurm) -> None:
+def test_a_drained_node_gets_nothing_new(slurm: TroubledSlurm) -> None:
     job_id = slurm.submit(JobSpec())
     slurm.set_schedulable("n1", False)
     slurm.configure(job_id, Geometry(("n1",), 1, 1), start=True)
@@ -82,7 +83,7 @@ def test_a_drained_node_gets_nothing_new(slurm: FakeSlurm) -> None:
     assert state(slurm, job_id) is JobState.RUNNING
 
 
-def test_faults_before_and_after_the_deed(slurm: FakeSlurm) -> None:
+def test_faults_before_and_after_the_deed(slurm: TroubledSlurm) -> None:
     job_id = running(slurm)
     slurm.fail("requeue", SlurmUnavailable("down"))
     with pytest.raises(SlurmUnavailable):
@@ -100,15 +101,15 @@ def test_faults_before_and_after_the_deed(slurm: FakeSlurm) -> None:
     assert [call for call in slurm.calls if call[0] == "requeue"] == [("requeue", job_id)] * 2
 
 
-def test_a_cancelled_waiting_job_never_runs(slurm: FakeSlurm) -> None:
+def test_a_cancelled_waiting_job_never_runs(slurm: TroubledSlurm) -> None:
     job_id = slurm.submit(JobSpec(), lease=1)
     slurm.finish(job_id, JobState.CANCELLED)
     slurm.advance(5)
     assert state(slurm, job_id) is JobState.CANCELLED
 
 
-def test_an_ended_job_is_shown_for_a_while(slurm: FakeSlurm) -> None:
-    slurm = FakeSlurm([Node("n1", gpus=4)], forgets_s=300.0)
+def test_an_ended_job_is_shown_for_a_while(slurm: TroubledSlurm) -> None:
+    slurm = TroubledSlurm([Node("n1", gpus=4)], forgets_s=300.0)
     job_id = running(slurm)
     slurm.finish(job_id)
     slurm.advance(299.0)
