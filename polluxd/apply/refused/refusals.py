@@ -9,8 +9,8 @@ start with as much as was refused. A job that trains may not go beyond what is k
 The cause has changed when the limit's record has, or when the others that share it use less.
 
 **Nodes**: everything else, such as `Resources` although nobody took the GPUs, or an update that scontrol refused. The
-job, and others with the same demands, may not start there with as many GPUs. The cause has changed when a node has, or
-when one of them has started there. When others use less of it, the cause may have changed: jobs that wait try it.
+job, and those of its user with the same demands, may not start there with as many GPUs. The cause has changed when a
+node has, or when one of them has started there. When others use less of it, it may have: jobs that wait try it.
 
 The record is in memory. The moves in the database keep the reasons of refusals, so a polluxd that restarts, or takes
 the lead over, reads those of a job's own moves before its first order to the job. It cannot see whether a cause has
@@ -130,6 +130,7 @@ class Refusals:
             self._clock(),
             self._monotonic(),
             job.job_id,
+            job.user,
             target,
             demands_of(job),
             record_of(self._state, job, target, updated=updated),
@@ -347,7 +348,7 @@ class Refusals:
         found += [
             (by_nodes(job, holds, one, state), one.tried_at)
             for one in self._nodes.values()
-            if one.demands == demands
+            if one.demands == demands and one.user == job.user
         ]
         others = free.intersection(*(one.nodes for (_, one), _ in found if one is not None and one.nodes))
         for (cap, eligible), tried_at in found:

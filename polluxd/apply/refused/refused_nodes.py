@@ -27,6 +27,7 @@ class RefusedNodes:
     since: float
     tried_at: float
     job_id: int
+    user: str
     target: Placement
     demands: tuple[object, ...]
     record: tuple[object, ...]

@@ -246,7 +246,8 @@ def test_nodes_that_refuse_a_size_bar_it_until_they_change() -> None:
 def test_a_size_that_did_not_start_on_its_node_leaves_a_training_where_it_is() -> None:
     alone = {"main": Partition("main", "UP", frozenset({"n1"}))}
     stopped, alike, other = running(1, 4), waiting(2), waiting(3, spec=JobSpec(cpus_per_gpu=2))
-    known = Learned(stopped, alike, other)
+    # What a user asks for, polluxd knows in part: a refusal of one says nothing of another's job.
+    known = Learned(stopped, alike, other, waiting(4, user="bea"))
     known.most(rules=Rules(alone))
     known.refuse(stopped, "Resources", 3, held=4, on="n1")
     assert known.most() == {1: 0, 2: 1}, (
