@@ -306,13 +306,18 @@ class Reconciler:
         if end is not None and job.restart_count:
             end = limit_reached_at(job, self._store.moves(job.job_id))
         self._reach(move, Step.DRAINING, ends_at=end)
+        self._slurm.ask_limits()
         return None
 
-    def _requeue(self, move: Move, job: SlurmJob | None) -> Fail | None:
+    def _requeue(self, move: Move, job: SlurmJob | None) -> Fail | Withdraw | None:
         """End the job's companions, then send the job back to the queue.
 
         A refusal by Slurm concerns this job alone.
         """
+        runs = job is not None and job.state is JobState.RUNNING and self.open.since_try(move) == math.inf
+        # Asked once more: a drain may take minutes.
+        if job is not None and runs and (refusal := self._asked.refusal(move, job)) is not None:
+            return refusal
         self._resizer.dismiss(job.companions if job else ())
         self.authorize()
         self.open.try_now(move)

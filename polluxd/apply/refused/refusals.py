@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, inf
 
@@ -90,9 +90,7 @@ class Refusals:
     ) -> None:
         """Take in the cluster and the open moves; forget refusals whose cause has changed, or that no job can meet."""
         self._state, self._reports = state, reports or {}
-        begun = [move for move in moves if move.step is not Step.PLANNED]
-        self._coming = {move.job_id: move.target for move in begun}
-        self._moved = frozenset(move.job_id for move in begun if move.source)
+        self._follow([move for move in moves if move.step is not Step.PLANNED])
         jobs = {job.job_id: job for job in state.jobs if job.spec is not None and not job.state.finished}
         self._limits = {
             key: limit
@@ -112,6 +110,10 @@ class Refusals:
         }
         self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
         self._limits = bounded(self._limits)
+
+    def _follow(self, begun: Sequence[Move]) -> None:
+        self._coming = {move.job_id: move.target for move in begun}
+        self._moved = frozenset(move.job_id for move in begun if move.source)
 
     def learn(self, move: Move, job: SlurmJob, reason: str) -> None:
         """Take in that Slurm did not start the job at the target of the move."""
@@ -266,15 +268,7 @@ class Refusals:
         if not (self._limits or self._nodes or self._spans):
             return Bars()
         gpus = {node.name: node.gpus for node in state.nodes}
-        used = {
-            key: 0.0
-            if key.alone
-            else sum(self._promised(job, key, state) for job in state.jobs if shares(job, key))
-            for key in self._limits
-        }
-        stopped = [job for job in state.jobs if job.job_id in self._moved and not job.gpus_per_node_held]
-        # Who is tried again now would take what a training has left of the limit for some seconds.
-        busy = {key for key in self._limits if any(shares(job, key) for job in stopped)}
+        used, busy = self._uses(state), self._busy(state)
         held = Counter[str]()
         for job in state.jobs:
             held.update(job.gpus_per_node_held if job.spec is not None else {})
@@ -294,6 +288,20 @@ class Refusals:
                 if eligible is not None:
                     found = combined(found, {job.job_id: eligible})
         return Bars(most, spans, found)
+
+    def _uses(self, state: ClusterState) -> dict[Counted, float]:
+        """What jobs use of each limit, or will once their moves have ended."""
+        return {
+            key: 0.0
+            if key.alone
+            else sum(self._promised(job, key, state) for job in state.jobs if shares(job, key))
+            for key in self._limits
+        }
+
+    def _busy(self, state: ClusterState) -> set[Counted]:
+        """The limits that a training in mid-move holds nothing of: who is tried again now would take its part."""
+        stopped = [job for job in state.jobs if job.job_id in self._moved and not job.gpus_per_node_held]
+        return {key for key in self._limits if any(shares(job, key) for job in stopped)}
 
     def _span(
         self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float]

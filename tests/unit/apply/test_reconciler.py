@@ -417,6 +417,14 @@ def test_a_site_whose_hook_refuses_updates_is_asked_before_the_order_to_drain() 
     assert site.slurm.calls.count(("probe", other)) == 1, "once"
 
 
+def test_a_training_that_may_not_start_again_once_it_has_drained_is_not_requeued() -> None:
+    site = Site(TWO_NODES)
+    job_id = refused_growth(site, probe=SlurmRefused("Invalid qos specification"))
+    for _ in range(3):
+        site.turn(1.0)
+    assert (site.steps, site.slurm.truth(job_id).restart_count) == ([Step.FAILED], 0)
+
+
 def test_a_job_into_which_not_even_its_own_size_may_be_written_is_left_to_slurm() -> None:
     """Slurm starts it as it was submitted. It then stays where it is: it has no way back."""
     site = Site(TWO_NODES)
