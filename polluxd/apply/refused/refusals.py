@@ -227,7 +227,8 @@ class Refusals:
     def works(self, move: Move, job: SlurmJob) -> None:
         """Take in that Slurm started the job at the target of the move: what is no larger is barred no more."""
         assert self._state is not None
-        self._nodes = {key: one for key, one in self._nodes.items() if not one.works(move.target, job)}
+        started = move.added if move.in_allocation else move.target
+        self._nodes = {key: one for key, one in self._nodes.items() if not one.works(started, job)}
         for key, limit in list(self._limits.items()):
             if not shares(job, key) or key.unit == "orders":
                 continue

@@ -27,6 +27,7 @@ KEPT = {
     3_000_542: "where a trainer that fails on fewer GPUs is tried again on fewer alone",
     3_001_161: "where a limit on minutes refuses one job again and again, and keeps others out",
     3_001_300: "where a job that is tried again takes what a training has left of a limit for some seconds",
+    3_002_324: "where a growth in place counts as a start on all of its nodes together",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""
