@@ -45,7 +45,6 @@ class Ranks:
         self._stopped: tuple[float, Seats] | None = None
         """When it stopped for a move, and where it trained till then."""
         self._resized = 0
-        self._resize_cost = 0.0
         self._joining: tuple[Move, int] | None = None
         """The growth under way, and its companion."""
         self._lent: dict[int, frozenset[int]] = {}

@@ -5,6 +5,7 @@ One cluster with typed GPUs, features, two partitions and a reservation plays al
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,30 +88,28 @@ def test_options_of_sbatch_hold_for_every_placement(varied: Loop) -> None:
 
 
 def test_each_task_of_an_array_is_a_job_of_its_own(varied: Loop) -> None:
-    words = ["#SBATCH --array=0-5%2", "#POLLUX max-gpus=1"]
-    first = varied.sbatch("sweep", "sleep 4", directive="\n".join(words))
-    most, seen, done = 0, set[int](), set[int]()
+    words, go = ["#SBATCH --array=0-5%2", "#POLLUX max-gpus=1"], varied.folder / "go"
+    body = f"until [ -e {go} ]; do sleep 0.2; done; sleep 3"
+    first = varied.sbatch("sweep", body, directive="\n".join(words))
+    most, done = 0, set[int]()
 
     def tasks() -> list[SlurmJob]:
+        nonlocal most
         found = [job for job in varied.slurm.observe().jobs if job.array and job.array[0] == first]
         varied.submitted[:] = [job.job_id for job in found]
+        most = max(most, sum(job.state is JobState.RUNNING for job in found))
+        done.update(job.job_id for job in found if job.state is JobState.COMPLETED)
         return found
 
-    def all_done() -> bool:
-        nonlocal most
-        now = tasks()
-        running = {job.job_id for job in now if job.state is JobState.RUNNING}
-        most = max(most, len(running))
-        seen.update(running)
-        done.update(job.job_id for job in now if job.state is JobState.COMPLETED)
-        return len(done) == 6
-
-    varied.until(all_done, 150, why="six tasks")
+    varied.until(lambda: tasks() and most == 2, 60, why="two tasks")
+    at = time.time()
+    varied.until(lambda: tasks() and varied.store.cycles(1)[0].cycle.started_at > at, why="another decision")
+    go.touch()
+    varied.until(lambda: tasks() and len(done) == 6, 150, why="six tasks")
     assert most == 2
-    assert len(seen) == 6, "each has a job id of its own"
-    for job_id in seen:
+    for job_id in done:
         moves = varied.store.moves(job_id)
-        assert [m.path for m in moves] == ["start"], "polluxd placed each task"
+        assert [m.path for m in moves] == ["start"], "polluxd placed each task, each with a job id of its own"
         assert Step.STARTED in moves[0].times
     names = {job.name for job in tasks()}
     assert names == {f"sweep {first}_{task}" for task in range(6)}
