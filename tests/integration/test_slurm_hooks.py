@@ -6,7 +6,6 @@ The tests read sbatch's messages and the job's environment, and try the changes 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from math import floor
@@ -40,12 +39,6 @@ def test_a_wrong_directive_is_refused_and_the_user_is_told_why(site: SlurmJobs) 
     allowed = "min-gpus, max-gpus, gpu-counts, gpu-types, adaptive, preemptible, prior, mode, resize, continue, search"
     message = f"#POLLUX line 3: unknown key 'min-gpu', did you mean min-gpus? (allowed: {allowed})"
     assert message in done.stderr
-
-
-def test_a_job_without_a_gpu_option_asks_for_min_gpus(site: SlurmJobs) -> None:
-    job_id = site.submit("#!/bin/bash\n#POLLUX min-gpus=2\ntrue\n")
-    shown = site.shown(job_id)
-    assert re.search(r"TresPerJob=gres[:/]gpu:2\b", shown), shown
 
 
 def test_min_gpus_above_the_cluster_is_refused(site: SlurmJobs) -> None:
@@ -123,23 +116,6 @@ def test_an_unrenewed_lease_starts_the_job_as_a_plain_one(site: SlurmJobs) -> No
     assert sum(job.gpus_per_node_held.values()) == 2
     assert job.start_time is not None
     assert job.start_time - job.submit_time >= 3
-
-
-def test_no_lease_while_the_heartbeat_is_stale(site: SlurmJobs) -> None:
-    heartbeat = site.cluster.hooks.heartbeat_file
-    heartbeat.write_text(f"{time.time() - 1000:.0f}\n")
-    site.cluster.hooks.write_submit_hook(heartbeat_file=str(heartbeat), heartbeat_stale_s=60)
-    alone = site.submit(script("#POLLUX", body=LOOP))
-    heartbeat.write_text(f"{time.time():.0f}\n")
-    kept = site.submit(script("#POLLUX", body=LOOP))
-    assert site.wait(alone, JobState.RUNNING).spec is not None
-    assert site.job(kept).state is JobState.PENDING
-
-
-def test_the_users_begin_is_kept_and_the_lease_starts_from_it(site: SlurmJobs) -> None:
-    job = site.job(site.submit(script("#POLLUX"), "--begin=now+300"))
-    assert job.begin_time == pytest.approx(time.time() + 300, abs=25)
-    assert job.eligible_time == pytest.approx(time.time() + 360, abs=25)
 
 
 def test_a_pollux_job_learns_of_the_gateway_and_a_job_from_within_it_does_not(site: SlurmJobs) -> None:
