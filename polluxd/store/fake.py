@@ -1,4 +1,4 @@
-"""An in-memory database for tests, which can also inject faults.
+"""An in-memory database, for the simulator and for tests (`tests/troubled_store.py` has the daemon's and users' calls).
 
 It has what polluxd's cycle reads and writes, with the real database's rules for moves and leaders.
 `tests/integration/store/test_fake.py` compares it with the real database.
@@ -110,21 +110,6 @@ class FakeStore:
             return False
         self._confirm()
         return True
-
-    def resign(self) -> None:
-        if self.epoch == self.rows.epoch:
-            self.rows.lease_until = self.rows.clock()
-        self.epoch = None
-
-    def tell(self, trouble: str) -> None:
-        """Show why the leader takes no action."""
-        self.rows.trouble = trouble
-
-    @property
-    def lease_left(self) -> float:
-        if self.epoch is None:
-            return 0.0
-        return max(0.0, self._confirmed_at + self._lease_s - self.rows.clock())
 
     def _confirm(self) -> None:
         self._confirmed_at = self.rows.clock()
@@ -324,12 +309,3 @@ class FakeStore:
                 "resumed": self.rows.resumed.get(move.id),
             }
             self.rows.costs.setdefault(move.job_id, []).append(cost_of(row, move.source, move.target))
-
-    def cancel_move(self, job_id: int, who: str) -> Move | None:
-        self._must_answer()
-        for move in self.open_moves():
-            if move.job_id == job_id:
-                if move.revocable:
-                    self.rows.moves[move.id - 1] = replace(move, cancelled_by=who)
-                return move
-        return None

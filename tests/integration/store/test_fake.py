@@ -14,7 +14,8 @@ from sqlalchemy import Engine, event
 from polluxd.errors import LeaderLost, StoreError
 from polluxd.model import NO_PLACEMENT, Placement, Step
 from polluxd.store import CycleRecords
-from polluxd.store.fake import FakeRows, FakeStore
+from polluxd.store.fake import FakeRows
+from tests.troubled_store import TroubledStore
 
 pytestmark = pytest.mark.slurm
 
@@ -42,7 +43,7 @@ def answer(store: Any, name: str, *args: object, **words: object) -> object:
 @pytest.fixture
 def both(store: Any) -> tuple[tuple[Any, int], ...]:
     """The real store and the fake one, with the epochs that they lead under."""
-    fake = FakeStore(FakeRows(lambda: 50.0))
+    fake = TroubledStore(FakeRows(lambda: 50.0))
     return (store, store.lead()), (fake, fake.lead())
 
 
@@ -54,7 +55,7 @@ def known(store: Any) -> CycleRecords:
 def test_moves_in_any_order(store, seen, epoch):
     rows = FakeRows(lambda: 0.0)
     rows.epoch = epoch - 1
-    fake = FakeStore(rows)
+    fake = TroubledStore(rows)
     assert fake.lead() == epoch
     for each in (store, fake):
         each.sync_jobs([seen(job_id) for job_id in (1, 2, 3)])

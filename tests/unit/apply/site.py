@@ -12,9 +12,10 @@ from polluxd.config.settings import MoveSettings, PolicySettings
 from polluxd.model import JobSpec, Move, Node, Placement, Report, Step
 from polluxd.slurm.protocol import Companion, Geometry
 from polluxd.store import CycleRecords
-from polluxd.store.fake import FakeRows, FakeStore
+from polluxd.store.fake import FakeRows
 from tests import build
 from tests.troubled_slurm import TroubledSlurm
+from tests.troubled_store import TroubledStore
 
 
 def on(name: str, gpus: int) -> Placement:
@@ -34,7 +35,7 @@ class Site:
     ) -> None:
         self.slurm = slurm or TroubledSlurm(list(nodes))
         self.rows = FakeRows(self.slurm.clock)
-        self.store = FakeStore(self.rows)
+        self.store = TroubledStore(self.rows)
         assert self.store.lead() == 1
         self.reports: dict[int, Report] = {}
         self.acting = Reconciler(

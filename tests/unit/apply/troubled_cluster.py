@@ -13,8 +13,8 @@ from polluxd.apply.capacity import goes_back
 from polluxd.errors import SlurmRefused, SlurmUnavailable
 from polluxd.model import NO_PLACEMENT, JobState, Placement, Plan, Snapshot, Step
 from polluxd.slurm.protocol import Companion
-from polluxd.store.fake import FakeStore
 from tests import build
+from tests.troubled_store import TroubledStore
 
 from .world import LEADER_LEASE_S, LEASE_S, Process, World
 
@@ -268,7 +268,7 @@ class Cluster(RuleBasedStateMachine):
         self.step()
         under_way = [m for m in self.world.rows.moves if not m.step.terminal]
         if under_way and not self.world.rows.down:
-            FakeStore(self.world.rows).cancel_move(under_way[pick % len(under_way)].job_id, "root")
+            TroubledStore(self.world.rows).cancel_move(under_way[pick % len(under_way)].job_id, "root")
 
     # --- faults -------------------------------------------------------------------------------------
 

@@ -18,9 +18,10 @@ from polluxd.cycle.controller import Controller
 from polluxd.daemon import Daemon
 from polluxd.model import JobSpec, JobState, Node, Placement, Plan, Report, Snapshot, Step
 from polluxd.slurm.protocol import Companion, Geometry
-from polluxd.store.fake import FakeRows, FakeStore
+from polluxd.store.fake import FakeRows
 from tests import build
 from tests.troubled_slurm import TroubledSlurm
+from tests.troubled_store import TroubledStore
 
 from .agents import Training, resize
 
@@ -75,7 +76,7 @@ class Process(Daemon):
         self._config = config
         self._schema_known = True
         self._pruned = float("inf")
-        store = FakeStore(world.rows, lease_s=config.cycle.leader_lease_s)
+        store = TroubledStore(world.rows, lease_s=config.cycle.leader_lease_s)
         self.store = store
         slurm = self._door("slurm", Watched(world, store))
         door: Any = self._door("store", store)
@@ -102,7 +103,7 @@ class Process(Daemon):
 class Watched:
     """Slurm as one polluxd reaches it; each writing call is checked."""
 
-    def __init__(self, world: World, store: FakeStore) -> None:
+    def __init__(self, world: World, store: TroubledStore) -> None:
         self._world, self._store, self._slurm = world, store, world.slurm
 
     def __getattr__(self, name: str) -> Any:

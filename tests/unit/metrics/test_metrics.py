@@ -27,7 +27,8 @@ from polluxd.metrics.declared import (
 from polluxd.model import JobSpec, Node, Report, Step
 from polluxd.slurm.fake import FakeSlurm
 from polluxd.store import Store
-from polluxd.store.fake import FakeRows, FakeStore
+from polluxd.store.fake import FakeRows
+from tests.troubled_store import TroubledStore
 from tests.unit.apply.world import config
 
 HOSTILE = 'evil"} 1\n# TYPE x counter\x1b[2J'
@@ -50,7 +51,7 @@ class Cluster:
             [Node("n1", 4, cpus=64), Node("n2", 4, cpus=64), Node("n3", 4, schedulable=False)]
         )
         self.rows = FakeRows(self.slurm.clock)
-        self.store = FakeStore(self.rows)
+        self.store = TroubledStore(self.rows)
         self.metrics = Metrics("1.2.3")
         timed = timed_slurm(self.slurm, self.metrics)
         store: Any = self.store
