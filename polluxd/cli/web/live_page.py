@@ -6,6 +6,7 @@ pages' own policy forbids every script but theirs.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import getpass
 import socket
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,7 +25,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
-from polluxd.errors import ConfigError, PolluxError
+from polluxd.errors import PolluxError
+from polluxd.gateway.server import GatewayServer
+from polluxd.gateway.visitors import Bounds
 
 from .. import tune
 from ..access import ConfigOption
@@ -259,21 +261,20 @@ def web(
     """
     ask = source(config)
     ask("top")  # what cannot be read is said here, and not in the browser
-    try:
-        listener = socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise ConfigError(
-            f"--port {port}: {error.strerror}; another program may listen there: leave --port out"
-        ) from None
-    session, number = BrowserSession(), listener.getsockname()[1]
+    session = BrowserSession()
     app = application(Viewer(getpass.getuser(), ask, slurm_view(config)), session, interval)
+    with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
+        asyncio.run(_serve(app, session, port))
+
+
+async def _serve(app: ASGIApp, session: BrowserSession, port: int) -> None:
+    """Raises ConfigError."""
+    # Every user of this machine may connect, any number of times. Browsers send cookies of other ports along.
+    server = GatewayServer(app, bounds=Bounds(request_bytes=1 << 18), setting="--port")
+    ((_, number),) = await server.listen(f"127.0.0.1:{port}")
     typer.echo(f"http://127.0.0.1:{number}{session.folder}/?token={session.token}")
     typer.echo(
         "Open this URL in a browser on this machine; it works once. From elsewhere, forward the port first: "
         f"ssh -L {number}:127.0.0.1:{number} {socket.gethostname()}. Ctrl-C ends the page."
     )
-    settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", server_header=False, date_header=False
-    )
-    with contextlib.suppress(KeyboardInterrupt):  # how one leaves it
-        uvicorn.Server(settings).run(sockets=[listener])
+    await asyncio.Event().wait()

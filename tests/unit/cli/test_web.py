@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import re
+import socket
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +124,28 @@ def test_a_cookie_of_another_port_does_not_hide_that_of_the_page(store) -> None:
     bare = TestClient(app, base_url="http://127.0.0.1:8000")
     assert bare.get(f"{session.folder}/", headers={"Cookie": forged}).status_code == 200
     assert not own.startswith(f"{theirs}=")
+
+
+FEW = """
+import resource
+from polluxd.cli.web import live_page
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+live_page.source, live_page.slurm_view = lambda config: lambda *about: {}, lambda config: None
+live_page.web(None, 0)
+"""
+
+
+def test_other_users_connections_do_not_keep_the_browser_out() -> None:
+    words = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", FEW], **words) as page, ExitStack() as stack:
+        stack.callback(page.kill)
+        assert page.stdout is not None
+        port = int(page.stdout.readline().split(":")[2].partition("/")[0])
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))).send(b"G")
+        mine = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        mine.request("GET", "/")
+        assert mine.getresponse().status == 403, "of the page: the token is missing"
 
 
 def test_another_name_for_this_machine_is_refused(admin) -> None:
