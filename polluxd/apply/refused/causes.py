@@ -20,7 +20,7 @@ _UNITS = (
 )
 _LONGEST_MIN = 1e7
 _HOLDS = (JobState.RUNNING, JobState.SUSPENDED)
-"""States that Slurm's limits count: a job that is COMPLETING has left them."""
+"""States that Slurm's limits count: a job that is COMPLETING has left them, and keeps its licences."""
 
 
 class Counted(NamedTuple):
@@ -103,7 +103,8 @@ def weight(job: SlurmJob, gpus: int, nodes: int, key: Counted, now: float) -> fl
 
 def held_of(job: SlurmJob, key: Counted, state: ClusterState) -> float:
     """What a limit counts of the job now."""
-    if job.state not in _HOLDS:
+    licence = key.shared[0][0] == "licenses"
+    if job.state not in _HOLDS and not (licence and job.state is JobState.COMPLETING):
         return 0.0
     held = job.gpus_per_node_held
     return weight(job, sum(held.values()), len(held), key, state.taken_at)

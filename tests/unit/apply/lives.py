@@ -61,6 +61,8 @@ class Start(NamedTuple):
     """Its time limit."""
     beside: Sequence[tuple[str, int, float]] = ()
     """Of each job that runs: its user, its GPUs, and its minutes left."""
+    completing: int = 0
+    """Jobs that are COMPLETING: they have left all limits, and keep their licences."""
 
     @property
     def total(self) -> int:
@@ -108,7 +110,7 @@ _BARS: dict[str, Callable[[Cause, Start], bool]] = {
     "QOSGrpGRESRunMinutes": lambda rule, one: (
         sum(gpus * minutes for _, gpus, minutes in one.beside) + one.total * one.minutes > rule.most * 120.0
     ),
-    "Licenses": lambda rule, one: len(one.beside) + 1 > rule.most,
+    "Licenses": lambda rule, one: len(one.beside) + one.completing + 1 > rule.most,
     "QOSMaxWallDurationPerJobLimit": lambda rule, one: one.minutes > rule.most * 30.0,
     "InvalidQOS": lambda rule, one: one.user == rule.user,
     "reservation": lambda rule, one: rule.node in one.nodes and one.minutes > rule.most * 15.0,
@@ -191,7 +193,7 @@ class Life(Cluster):
         random = Random(seed)
         nodes, exit_s = random.choice((1, 2, 3, 3)), random.choice((0.1, 0.1, 0.1, 3.0, 12.0))
         super().__init__(nodes, exit_s, poll_s=2.0, interval_s=15.0)
-        self.random = random
+        self.random, self.exit_s = random, exit_s
         self.broken: Broken | None = None
         self.more = seed >= MORE_FROM
         self.world.door = lambda name, inner: inner if name == "authorize" else Door(self, name, inner)
@@ -230,9 +232,11 @@ class Life(Cluster):
             (one.user, sum(one.held.values()), self._minutes(one))
             for one in running
             if one.job_id != job.job_id
+            and one.state is not JobState.COMPLETING
             and not (one.job_id in self.world.foreign and (one.started or 0.0) >= (since or inf))
         ]
-        start = Start(job.user, gpus, nodes, (job.time_limit_s or 86400.0) / 60.0, beside)
+        completing = sum(one.state is JobState.COMPLETING for one in running)
+        start = Start(job.user, gpus, nodes, (job.time_limit_s or 86400.0) / 60.0, beside, completing)
         return next((cause for cause in self.causes if cause.kind != "update" and cause.bars(start)), None)
 
     def _minutes(self, job: FakeJob) -> float:
@@ -251,7 +255,8 @@ class Life(Cluster):
         wanted = nodes or tuple(f"?{n}" for n in range(job.nodes_wanted))
         cause = self._cause_of(job, wanted, job.gpus_per_node)
         # A limit that a plain job has taken since the training left its place is chance, like GPUs that one took.
-        shown = self._cause_of(job, wanted, job.gpus_per_node, job.left_at)
+        began = None if job.left_at is None else job.leaves_at - self.exit_s
+        shown = self._cause_of(job, wanted, job.gpus_per_node, began)
         if shown is not None and job.required:
             self._refused[job.job_id, job.restarts] = shown, shown.version
         return "" if cause is None else cause.reason
