@@ -343,9 +343,11 @@ class Refusals:
         It is tried a minute later under a limit that is `busy`.
         """
         assert job.spec is not None
-        if (report := self._reports.get(job.job_id)) is not None:  # the sizes at which its trainer works
-            least = max(job.spec.min_gpus, min(report.least_gpus, report.explored_gpus))
-            job = replace(job, spec=replace(job.spec, min_gpus=least))
+        # The sizes at which its trainer works: one of its own loop may work at its user's size alone.
+        report, least = self._reports.get(job.job_id), job.spec.own_size or 1
+        if report is not None:
+            least = min(report.least_gpus, report.explored_gpus)
+        job = replace(job, spec=replace(job.spec, min_gpus=max(job.spec.min_gpus, least)))
         holds = sum(job.gpus_per_node_held.values())
         found: list[tuple[Bar, float]] = []
         for key, limit in self._limits.items():
