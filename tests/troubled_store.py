@@ -17,8 +17,7 @@ class TroubledStore(FakeStore):
         self.epoch = None
 
     def tell(self, trouble: str) -> None:
-        """Show why the leader takes no action."""
-        self.rows.trouble = trouble
+        """Show why the leader takes no action: nobody looks here."""
 
     @property
     def lease_left(self) -> float:

@@ -55,8 +55,6 @@ class FakeRows:
     cycles: int = 0
     note: str = ""
     """Of the newest cycle."""
-    trouble: str = ""
-    """Why the leader takes no action."""
     epoch: int = 0
     lease_until: float = float("-inf")
     down: bool = False
