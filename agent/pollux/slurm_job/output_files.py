@@ -1,8 +1,9 @@
-"""The files that this process prints to. Slurm, or the batch script, has to open them again for the next attempt."""
+"""The files that this process prints to, and those of its command. The next attempt has to open them again."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from stat import S_ISREG
 
@@ -19,8 +20,15 @@ OUTPUTS = tuple(filter(None, map(_printed_to, (1, 2))))
 """As they were at the start: a folder may be renamed while the job runs, and the open file goes with it."""
 
 
-def unopenable(paths: Iterable[str] = OUTPUTS) -> str | None:
-    """Return why no next attempt could print there, such as after its folder was renamed; None: it could."""
+COMMAND = tuple(os.path.abspath(word) for word in sys.orig_argv if os.path.isfile(word))
+"""The files that the command names, such as the script: a user may remove it once the job runs."""
+
+
+def unopenable(paths: Iterable[str] = OUTPUTS, command: Iterable[str] = COMMAND) -> str | None:
+    """Return why no next attempt could print there or read its command's files; None: it could."""
+    for path in command:
+        if not os.access(path, os.R_OK):
+            return f"{path}, which its command names, cannot be read any more: a restart would fail"
     for path in paths:
         there = (
             os.access(path, os.W_OK) if os.path.exists(path) else os.access(os.path.dirname(path), os.W_OK)

@@ -103,8 +103,7 @@ def weight(job: SlurmJob, gpus: int, nodes: int, key: Counted, now: float) -> fl
 
 def held_of(job: SlurmJob, key: Counted, state: ClusterState) -> float:
     """What a limit counts of the job now."""
-    licence = key.shared[0][0] == "licenses"
-    if job.state not in _HOLDS and not (licence and job.state is JobState.COMPLETING):
+    if job.state not in _HOLDS and not (key.shared[0][0] == "licenses" and job.state is JobState.COMPLETING):
         return 0.0
     held = job.gpus_per_node_held
     return weight(job, sum(held.values()), len(held), key, state.taken_at)
