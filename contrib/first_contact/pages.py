@@ -83,6 +83,18 @@ def fits(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
+Row = Callable[[str, bool], None]
+
+
+@contextmanager
+def _told(row: Row) -> Iterator[None]:
+    """Make a row of a failure in Chromium, so that the others are made all the same."""
+    try:
+        yield
+    except Error as error:
+        row(str(error), False)
+
+
 def page_rows(
     cluster: DevCluster, config: Path, own: tuple[int, int], others: int, images: Path
 ) -> list[dict[str, Any]]:
@@ -93,9 +105,9 @@ def page_rows(
         rows.append({"element": element, "ok": ok})
 
     with chromium() as browser:
-        with served(cluster, None, "--config", str(config)) as (url, _):
+        with served(cluster, None, "--config", str(config)) as (url, _), _told(row):
             _administrator(browser, url, own, others, images, row)
-        with served(cluster, ADA) as (url, _):
+        with served(cluster, ADA) as (url, _), _told(row):
             _user(browser, url, own[0], others, row)
     return rows
 
@@ -111,11 +123,13 @@ def many_rows(
                 page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
                 page.goto(url)
                 page.wait_for_selector("h1")  # the URL of the token leads to another one
-                try:
+
+                def row(element: str, ok: bool, who: str = who) -> None:
+                    rows.append({"element": f"{who}, {jobs} jobs: {element}", "ok": ok})
+
+                with _told(row):
                     for element, ok in _used(page, server, failed, plain, jobs, images / f"many-{who}.png"):
-                        rows.append({"element": f"{who}, {jobs} jobs: {element}", "ok": ok})
-                except Error as error:
-                    rows.append({"element": f"{who}, {jobs} jobs: {error}", "ok": False})
+                        row(element, ok)
                 page.close()
     return rows
 
@@ -213,9 +227,6 @@ def _age(page: Page) -> int:
     return int(found[1]) if found else -1
 
 
-Row = Callable[[str, bool], None]
-
-
 def _administrator(
     browser: Browser, url: str, own: tuple[int, int], others: int, images: Path, row: Row
 ) -> None:
@@ -244,7 +255,7 @@ def _cluster(page: Page, own: tuple[int, int], others: int, images: Path, row: R
     )
     row("a plain job is grey", seen(page, ".run.plain"))
     colours = {
-        page.eval_on_selector(f".run[href$='/{n}'] i", "e => getComputedStyle(e).backgroundColor")
+        page.eval_on_selector(f"td:has([href$='/{n}']) .dot", "e => getComputedStyle(e).backgroundColor")
         for n in (own[0], others)
     }
     row("each job has a colour of its own", len(colours) == 2)
