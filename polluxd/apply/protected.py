@@ -153,9 +153,7 @@ def beyond_share(
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
     asked, found = _asked(alive, state, eligibility), dict[int, int]()
     # The smallest first: they are the most that a share has room for.
-    holding = sorted(
-        (job for job in alive if job.gpus_per_node_held), key=lambda job: (_on(None, job), job.job_id)
-    )
+    holding = sorted((j for j in alive if j.gpus_per_node_held), key=lambda j: (_on(None, j), j.job_id))
     for nodes, users in asked.items():
         held = Counter[int]()
         for job in holding:
@@ -183,20 +181,16 @@ def _on(nodes: Collection[str] | None, job: SlurmJob) -> int:
 def _asked(
     alive: Collection[SlurmJob], state: ClusterState, eligibility: Mapping[int, Eligibility]
 ) -> dict[frozenset[str], set[int]]:
-    """Return the users with jobs that could take more GPUs, by nodes: of a partition, and of a GPU type in it.
-
-    A job's own choice of nodes asks for all of their type: it could be the nodes of one other user.
-    """
+    """Return the users with jobs that could take more GPUs, by nodes: of a partition, and of a GPU type in it."""
     reach = {partition: state.reach(partition) for partition in {job.partition for job in alive}}
     types = {node.name: node.gpu_type for node in state.nodes}
-    found: dict[frozenset[str], set[int]] = {}
-    number = Counter[int]()
+    found, number = dict[frozenset[str], set[int]](), Counter[int]()
     for job in alive:
         whole, eligible = reach[job.partition], eligibility.get(job.job_id)
-        own = whole if eligible is None else whole & eligible.nodes
-        if not own or not _asks(job, state.taken_at):
+        # Whoever names nodes asks for all of their type: they could be those of one other user.
+        kinds = {types.get(name) for name in (whole if eligible is None else whole & eligible.nodes)}
+        if not kinds or not _asks(job, state.taken_at):
             continue
-        kinds = {types.get(name) for name in own}
         own = frozenset(name for name in whole if types.get(name) in kinds)
         for nodes in {whole, own}:
             if nodes in found or number[job.uid] < MOST_ASKED:
