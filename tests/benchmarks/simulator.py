@@ -265,7 +265,7 @@ the pairs (trace and seed); negative is less, and less is better in every column
 
 {claims(bench)}
 `pollux` minimises completion time by a price per GPU (`--objective completion-time`) unless a row says fair-share: the
-paper's objective with a weight by remaining work. Seeds differ in what earlier runs are drawn to have left. The moves
+paper's objective. Seeds differ in what earlier runs are drawn to have left. The moves
 of the product: 0.4 s in place, 5 s through the queue (`realloc.md`), by the rules of polluxd; the
 daemon expects its default costs until it has measured a job's own. Rough conditions: measurements off by 10 %,
 restarts of 15 to 250 s by application, two node failures a day; a seed per workload. The generated traces are 120 jobs

@@ -182,7 +182,7 @@ def test_a_ddp_loop_under_torchrun_makes_the_same_losses_wherever_it_is_moved(lo
     out, end = loop.folder / "ddp", loop.folder / "ddp-end"
     launch = loop.folder / "launch.sh"
     launch.write_text(
-        "export OMP_NUM_THREADS=1\n"
+        "export OMP_NUM_THREADS=1; ulimit -c 0\n"
         "exec srun --nodes=$POLLUX_NODES --ntasks=$POLLUX_NODES --ntasks-per-node=1 --wait=0 "
         f"{sys.executable} -m torch.distributed.run --nnodes=$POLLUX_NODES --nproc-per-node=$POLLUX_GPUS_PER_NODE "
         "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID-$SLURM_RESTART_COUNT --local-addr=127.0.0.1 "
