@@ -34,6 +34,10 @@ class SlurmUnavailable(SlurmError):
 class SlurmRefused(SlurmError):
     """Slurm refused the request."""
 
+    def __init__(self, said: str) -> None:
+        # A site's hook may repeat a user's words. In what polluxd writes of a move, a semicolon ends a sentence.
+        super().__init__(said.replace(";", ","))
+
 
 class SlurmGarbled(SlurmError):
     """polluxd cannot understand Slurm's answer and took no action on it."""

@@ -334,9 +334,8 @@ SET step = CAST(:step AS text),
     ends_at = coalesce(to_timestamp(CAST(:ends_at AS double precision)), r.ends_at),
     epoch = :epoch,
     resumed = coalesce(r.resumed, CASE WHEN :step = 'training' THEN (
-        SELECT CASE r.path WHEN 'resize' THEN '{}' ELSE coalesce(p.report -> 'times', '{}') END || jsonb_strip_nulls(
-            CASE WHEN r.path = 'resize' THEN jsonb_build_object('resize_cost', p.report -> 'resize_cost')
-            ELSE jsonb_build_object('restart_cost', p.report -> 'restart_cost') END)
+        SELECT CASE r.path WHEN 'resize' THEN jsonb_strip_nulls(jsonb_build_object('resize_cost', p.report -> 'resize_cost'))
+            ELSE coalesce(p.report -> 'times', '{}') END
         FROM (SELECT * FROM pollux.report_history h WHERE h.cluster = r.cluster AND h.job_id = r.job_id
               ORDER BY h.attempt DESC, h.id DESC LIMIT 1) p
         WHERE p.attempt >= r.attempt + CASE r.path WHEN 'requeue' THEN 1 ELSE 0 END) END)

@@ -57,6 +57,5 @@ def report(**changes: Any) -> dict[str, Any]:
         **{"goodput": 90.0, "throughput": 100.0, "progress": 10.0, "target": 500.0, "epoch": 1.5},
         **{"lr_factor": 2.0, "gain": 1.9, "optimizer_steps": 12, "checkpointed": False},
         "times": {"launched_at": now - 5, "first_step_at": now - 4},
-        "restart_cost": None,
         **changes,
     }

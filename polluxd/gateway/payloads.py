@@ -218,7 +218,6 @@ class ReportMessage(Message):
     optimizer_steps: Annotated[int, Field(ge=0, le=10**15)]
     checkpointed: bool
     times: TimesMessage | None = None
-    restart_cost: Seconds | None = None
     mode: Literal["observe", "advise", "enforce"] | None = None
     advice: AdviceMessage | None = None
     resize: Literal["in-place", "requeue"] | None = None

@@ -47,8 +47,6 @@ class Checkpointer:
         """The state of the batch-size search in the checkpoint; None without a checkpoint."""
         self.interrupted_at: float | None = None
         """When the last optimizer step before the newest restart ended; None without a restart."""
-        self._cost: float | None = None
-        """Seconds from the last step before the newest restart to the first step after it."""
         self._training, self._attempt = training, attempt
         self.writer: CheckpointWriter | None = None
         self.restarts: FruitlessRestarts | None = None
@@ -261,10 +259,7 @@ class Checkpointer:
 
     def after_first_step(self) -> None:
         """This attempt's first optimizer step is over."""
-        last_step_at, writer = self._training.last_step_at, self.writer
-        if self.interrupted_at is not None:
-            self._cost = max(last_step_at - self.interrupted_at, 0.0)
-        if writer is not None:
+        if (writer := self.writer) is not None:
             # The first step has made the optimizer's state, so the size of a copy is known from here on.
             parts = self._training.parts().items()
             large = {name: part for name, part in parts if name.endswith(("model", "optimizer"))}
@@ -418,12 +413,9 @@ class Checkpointer:
 
     def report(self) -> dict[str, Any]:
         """The checkpoints' share of a report."""
-        # A restart in the allocation is no requeue, which costs more.
-        cost = None if self._attempt.resized_for else self._cost
         return {
             "checkpointed": self.saved is not None and not self._attempt.unshared,
             "times": asdict(self._attempt.times),
-            "restart_cost": cost,
             "immovable": self.immovable,
         }
 

@@ -20,8 +20,9 @@ OUTPUTS = tuple(filter(None, map(_printed_to, (1, 2))))
 """As they were at the start: a folder may be renamed while the job runs, and the open file goes with it."""
 
 
-COMMAND = tuple(os.path.abspath(word) for word in sys.orig_argv if os.path.isfile(word))
-"""The files that the command names, such as the script: a user may remove it once the job runs."""
+COMMAND = tuple(os.path.abspath(word) for word in sys.orig_argv[:20] if os.path.isfile(word))
+"""The files that the command's first words name, such as the script: a user may remove it once the job runs. Further
+ones may be thousands of files of data."""
 
 
 def unopenable(paths: Iterable[str] = OUTPUTS, command: Iterable[str] = COMMAND) -> str | None:

@@ -51,8 +51,8 @@ class Steps:
         self._lock = threading.Lock()
         self.first_at: float | None = None
         """When the first step was printed."""
-        self.last_line = ""
-        """The newest line of any kind that is not blank, for an error's cause."""
+        self._last_lines = ["", ""]
+        """By stream, the newest line of any kind that is not blank."""
         self._begin(begin)
 
     def _begin(self, begin: float = 0.0) -> None:
@@ -76,11 +76,16 @@ class Steps:
             *whole, tail = re.split(rb"[\r\n]", self.tails.get(stream, b"") + data)
             self.tails[stream] = tail[:LONGEST]
             for line in filter(None, whole[-MOST_LINES:]):
-                self._line(_CONTROL.sub("", line[:LONGEST].decode(errors="replace")), now)
+                text = _CONTROL.sub("", line[:LONGEST].decode(errors="replace"))
+                self._last_lines[stream] = text.strip() or self._last_lines[stream]
+                self._line(text, now)
+
+    @property
+    def last_line(self) -> str:
+        """The last line for an error's cause: of stderr, as the two streams are read in no order."""
+        return self._last_lines[1] or self._last_lines[0]
 
     def _line(self, line: str, now: float) -> None:
-        if line.strip():
-            self.last_line = line.strip()
         for index, pattern in enumerate(self._patterns):
             found = pattern.search(line)
             if found is None:

@@ -240,10 +240,10 @@ class Wrapper:
         if self._ends_at is None or self.order is not None or not (self._signals or self._continues):
             return
         rhythm = (self._checkpoints.every or self._sizes.every or 0.0) * (self.steps.seconds or 0.0)
-        left = (self._contract.grace if self._signals else rhythm) + LIMIT_S
-        # A job of two minutes trains for most of them all the same.
+        # A job of few minutes trains for a part of them all the same.
         whole = self._ends_at - time.time() + time.monotonic() - self._started_at
-        if time.time() > self._ends_at - min(left, whole / 4):
+        left = self._contract.grace if self._signals else min(rhythm, whole / 4)
+        if time.time() > self._ends_at - left - min(LIMIT_S, whole / 8):
             asked, self._ends_at = self._ends_at, time_limit_at(self._slurms, ask=True)
             if self._ends_at is not None and self._ends_at <= asked + 1.0:
                 self._ends_at, self.order = None, (TIME_LIMIT, time.monotonic())
@@ -385,7 +385,6 @@ class Wrapper:
             "least_gpus": sizes.least_allowed(),
             "next_save_s": self._next_save_s(),
             "immovable": self._ended_as or (UNSEEN if self._unseen and first_at is None else unsaved) or None,
-            "restart_cost": self._start_s(),
             "times": times if first_at is None else times | {"first_step_at": first_at},
         }
 

@@ -32,7 +32,6 @@ WHOLE |= {
 }
 WHOLE |= {
     "resize_refused": {"id": 4, "why": "sbatch: error: Batch job submission failed"},
-    "restart_cost": 31.123456,
 }
 WHOLE |= {"local_max_by_type": {"": 64, "a100": 8, "v100": 16}}
 TIMES = dict.fromkeys(

@@ -258,17 +258,9 @@ def test_a_joiner_is_sent_every_part_and_the_rest(made: Any) -> None:
     }
 
 
-def test_the_cost_of_a_restart_is_told_unless_it_was_a_resize(made: Any) -> None:
-    assert made.it.report()["restart_cost"] is None
-    made.it.interrupted_at = 20.0
+def test_the_writer_knows_after_the_first_step_how_large_a_copy_is(made: Any) -> None:
     made.it.after_first_step()
-    assert made.it.report()["restart_cost"] == 30.0
     assert made.writer.calls == [("prepare", ["model", "optimizer"], 0)]
-    made.attempt.resized_for = 8
-    assert made.it.report()["restart_cost"] is None
-    made.attempt.resized_for, made.it.interrupted_at = 0, 60.0
-    made.it.after_first_step()
-    assert made.it.report()["restart_cost"] == 0.0, "a clock that was set back"
 
 
 # -- random numbers -----------------------------------------------------------------------------------------------
