@@ -198,7 +198,7 @@ def test_a_standby_shows_nothing_of_the_cluster() -> None:
 def test_a_request_to_slurm_that_fails_is_measured_too(error: type[Exception], result: str) -> None:
     class Failing:
         def requeue(self, job_id: int) -> None:
-            raise error
+            raise error("said")
 
     metrics = Metrics()
     seconds = iter((1.0, 3.5))
