@@ -1,5 +1,5 @@
--- Roles and rights. A superuser runs this file once in Pollux' database, and again after an upgrade: `polluxd migrate` does
--- it when it connects as a superuser. Repeating it changes nothing. Passwords and pg_hba.conf are the site's business.
+-- Roles and rights. A superuser runs this file once in Pollux' database, and again after an upgrade: `polluxctl db init`
+-- does it. Repeating it changes nothing. Passwords and pg_hba.conf are the site's business.
 --
 --   pollux_daemon    owns schema `pollux`; polluxd and `polluxctl` (writing) connect as this role
 --   pollux_gateway   `polluxd gateway`, which users reach: the rights of its few statements

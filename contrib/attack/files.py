@@ -86,7 +86,7 @@ def password_in_clear(site: Site) -> Outcome:
     config.touch(mode=0o600)
     config.write_text(site.polluxd.config.read_text().replace(site.cluster.database_url, url))
     done = subprocess.run(
-        [BIN / "polluxd", "migrate", "--config", str(config)],
+        [BIN / "polluxctl", "db", "upgrade", "--config", str(config)],
         env={**os.environ, **site.cluster.client_environment},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""`polluxd`: run the daemon or the gateway, check the configuration, migrate."""
+"""`polluxd`: run the daemon or the gateway, check the configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from polluxd.slurm.configuration import Slurm
 from polluxd.store import Store
 from polluxd.store.gateway_statements import GatewayStore
 
-from . import database
 from .answering import Answering
 
 log = logging.getLogger(__name__)
@@ -84,12 +83,6 @@ def run(
 
     with service.beside(load):
         Daemon(load).run()
-
-
-@app.command()
-def migrate(config: ConfigOption = DEFAULT_PATH) -> None:
-    """Create or upgrade the database. It is safe to repeat."""
-    database.migrate(load_config(config))
 
 
 @app.command()

@@ -139,7 +139,7 @@ def _run(connection: Any, statement: sql.Composable) -> None:
 def upgrade(config: ConfigOption = None) -> None:
     """Bring the schema to this version.
 
-    Running jobs go on; those with an agent of polluxd 0.1 train plainly to their end. Safe to repeat.
+    Running jobs go on. Safe to repeat.
     """
     migrate(access.configuration(config))
 

@@ -95,7 +95,7 @@ def _schema(config: Config) -> Iterator[Finding]:
         store.check_schema()
     except StoreError as error:
         reason = str(error)
-        yield fault("schema", reason, _remedy(reason) if _FULL.search(reason) else "polluxd migrate")
+        yield fault("schema", reason, _remedy(reason) if _FULL.search(reason) else "polluxctl db upgrade")
     else:
         yield ok("schema", f"the schema is that of polluxd {__version__}")
     finally:

@@ -89,6 +89,6 @@ def _become_owner(cursor: Any) -> None:
     if missing := cursor.fetchone()[0]:
         raise StoreRejected(
             f"the database roles {', '.join(missing)} do not exist, and only a superuser may make them: "
-            "run `polluxd migrate` once as a superuser, or sql/roles.sql by hand"
+            "run `polluxctl db init` as root on PostgreSQL's machine, or sql/roles.sql by hand"
         )
     cursor.execute(f"SET ROLE {OWNER}")

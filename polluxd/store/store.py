@@ -119,7 +119,7 @@ class Store(PeopleStore):
         applied = {row["name"] for row in self._ask("applied_migrations")}
         if missing := [m.name for m in migrations() if m.name not in applied]:
             raise StoreRejected(
-                f"{self._connector.place} lacks the migrations {', '.join(missing)}: run `polluxd migrate`"
+                f"{self._connector.place} lacks the migrations {', '.join(missing)}: run `polluxctl db upgrade`"
             )
 
     # Settings

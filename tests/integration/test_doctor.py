@@ -217,7 +217,7 @@ FILES: dict[str, Fault] = {
     ),
     "no configuration": ("configuration", "example-config", lambda s: s.away(s.config)),
     "a missing device": ("devices", "driver", lambda s: s.away(s.cluster.directory / "dev/gpu2")),
-    "an older schema": sql("schema", "polluxd migrate", FORGET, REMEMBER),
+    "an older schema": sql("schema", "db upgrade", FORGET, REMEMBER),
     "a role that cannot log in": sql(
         "roles", "db init", "ALTER ROLE pollux_read NOLOGIN", "ALTER ROLE pollux_read LOGIN"
     ),

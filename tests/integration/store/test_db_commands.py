@@ -76,7 +76,7 @@ def test_check_finds_a_missing_migration(server, etc):
     server.execute("DELETE FROM pollux.schema_migration WHERE name LIKE '0001%'", database="site")
     done = run("check", config(etc))
     assert done.exit_code == 1
-    assert "polluxd migrate" in done.output
+    assert "polluxctl db upgrade" in done.output
     server.execute("DROP DATABASE site", database="postgres")
 
 

@@ -118,8 +118,6 @@ def test_each_part_of_a_plan_is_compared(recorded):
         assert (found["job_id"], found["what"]) == (None, what)
     (missing,) = differences(cycle, plan.allocations[1:], plan)
     assert (missing["what"], missing["recorded"], missing["replayed"]) == ("decision", "none", "made")
-    # A cycle of before explanations were kept as data.
-    assert differences(cycle, (replace(first, explanation=None), *plan.allocations[1:]), plan) == []
 
 
 def test_what_cannot_be_replayed_says_why_in_one_line(recorded, polluxctl):
@@ -147,16 +145,6 @@ def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
     recorded.newest = None
     said = polluxctl("decisions", "list", "-n", "3")
     assert said.out.splitlines()[1].split()[-3:] == ["10ms", "no", "-"]
-
-
-def test_the_gain_needs_two_decisions_and_is_a_row(recorded, polluxctl, monkeypatch):
-    assert "expected two decisions or more" in polluxctl("decisions", "gain").err
-    (one,) = recorded.cycles(1)
-    later = replace(one, cycle=replace(one.cycle, started_at=one.cycle.started_at + 60))
-    monkeypatch.setattr(recorded, "cycles", lambda _newest: [later, one])
-    (row,) = json.loads(polluxctl("decisions", "gain", "--json").out)
-    assert (row["mode"], row["decisions"], row["held"]) == ("enforce", 1, 0.0)
-    assert row["gained_hours"] == pytest.approx(sum(a.speedup for a in recorded.plan.allocations) / 60)
 
 
 def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl):
