@@ -31,7 +31,7 @@ class Work:
     """The rest of a job, as drawn."""
 
     amount: float
-    """Scale-invariant steps, or seconds on any GPUs."""
+    """Scale-invariant steps; or seconds from its first start on any GPUs, with starts and moves in them."""
     in_steps: bool
     measures: Report | None = None
     """What the agent will report of a job that has not reported yet; None: nothing."""
@@ -89,9 +89,8 @@ class _Life:
         self.trains_at = 0.0
         self.news_at = math.inf
         if job.placement and job.pinned and job.pin_reason.startswith(SOON):
-            self.free_at = self.trains_at = _cost(
-                job, NO_PLACEMENT if job.resize_cost is None else job.placement
-            )
+            self.free_at = _cost(job, NO_PLACEMENT if job.resize_cost is None else job.placement)
+            self.trains_at = self.free_at * work.in_steps
 
     def ends_after(self, now: float) -> float:
         """When it ends at its present speed."""
@@ -240,7 +239,7 @@ class _Course:
         if moved and not _resized(job, target) and job.time_limit is not None:
             life.limit_left = job.time_limit
         life.began = now if life.began is None else life.began
-        life.trains_at, life.free_at = now + cost, now + 2 * cost
+        life.trains_at, life.free_at = now + cost * life.work.in_steps, now + 2 * cost
         life.news_at = now + cost + NEWS_S
         self._pace(life)
 

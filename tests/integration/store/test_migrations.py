@@ -137,7 +137,7 @@ def test_a_migration_edited_after_it_was_applied_is_refused(new_store, postgres,
 def test_a_database_without_the_schema_says_what_to_run(new_store, postgres, database):
     store = new_store(url(postgres, database), "c")
     for ask in (store.reports, store.check_schema):
-        with pytest.raises(StoreRejected, match="polluxctl db init"):
+        with pytest.raises(StoreRejected, match="polluxctl db upgrade"):
             ask()
     store.migrate()
     store.check_schema()

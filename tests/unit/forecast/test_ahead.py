@@ -31,9 +31,22 @@ def test_a_job_alone_ends_when_its_work_is_done():
 def test_a_job_that_waits_for_gpus_starts_when_the_job_before_it_ends():
     snap = snapshot(nodes(1), [running(1, ["n000"], 4, ALONE), job(2, ALONE)])
     found = look_ahead(snap, {1: seconds(1000.0), 2: seconds(200.0)}, horizon_s=HOUR)
-    # Within the floor of decisions at that time; then the start's cost and the work.
+    # Within the floor of decisions at that time; then the work: past jobs' seconds have their starts in them.
     assert 1000.0 <= found[2].starts <= 1060.0
-    assert found[2].ends == pytest.approx(found[2].starts + job(2).move_cost + 200.0)
+    assert found[2].ends == pytest.approx(found[2].starts + 200.0)
+
+
+def test_a_start_under_way_delays_steps_but_not_an_end_that_is_known_in_seconds():
+    one = running(1, ["n000"], 4, ALONE, pinned=True, pin_reason="move to n000 under way", move_cost=126.0)
+    found = look_ahead(snapshot(nodes(1), [one]), {1: seconds(20.0, limit_s=60.0)}, horizon_s=HOUR)
+    assert found[1].ends == pytest.approx(20.0)
+    one = replace(one, report=report(progress=0.0, target=2000.0))
+    in_time = replace(one, pinned=False, pin_reason="")
+    first, later = (
+        look_ahead(snapshot(nodes(1), [each]), {1: Work(2000.0, True)}, horizon_s=100 * HOUR)[1].ends
+        for each in (in_time, one)
+    )
+    assert later == pytest.approx(first + 126.0)
 
 
 def test_steps_take_as_long_as_the_fit_says_and_more_gpus_less():
