@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from polluxd.forecast.ahead import Course
 from polluxd.forecast.courses import run_ahead
 from polluxd.forecast.history import ANYBODY, DECLARED, SAME_NAME, SAME_USER, History
 from polluxd.forecast.intervals import Forecast, Happened, Misses, drawn, score
@@ -28,6 +29,7 @@ from polluxd.sim.daemon_engine import simulate_daemon
 from polluxd.sim.generator import Trace, generate, stiffened
 from polluxd.store import EndedJob
 from tests.benchmarks.results import ROOT, parser_of
+from tests.benchmarks.site_report import placed_in
 
 PAGE = Path(__file__).with_suffix(".md")
 OUT = ROOT / "bench-out" / "forecast"
@@ -72,12 +74,17 @@ class Day:
 class Seen:
     """What was foretold on one day."""
 
-    forecasts: list[Forecast] = field(default_factory=list)
+    courses: list[tuple[int, float, str, tuple[Course, ...], str]] = field(default_factory=list)
+    """Of each job at each moment: what `drawn` makes a forecast of."""
     happened: Mapping[int, Happened] = field(default_factory=dict)
     cpu_s: list[float] = field(default_factory=list)
     """Of each run ahead."""
     jobs: list[int] = field(default_factory=list)
     """Jobs of each snapshot."""
+
+    @property
+    def forecasts(self) -> list[Forecast]:
+        return [drawn(*each) for each in self.courses]
 
 
 class Watcher:
@@ -107,12 +114,9 @@ class Watcher:
         return decide(snapshot, cache=cache)
 
     def _over(self, job: SnapshotJob, now: float) -> EndedJob:
-        report = job.report
-        if report is not None and report.target is not None:
-            report = replace(report, progress=max(report.target, report.progress))
         times = (job.submitted_at, self._started.get(job.job_id, now), now)
         return EndedJob(
-            *(job.job_id, job.user, job.name, job.account, job.partition, job.spec), *times, report=report
+            *(job.job_id, job.user, job.name, job.account, job.partition, job.spec), *times, report=job.report
         )
 
 
@@ -124,9 +128,15 @@ def played(lengths: Any, seed: int) -> Day:
     result = simulate_daemon(
         stiffened(made, BUILT_IN, TRACE, seed), BUILT_IN, scenario, decide=watcher.decide
     )
-    # Slurm in memory numbers jobs as they come.
+    # Slurm in memory numbers jobs as they come. An agent's last report is of its training's end.
     happened = {job.number + 1: Happened(job.started_at, job.ended_at) for job in result.jobs}
-    return Day(tuple(watcher.moments), tuple(watcher.ended.values()), happened)
+    made = {job.number + 1: job.length for job in result.jobs}
+    ended = {
+        past.job_id: replace(past, report=past.report and replace(past.report, progress=made[past.job_id]))
+        for past in watcher.ended.values()
+    }
+    moments = (replace(each, ended=tuple(ended[p.job_id] for p in each.ended)) for each in watcher.moments)
+    return Day(tuple(moments), tuple(ended.values()), happened)
 
 
 def _shifted(past: EndedJob, days: int) -> EndedJob:
@@ -149,8 +159,8 @@ def forecast(lengths: str, seed: int) -> Seen:
         history = History([*past, *moment.ended], submitted, -DAYS * DAY_S)
         found = run_ahead(moment.snapshot, history, moment.held_s, draws=DRAWS, seed=seed)
         at = moment.snapshot.taken_at
-        seen.forecasts += [
-            drawn(job.job_id, at, found.by[job.job_id], found.found[job.job_id], job.user)
+        seen.courses += [
+            (job.job_id, at, found.by[job.job_id], found.found[job.job_id], job.user)
             for job in moment.snapshot.jobs
         ]
         seen.cpu_s.append(time.process_time() - began)
@@ -216,8 +226,7 @@ def table(lengths: str, days: Mapping[int, Seen]) -> str:
     cpu = [seconds for seen in days.values() for seconds in seen.cpu_s]
     jobs = [count for seen in days.values() for count in seen.jobs]
     every = [f for found in moved.values() for f in found]
-    return f"""
-## {LENGTHS[lengths]}
+    return f"""## {LENGTHS[lengths]}
 
 | {len(moved)} days | jobs | ended within | median width [min] | width over the job's time | started by then |
 | --- | ---: | ---: | ---: | ---: | ---: |
@@ -228,10 +237,7 @@ CPU on average and at most {max(cpu):.1f} s.
 """
 
 
-def page(days: Mapping[str, Mapping[int, Seen]]) -> str:
-    """The figures as Markdown."""
-    tables = "".join(table(lengths, seen) for lengths, seen in days.items() if len(seen) > 1)
-    return f"""# Forecasts
+HEAD = f"""# Forecasts
 
 Written by `make bench-forecast`. Each day has {JOBS} jobs over {HOURS:g} hours on {NODES} nodes of {GPUS} GPUs in
 virtual time, of 4 users; three in ten need 8 GPUs. The lengths of trainings of one name are drawn with a
@@ -241,25 +247,28 @@ Every {EVERY_S / 60:.0f} minutes, {DRAWS} courses run ahead from the snapshot th
 Forecasts are moved by what those of the two days before missed; the first day that was run has none before it, and
 is left out. Each job counts once, however often it was forecast. The goal is an interval of 80 % that holds for 75 to
 85 % of the jobs, and is less wide than half of the job's time on GPUs.
-{tables}"""
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--lengths", choices=LENGTHS, action="append", help="these alone [default: all]")
     options = parser.parse_args(arguments)
+    PAGE.write_text(HEAD + "".join(PAGE.read_text().partition("\n## ")[1:]))
     # Of the first day, no earlier forecasts are known.
     seeds = range(DAYS, DAYS + options.seeds + 1)
-    days: dict[str, dict[int, Seen]] = {}
     with ProcessPoolExecutor(options.processes) as pool:
-        for lengths in LENGTHS:
+        for lengths in options.lengths or LENGTHS:
+            days: dict[int, Seen] = {}
             list(pool.map(partial(kept, f"day-{lengths}", partial(played, lengths)), range(DAYS + 1)))
             ahead = pool.map(partial(kept, f"ahead-{lengths}", partial(forecast, lengths)), seeds)
             for seed, seen in zip(seeds, ahead, strict=True):
-                days.setdefault(lengths, {})[seed] = seen
+                days[seed] = seen
                 # A run that is ended early leaves a page of the days so far.
-                PAGE.write_text(page(days))
+                if len(days) > 1:
+                    placed_in(PAGE, f"## {LENGTHS[lengths]}", table(lengths, days))
     print(PAGE.read_text())
 
 
