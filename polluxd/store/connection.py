@@ -149,7 +149,9 @@ def translated(error: BaseException, place: str) -> StoreError | LeaderLost:
     if code == _FENCED:
         return LeaderLost(text)
     if code in ("3F000", "42P01"):  # no such schema or table
-        return StoreRejected(f"{place} has no Pollux schema of this version ({text}): run `polluxctl db upgrade`")
+        return StoreRejected(
+            f"{place} has no Pollux schema of this version ({text}): run `polluxctl db upgrade`"
+        )
     lost = code is None and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError)
     if lost or (code or "").startswith(_RETRY_CLASSES) or isinstance(error, TimeoutError):
         return StoreUnavailable(
