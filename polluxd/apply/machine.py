@@ -317,9 +317,7 @@ def _started(at: Situation, job: SlurmJob) -> Action:
         return Reach(Step.TRAINING)
     late = f"running, but no training step reported within {limit:.0f} s"
     if report is not None and report.attempt == job.restart_count and report.immovable:
-        return _wait(
-            at, limit, Withdraw(f"{late}, and it cannot be moved: {report.immovable}")
-        )  # it has said why
+        return _wait(at, limit, Withdraw(f"{late}, and it cannot be moved: {report.immovable}"))
     return _wait(at, limit, Fail(f"{late}: does the script call pollux.attach()? Its GPUs stay as they are"))
 
 

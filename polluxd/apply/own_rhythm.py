@@ -3,7 +3,8 @@
 Such a trainer (`pollux wrap`) saves when it chooses, each 30 minutes say, and makes the steps since then again after a
 move. Its report says when its next checkpoint is due. A plan leaves the job where it is until then, and a drain waits
 for it. A user may claim any time, so a plan waits for an hour at most, a drain for another one, and neither protects
-more than the user's equal share of the GPUs (`protected`).
+more than the user's equal share of the GPUs (`protected`). Within it, no such trainer gets fewer GPUs than its user
+asked for before it has trained for as long as after a move: it may fail on fewer, and then stands for nothing.
 """
 
 from __future__ import annotations
@@ -46,32 +47,41 @@ class OwnRhythm:
         self._since: dict[int, tuple[int, float]] = {}
         """By job: the attempt, and when its plans began to wait for a checkpoint that has not come since."""
         self.stays: dict[int, str] = {}
+        self.least: dict[int, int] = {}
+        """Fewest GPUs of trainers that may work on no fewer, until they have trained long enough for a try."""
 
     def observe(self, state: ClusterState, records: CycleRecords) -> None:
         """Take in what a decision is made on."""
         now, since = state.taken_at, self._since
-        self._since, self.stays = {}, {}
+        self._since, self.stays, self.least = {}, {}, {}
+        in_service = {node.name for node in state.nodes if node.schedulable}
         for job in state.jobs:
             report, total = records.reports.get(job.job_id), records.totals.get(job.job_id)
-            due = due_at(report, job.restart_count)
-            if job.state is not JobState.RUNNING or report is None or due is None:
+            if job.state is not JobState.RUNNING or report is None or job.spec is None:
+                continue
+            cost, due = total.mean_cost.get("requeue") if total else None, due_at(report, job.restart_count)
+            rests = self._rest_s(report, cost or self._limits.default_cost_s, now) > 0
+            if job.spec.own_size and rests and in_service.issuperset(job.gpus_per_node_held):
+                self.least[job.job_id] = min(job.spec.own_size, sum(job.gpus_per_node_held.values()))
+            if due is None:
                 continue
             attempt, begun = since.get(job.job_id, (-1, now))
             if due - now > self._soon_s:
                 begun = begun if attempt == job.restart_count else now
                 self._since[job.job_id] = job.restart_count, begun
-            cost = total.mean_cost.get("requeue") if total else None
             if why := self._why(report, due - now, cost, now, begun):
                 self.stays[job.job_id] = why
 
     def _why(self, report: Report, due_s: float, cost: float | None, now: float, begun: float) -> str:
-        if cost is not None and report.first_step_at is not None:
-            left = report.first_step_at + min(self._limits.own_loop_rest * cost, LONGEST_S) - now
-            if left > 0:
-                return f"trains for {_in_words(left)} more before its next move: one has cost it {cost:.0f} s"
+        if cost is not None and (left := self._rest_s(report, cost, now)) > 0:
+            return f"trains for {_in_words(left)} more before its next move: one has cost it {cost:.0f} s"
         if due_s > self._soon_s and now - begun <= LONGEST_S:
             return f"moves at its next checkpoint, in about {_in_words(due_s)}"
         return ""
+
+    def _rest_s(self, report: Report, cost: float, now: float) -> float:
+        """Seconds until it has trained long enough for a move at this cost."""
+        return min(self._limits.own_loop_rest * cost, LONGEST_S) - (now - (report.first_step_at or now))
 
 
 def _in_words(seconds: float) -> str:

@@ -82,23 +82,15 @@ class PastMoves:
         past.failed_on *= move.target.gpus > past.failed_on
         self._rest(past, 0.0 if move.path == "resize" else took)
 
-    def failed(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
-        """Begin a cooldown, with `rest`."""
+    def failed(self, move: Move, *, rest: bool = True, undrained: bool = False, person: bool = False) -> None:
+        """Begin a cooldown, with `rest`; a `person` has taken the job's move back."""
         past = self._jobs.setdefault(move.job_id, _Past())
         past.undrained += undrained
         if rest:
-            past.cancelled = move.step is Step.STARTED and past.failed_on > 0
+            past.cancelled = person or (move.step is Step.STARTED and past.failed_on > 0)
             self._rest(past)
-        if move.step is Step.STARTED:
+        if move.step is Step.STARTED and not person:
             past.failed_on = max(past.failed_on, move.target.gpus)
-
-    def withdrawn(self, move: Move, *, rest: bool = True, undrained: bool = False) -> None:
-        """Begin a cooldown, with `rest`: a person has taken the job's move back."""
-        past = self._jobs.setdefault(move.job_id, _Past())
-        past.undrained += undrained
-        if rest:
-            past.cancelled = True
-            self._rest(past)
 
     def _rest(self, past: _Past, most: float = math.inf) -> None:
         past.rests_until = self._monotonic() + min(self._cooldown, most)

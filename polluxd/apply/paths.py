@@ -53,6 +53,8 @@ class MoveRules:
     """Why jobs stay for the sake of their trainers' own rhythm (`own_rhythm`)."""
     start_s: Mapping[int, float] = field(default_factory=dict)
     """How long the newest attempts of trainers with loops of their own took to their first steps [s]."""
+    least: Mapping[int, int] = field(default_factory=dict)
+    """Jobs that get no fewer GPUs than these (`own_rhythm`)."""
     idle_for: Callable[[int, float], bool] = lambda _uid, _now: True
     """Whether GPUs may idle at a time for plain jobs of a user that cannot start with them (`plain_jobs`)."""
 

@@ -91,6 +91,8 @@ class Protection:
         """Of trainers with loops of their own: from Slurm's start to the first step, as polluxd first heard of it."""
         self.beyond: dict[int, int] = {}
         """As `beyond_share` gives it, by the newest decision."""
+        self.least: dict[int, int] = {}
+        """Fewest GPUs of trainers, as `OwnRhythm` has them, where the equal share has room for them."""
 
     def observe(
         self,
@@ -114,14 +116,17 @@ class Protection:
             self.stepped[job_id] = report.attempt
         self.stepped = {job_id: attempt for job_id, attempt in self.stepped.items() if job_id in ours}
         self.start_s = {job_id: seconds for job_id, seconds in self.start_s.items() if job_id in ours}
-        protected = [
-            job_id
+        protected = dict.fromkeys(self.rhythm.least, 1)
+        protected |= {
+            job_id: 0
             for job_id, job in ours.items()
             # A drain refused is as much its own act as a hold.
             if job.state is JobState.RUNNING
             and (undrained(job_id) or self._is_protected(job, reports.get(job_id), eligibility, spent, now))
-        ]
-        self.beyond = beyond_share(state, frozenset(protected), eligibility) if protected else {}
+        }
+        found = beyond_share(state, protected, eligibility) if protected else {}
+        self.beyond = {job_id: gpus for job_id, gpus in found.items() if not protected[job_id]}
+        self.least = {n: gpus for n, gpus in self.rhythm.least.items() if gpus <= found.get(n, gpus)}
 
     def _is_protected(
         self,
@@ -139,7 +144,7 @@ class Protection:
 
 
 def beyond_share(
-    state: ClusterState, protected: Collection[int], eligibility: Mapping[int, Eligibility]
+    state: ClusterState, protected: Mapping[int, int], eligibility: Mapping[int, Eligibility]
 ) -> dict[int, int]:
     """Return, by job, how many GPUs protection leaves it; jobs that it leaves all are left out.
 
@@ -147,13 +152,15 @@ def beyond_share(
     them. It is a GPU at least.
 
     Args:
-        protected: running jobs that stay for a reason that their users can cause.
+        protected: running jobs that stay for a reason that their users can cause (0), or at their sizes (1): in what
+            the former leave of the share.
         eligibility: where jobs may start that Slurm restricts. A job that may start nowhere lacks no GPUs.
     """
     alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
     asked, found = _asked(alive, state, eligibility), dict[int, int]()
+    holding = [job for job in alive if job.gpus_per_node_held]
     # The smallest first: they are the most that a share has room for.
-    holding = sorted((j for j in alive if j.gpus_per_node_held), key=lambda j: (_on(None, j), j.job_id))
+    holding.sort(key=lambda j: (protected.get(j.job_id, 0), _on(None, j), j.job_id))
     for nodes, users in asked.items():
         held = Counter[int]()
         for job in holding:

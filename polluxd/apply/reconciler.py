@@ -109,6 +109,7 @@ class Reconciler:
             at_risk(seen.state, self.waiting.contending),
             self.protection.rhythm.stays,
             self.protection.start_s,
+            self.protection.least,
             self._idle_for,
         )
 
@@ -402,16 +403,14 @@ class Reconciler:
                 self.waiting.keep_back(move.job_id, release=held)
         self._store.advance(move.id, Step.FAILED, self._clock(), epoch=epoch, detail=reason)
         log.log(level, "job %d: move %d to %s %s: %s", move.job_id, move.id, move.target, result, reason)
+        self.past.failed(move, rest=end.rest, undrained=end.undrained, person=isinstance(end, Withdraw))
         if isinstance(end, Fail):
-            self.past.failed(move, rest=end.rest, undrained=end.undrained)
             if job is not None and end.refused:
                 self.refusals.learn(move, job, end.refused)
             if end.alone:
                 self.refusals.cannot_span(move, end.alone)
             if job is not None and end.keep_back:
                 self._go_back(move, job, room, reason, end.refused)
-        else:
-            self.past.withdrawn(move, rest=end.rest, undrained=end.undrained)
         self._ended(move, result, self._since_planned(move))
 
     def _go_back(self, move: Move, job: SlurmJob, room: Capacity, why: str, refused: str) -> None:

@@ -255,7 +255,7 @@ class MoveSettings(_Section):
     """Expected cost of a move until the job's own moves are measured (the constant of the paper)."""
     own_loop_rest: Count = 20
     """A trainer of its own loop (`pollux wrap`) trains for so many times the cost of its moves between two of them,
-    within an hour. 0: no such rest."""
+    and before it gets fewer GPUs than its user asked for, within an hour. 0: no such rest."""
     paths: MovePaths = ("resize", "requeue")
     """How polluxd may move running jobs. It takes the fastest path that a job supports."""
     planned_timeout_s: Seconds = 60.0

@@ -256,6 +256,8 @@ class _Views:
             most, rule = (placement.gpus if most is None else min(most, placement.gpus)), taker
             nodes = frozenset(placement.nodes)
             eligible = Eligibility(nodes if eligible is None else nodes & eligible.nodes, taker)
+        if spec.min_gpus < (kept := rules.least.get(job.job_id, 0)) <= (most or kept):
+            spec = replace(spec, min_gpus=kept)
         pin_reason, owes = staying.reason if staying else "", job.job_id in rules.allowed.gives_back
         if staying is not None and staying.of_user and job.job_id in rules.beyond_share:
             # It gives the rest back where it is: a place elsewhere would cost it more.

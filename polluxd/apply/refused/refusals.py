@@ -82,6 +82,8 @@ class Refusals:
         """What jobs with an open move past its plan will hold."""
         self._moved: frozenset[int] = frozenset()
         """Of these, jobs that trained before it."""
+        self._busy: set[Counted] = set()
+        """Limits that one of them has to meet: who is tried beyond them now would take its part."""
         self._learnt: dict[int, set[int]] = {}
         """By job: the moves that this process has seen fail."""
 
@@ -241,12 +243,10 @@ class Refusals:
 
     def _used(self, key: Counted, but: int, state: ClusterState, *, before: float = inf) -> float:
         """What other jobs use of the limit that have started before a time."""
-        if key.alone:
-            return 0.0
         return sum(
             held_of(job, key, state)
             for job in state.jobs
-            if job.job_id != but and (job.start_time or 0.0) <= before and shares(job, key)
+            if not key.alone and job.job_id != but and (job.start_time or 0.0) <= before and shares(job, key)
         )
 
     def _promised(self, job: SlurmJob, key: Counted, state: ClusterState) -> float:
@@ -269,7 +269,7 @@ class Refusals:
         if not (self._limits or self._nodes or self._spans):
             return Bars()
         gpus = {node.name: node.gpus for node in state.nodes}
-        used, busy = self._uses(state), self._busy(state)
+        used = self._uses(state)
         held = Counter[str]()
         for job in state.jobs:
             held.update(job.gpus_per_node_held if job.spec is not None else {})
@@ -278,7 +278,7 @@ class Refusals:
         for job in state.jobs:
             if job.spec is None or job.state.finished or job.tasks or (of and job.job_id not in of):
                 continue
-            met = list(self._met(job, state, used, free, busy))
+            met = list(self._met(job, state, used, free))
             if (span := self._span(job, state, used)) is not None:
                 spans[job.job_id] = span[0]
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
@@ -292,17 +292,14 @@ class Refusals:
 
     def _uses(self, state: ClusterState) -> dict[Counted, float]:
         """What jobs use of each limit, or will once their moves have ended."""
+        moved = [job for job in state.jobs if job.job_id in self._moved]
+        self._busy = {key for key in self._limits if any(shares(job, key) for job in moved)}
         return {
-            key: 0.0
-            if key.alone
-            else sum(self._promised(job, key, state) for job in state.jobs if shares(job, key))
+            key: sum(
+                self._promised(job, key, state) for job in state.jobs if not key.alone and shares(job, key)
+            )
             for key in self._limits
         }
-
-    def _busy(self, state: ClusterState) -> set[Counted]:
-        """The limits that a training in mid-move holds nothing of: who is tried again now would take its part."""
-        stopped = [job for job in state.jobs if job.job_id in self._moved and not job.gpus_per_node_held]
-        return {key for key in self._limits if any(shares(job, key) for job in stopped)}
 
     def _span(
         self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float]
@@ -331,16 +328,11 @@ class Refusals:
         return max(most, holds)
 
     def _met(
-        self,
-        job: SlurmJob,
-        state: ClusterState,
-        used: Mapping[Counted, float],
-        free: frozenset[str],
-        busy: Container[Counted],
+        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: frozenset[str]
     ) -> Iterable[Bar]:
         """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`.
 
-        It is tried a minute later under a limit that is `busy`.
+        It is tried a minute later under a limit that a training in mid-move has to meet.
         """
         assert job.spec is not None
         # The sizes at which its trainer works: one of its own loop may work at its user's size alone.
@@ -353,8 +345,8 @@ class Refusals:
         for key, limit in self._limits.items():
             if shares(job, key):
                 own = 0.0 if key.alone else self._promised(job, key, state)
-                bar = self._by_limit(job, holds, key, limit, used[key] - own, state)
-                found.append((bar, limit.tried_at + TRIED_AGAIN_S * (key in busy)))
+                bar = self._by_limit(job, holds, key, limit, used[key] - own, state.taken_at)
+                found.append((bar, limit.tried_at + TRIED_AGAIN_S * (key in self._busy)))
         demands = demands_of(job) if self._nodes else ()
         found += [
             (by_nodes(job, holds, one, state), one.tried_at)
@@ -373,29 +365,27 @@ class Refusals:
             yield None if eligible is None else cap, tried
 
     def _by_limit(
-        self, job: SlurmJob, holds: int, key: Counted, limit: RefusedLimit, others: float, state: ClusterState
+        self, job: SlurmJob, holds: int, key: Counted, limit: RefusedLimit, others: float, now: float
     ) -> Bar:
         assert job.spec is not None
         rule = f"Slurm refused it ({limit.reason})"
         if key.unit == "orders":
             return None, Eligibility(frozenset(), f"Slurm refused to change it ({limit.reason})")
+        each = weight(job, 1, 1, key, now)
         if key.unit == "jobs":
-            barred = others + weight(job, 1, 1, key, state.taken_at) >= limit.refused
-            return None, Eligibility(frozenset(), rule) if barred else None
+            return None, None if others + each < limit.refused else Eligibility(frozenset(), rule)
         if key.unit == "node":
             most = self._most_nodes(job, key, limit, others)
-            return None, Eligibility(frozenset(), rule) if most < 1 else None
-        each = weight(job, 1, 1, key, state.taken_at)
+            return None, None if most > 0 else Eligibility(frozenset(), rule)
         gpus = max(ceil((limit.refused - others) / each) - 1, 0)
         works = max(floor((limit.good - others) / each), 0)
-        if (
-            holds
-            and others + weight(job, holds, len(job.gpus_per_node_held), key, state.taken_at) >= limit.refused
-        ):
+        if holds and others + weight(job, holds, len(job.gpus_per_node_held), key, now) >= limit.refused:
             return None, Eligibility(frozenset(), rule)  # it would not start again at its own size, wherever
         if holds:
             # Once it has stopped a training, none goes further than what is known to work: each try may stop one more.
             gpus = max(min(gpus, works) if limit.stopped else gpus, holds)
+        elif limit.stopped and key in self._busy:
+            gpus = min(gpus, works)  # Slurm refuses one of the two, and that may be the training
         elif job.demands.asked is not None and works < (asked := job.demands.asked[0] * job.demands.asked[1]):
             # No try between its user's size and the refused one: each takes seconds.
             gpus = min(gpus, asked)

@@ -128,6 +128,15 @@ REASONS = (
 MORE_FROM = 1_000_000
 """Seeds from here on play lives with more reasons, and with trainers of one size: others stay what they were."""
 MORE_REASONS = tuple(_BARS)
+FOR_ALL_FROM = 3_006_000
+"""Seeds from here on play lives in which limits on several jobs refuse plain jobs, too."""
+_OF_SEVERAL = {
+    "QOSMaxGRESPerUser",
+    "QOSMaxJobsPerUserLimit",
+    "QOSGrpGRES",
+    "QOSGrpGRESRunMinutes",
+    "Licenses",
+}
 _SAYS = {
     "reservation": "ReqNodeNotAvail, May be reserved for other job",
     "switches": "Resources",
@@ -195,7 +204,7 @@ class Life(Cluster):
         super().__init__(nodes, exit_s, poll_s=2.0, interval_s=15.0)
         self.random, self.exit_s = random, exit_s
         self.broken: Broken | None = None
-        self.more = seed >= MORE_FROM
+        self.more, self.for_all = seed >= MORE_FROM, seed >= FOR_ALL_FROM
         self.world.door = lambda name, inner: inner if name == "authorize" else Door(self, name, inner)
         self.process = Process(self.world)
         self.events = self.random.choice(EVENTS)
@@ -206,6 +215,8 @@ class Life(Cluster):
         self.stops: list[Stop] = []
         self._refused: dict[tuple[int, int], tuple[Cause, int]] = {}
         """By job and attempt: what refused its start."""
+        self._by_chance = False
+        """A rule has refused a start for plain jobs that began since the training left."""
         self._known: set[tuple[int, int]] = set()
         """Rules, with their versions, that have stopped a training."""
         self._free_since: dict[int, float] = {}
@@ -237,7 +248,8 @@ class Life(Cluster):
         ]
         completing = sum(one.state is JobState.COMPLETING for one in running)
         start = Start(job.user, gpus, nodes, (job.time_limit_s or 86400.0) / 60.0, beside, completing)
-        return next((cause for cause in self.causes if cause.kind != "update" and cause.bars(start)), None)
+        kinds = _BARS.keys() - {"update"} if job.spec is not None else _OF_SEVERAL
+        return next((cause for cause in self.causes if cause.kind in kinds and cause.bars(start)), None)
 
     def _minutes(self, job: FakeJob) -> float:
         """Until the time limit of a job that runs."""
@@ -250,13 +262,16 @@ class Life(Cluster):
         return next((cause for cause in self.causes if cause.kind == "update" and cause.bars(one)), None)
 
     def _refuses(self, job: FakeJob, nodes: Sequence[str]) -> str:
-        if job.spec is None:
+        if job.spec is None and not self.for_all:
             return ""
         wanted = nodes or tuple(f"?{n}" for n in range(job.nodes_wanted))
         cause = self._cause_of(job, wanted, job.gpus_per_node)
+        if job.spec is None:
+            return "" if cause is None else cause.reason
         # A limit that a plain job has taken since the training left its place is chance, like GPUs that one took.
         began = None if job.left_at is None else job.leaves_at - self.exit_s
         shown = self._cause_of(job, wanted, job.gpus_per_node, began)
+        self._by_chance |= cause is not None and shown is None
         if shown is not None and job.required:
             self._refused[job.job_id, job.restarts] = shown, shown.version
         return "" if cause is None else cause.reason
@@ -534,7 +549,7 @@ class Life(Cluster):
         )
         since = self._free_since.setdefault(job_id, now) if waits else self._free_since.pop(job_id, now)
         # What was refused, to it or to another job under the same rule, is tried again after a minute.
-        again = TRIED_AGAIN_S if self._refused else 0.0
+        again = TRIED_AGAIN_S if self._refused or self._by_chance else 0.0
         return waits and now - since > 2 * BACK_S + again
 
     def _free(self, place: Placement, at: float = inf) -> bool:
@@ -550,15 +565,10 @@ class Life(Cluster):
 
     def _judge(self, move: Move) -> None:
         """Take in the end of a move."""
-        stopped = move.step is Step.FAILED and Step.REQUEUED in move.times and bool(move.source)
-        if (
-            not stopped
-            or move.path == "park"
-            or not any(one in move.detail for one in (REFUSED_START, REFUSED_SIZE))
-        ):
-            return
+        stopped = move.step is Step.FAILED and Step.REQUEUED in move.times and move.path == "requeue"
+        refused = any(one in move.detail for one in (REFUSED_START, REFUSED_SIZE))
         found = self._refused.get((move.job_id, move.attempt + 1))
-        if found is None:
+        if not stopped or not refused or found is None:
             return
         cause, version = found
         if self.calm and self._can_go_back(move):
@@ -589,18 +599,13 @@ class Life(Cluster):
             return
         job, source = self.world.truth(stop.job_id), self.world.rows.moves[stop.move - 1].source
         now = self.world.slurm.clock()
-        if job.state.finished or job.held_by_user:
-            stop.taken = True
-            return
-        if job.state is not JobState.PENDING:
+        if job.state is not JobState.PENDING and not job.state.finished:
             stop.back_at = now
             return
-        stop.taken = not self._free(source)
         barred = self._cause_of(self.world.slurm.raw(stop.job_id), source.nodes, source.gpus_per_node)
-        if stop.taken or barred is not None or stop.version != stop.cause.version:
-            stop.taken = True
-            return
-        if self.calm and self.sane and now - stop.at > BACK_S + 5.0:
+        stop.taken = job.state.finished or job.held_by_user or not self._free(source) or barred is not None
+        stop.taken |= stop.version != stop.cause.version
+        if not stop.taken and self.calm and self.sane and now - stop.at > BACK_S + 5.0:
             raise Violation(f"job {stop.job_id} stands since {now - stop.at:.1f} s, refused by {stop.cause}")
 
     def stopped_once(self) -> None:

@@ -29,6 +29,7 @@ KEPT = {
     3_001_300: "where a job that is tried again takes what a training has left of a limit for some seconds",
     3_002_324: "where a growth in place counts as a start on all of its nodes together",
     3_004_631: "where a limit has a trainer of its own loop started below the size of its user, where it fails",
+    3_006_481: "where a waiting job takes what a training in mid-move was to have of a limit",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

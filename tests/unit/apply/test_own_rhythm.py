@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from polluxd.apply.own_rhythm import LATE_S, LONGEST_S, OwnRhythm, drain_limit
 from polluxd.config.settings import MoveSettings
-from polluxd.model import JobState, Report
+from polluxd.model import JobSpec, JobState, Report
 from polluxd.slurm.protocol import ClusterState
 from polluxd.slurm.rules import Rules
 from polluxd.store import CycleRecords, MoveTotals
@@ -30,6 +31,11 @@ class Seen:
         state = ClusterState(at, NODES, (shown,), {}, Rules(MAIN))
         self._rhythm.observe(state, CycleRecords(reports={1: report}, totals=totals))
         return self._rhythm.stays.get(1, "")
+
+    def least(self, own_size: int | None, at: float, cost: float | None = None, **report: Any) -> int:
+        shown = replace(RUNNING, spec=JobSpec(own_size=own_size))
+        self.why(replace(SAVER, first_step_at=NOW, **report), at, shown, cost)
+        return self._rhythm.least.get(1, 0)
 
 
 def test_a_plan_waits_for_the_next_checkpoint() -> None:
@@ -67,6 +73,14 @@ def test_a_move_is_paid_off_by_training_before_the_next_one() -> None:
     assert not Seen().why(replace(moved, next_save_s=None), NOW, cost=45.0), "no trainer of its own loop"
     assert not Seen(own_loop_rest=0).why(moved, NOW, cost=45.0)
     assert not Seen().why(moved, NOW + LONGEST_S, cost=1e6), "bounded: a user may claim any cost"
+
+
+def test_a_trainer_is_tried_on_fewer_gpus_than_asked_once_it_has_trained_as_long_as_after_a_move() -> None:
+    assert (Seen().least(2, NOW + 599.0), Seen().least(2, NOW + 601.0)) == (2, 0), "20 times 30 s"
+    assert (Seen().least(2, NOW + 899.0, 45.0), Seen().least(2, NOW + 901.0, 45.0)) == (2, 0)
+    assert Seen().least(8, NOW, next_save_s=None) == 4, "it has shown to work on what it has"
+    assert Seen().least(None, NOW) == 0, "it calls attach: any size does"
+    assert Seen(own_loop_rest=0).least(2, NOW) == 0
 
 
 def test_a_drain_waits_for_a_checkpoint_that_is_due() -> None:

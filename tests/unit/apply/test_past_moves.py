@@ -55,14 +55,14 @@ def test_a_failure_and_a_cancellation_begin_a_whole_rest(rest: Rest) -> None:
     rest.past.failed(move(), rest=False)
     rest.now += 20.0
     assert rest.left() == LONGEST - 20.0, "as long as before"
-    rest.past.withdrawn(move())
+    rest.past.failed(move(), person=True)
     assert rest.left() == LONGEST
 
 
 def test_jobs_without_gpus_rest_only_after_a_person_cancelled_their_moves(rest: Rest) -> None:
     for number in (1, 2, 3, 4):
         rest.past.failed(move(number), undrained=number == 2)
-    rest.past.withdrawn(move(3))
+    rest.past.failed(move(3), person=True)
     rest.past.keep({1}, {2, 3})
     assert [rest.left(n) for n in (1, 2, 3, 4)] == [60.0, 0.0, 60.0, 0.0], "the last is gone"
     assert [rest.past.undrained(n) for n in (1, 2, 4)] == [0, 1, 0]

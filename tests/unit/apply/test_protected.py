@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
 from polluxd.model import JobSpec, JobState, Node, Placement, Report
 from polluxd.slurm.protocol import ClusterState, SlurmJob
-from polluxd.slurm.rules import Rules
+from polluxd.slurm.rules import Partition, Rules
 from polluxd.store import CycleRecords
 from tests.unit.apply.four_nodes import MAIN, NODES, NOW, job
 from tests.unit.apply.resized_job import says
@@ -36,19 +37,24 @@ def waiting(job_id: int, uid: int = 2, **more: object) -> SlurmJob:
     return job(job_id, JobState.PENDING, uid=uid, **more)
 
 
-def beyond(
+def observed(
     *jobs: SlurmJob,
     report: Report | None = STEPPED,
     eligibility: dict[int, Eligibility] | None = None,
     spent: Callable[[str], str] = free,
     undrained: Callable[[int], int] = lambda _job_id: 0,
     nodes: tuple[Node, ...] = NODES,
-) -> dict[int, int]:
+    partitions: dict[str, Partition] = MAIN,
+) -> Protection:
     found = Protection(MoveSettings())
     reports = {} if report is None else {one.job_id: report for one in jobs}
-    state = ClusterState(NOW, nodes, jobs, {}, Rules(MAIN))
+    state = ClusterState(NOW, nodes, jobs, {}, Rules(partitions))
     found.observe(state, CycleRecords(reports=reports), eligibility or {}, spent, undrained)
-    return found.beyond
+    return found
+
+
+def beyond(*jobs: SlurmJob, **more: Any) -> dict[int, int]:
+    return observed(*jobs, **more).beyond
 
 
 ALL = running(1, "n1", "n2", "n3", "n4")
@@ -90,20 +96,26 @@ def test_what_a_user_can_cause_protects_the_equal_share_alone(
 )
 def test_nothing_is_given_back_where_nobody_lacks_it(other: SlurmJob) -> None:
     held = replace(ALL, held_by_user=True)
-    rules = Rules({**MAIN, "elsewhere": replace(MAIN["main"], name="elsewhere", nodes=frozenset({"n9"}))})
-    found = Protection(MoveSettings())
-    found.observe(
-        ClusterState(NOW, NODES, (held, other), {}, rules),
-        CycleRecords(reports={1: STEPPED, 2: STEPPED}),
-        {},
-        free,
-    )
-    assert found.beyond == {}
+    elsewhere = replace(MAIN["main"], name="elsewhere", nodes=frozenset({"n9"}))
+    assert beyond(held, other, partitions={**MAIN, "elsewhere": elsewhere}) == {}
 
 
 def test_jobs_of_one_user_share_what_protection_leaves() -> None:
     small, large = running(1, "n1", held_by_user=True), running(3, "n2", "n3", held_by_user=True)
     assert beyond(small, large, waiting(2)) == {3: 4}
+
+
+def test_a_trainer_that_may_work_on_no_fewer_gpus_keeps_them_in_its_users_share() -> None:
+    young = replace(STEPPED, first_step_at=NOW)
+
+    def least(*jobs: SlurmJob) -> dict[int, int]:
+        return observed(*jobs, waiting(9), report=young).least
+
+    own, grown = (running(1, *nodes, spec=JobSpec(own_size=8)) for nodes in (("n1",), ("n1", "n2", "n3")))
+    assert least(own) == {1: 4}, "what it has works, whatever was asked"
+    assert least(grown) == {1: 8}, "all that the share has room for"
+    assert least(replace(grown, spec=JobSpec(own_size=12))) == {}, "what is owed is tried"
+    assert least(own, running(2, "n2", "n3", held_by_user=True)) == {}, "a job on hold has the share first"
 
 
 def test_a_job_that_could_start_nowhere_lacks_nothing() -> None:

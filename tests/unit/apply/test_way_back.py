@@ -15,7 +15,7 @@ WHOLE, HALF = Placement(("n1",), 4), Placement(("n1",), 2)
 class Shrunk:
     """A training on a whole node. A plan gives half of it to another job until it hears of a failure."""
 
-    def __init__(self, spec: JobSpec, *, least: int = 1, exit_s: float = 0.1) -> None:
+    def __init__(self, spec: JobSpec, *, least: int = 1, exit_s: float = 0.1, uid: int = 1001) -> None:
         self.world = World(nodes=1, gpus=4, policy=self.plan, exit_s=exit_s)
         self.world.words = lambda _job: {"explored_gpus": 4, "explored_nodes": 1}
         self.stood = 0.0
@@ -24,7 +24,7 @@ class Shrunk:
         self.world.trainings[self.job].least = least
         self.other = 0
         self.pass_time(10.0)
-        self.other = self.world.submit()
+        self.other = self.world.submit(uid=uid)
 
     def plan(self, snapshot: Snapshot) -> Plan:
         whole = not self.other or any(job.spec.min_gpus > 2 for job in snapshot.jobs)
@@ -82,6 +82,13 @@ def test_a_job_whose_processes_take_long_to_end_goes_back_all_the_same(own_loop:
     life.pass_time(80.0)
     assert life.moves(life.job)[1:] == [("requeue", Step.FAILED), ("start", Step.TRAINING)]
     assert life.held(life.job) == 4
+    life.world.close()
+
+
+def test_no_trainer_is_tried_on_fewer_gpus_at_once_for_a_job_of_its_own_user(own_loop: JobSpec) -> None:
+    life = Shrunk(own_loop, least=3, uid=1000)
+    life.pass_time(60.0)
+    assert len(life.moves(life.job)) == 1
     life.world.close()
 
 
