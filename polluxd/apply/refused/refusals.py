@@ -17,7 +17,8 @@ the lead over, reads those of a job's own moves before its first order to the jo
 changed until then, so these hold until their next change.
 
 A job without GPUs has no training to stop. Where polluxd cannot see the end of a cause, such a job is tried again
-after a minute, on GPUs that are free, at its least size: what still refuses a larger one may allow it.
+after a minute, on GPUs that are free, at its least size: what still refuses a larger one may allow it. Only after an
+hour do others give way for it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ from polluxd.apply.startable import Eligibility, combined, of_limit
 from polluxd.model import JobState, Move, Placement, Report, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
-TRIED_AGAIN_S = 60.0
-"""A job without GPUs is tried again after this time, should polluxd not see the cause's end."""
+TRIED_AGAIN_S, AS_OTHERS_S = 60.0, 3600.0
+"""A job without GPUs is tried again after these times, should polluxd not see the cause's end: on free GPUs, and then
+on those of others, who stand for a start that Slurm may refuse."""
 STUCK = "stuck since "
 """What the note of a cycle begins with while Slurm refuses to start jobs; the time follows."""
 
@@ -270,15 +272,14 @@ class Refusals:
             return Bars()
         gpus = {node.name: node.gpus for node in state.nodes}
         used = self._uses(state)
-        held = Counter[str]()
+        free = Counter({node.name: node.capacity for node in state.nodes})
         for job in state.jobs:
-            held.update(job.gpus_per_node_held if job.spec is not None else {})
-        free = frozenset(node.name for node in state.nodes if node.capacity > held[node.name])
+            free.subtract(job.gpus_per_node_held if job.spec is not None else {})
         spans: dict[int, int] = {}
         for job in state.jobs:
             if job.spec is None or job.state.finished or job.tasks or (of and job.job_id not in of):
                 continue
-            met = list(self._met(job, state, used, free))
+            met = list(self._met(job, state, used, +free))
             if (span := self._span(job, state, used)) is not None:
                 spans[job.job_id] = span[0]
                 largest = max((gpus.get(name, 0) for name in state.reach(job.partition)), default=0)
@@ -328,9 +329,9 @@ class Refusals:
         return max(most, holds)
 
     def _met(
-        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: frozenset[str]
+        self, job: SlurmJob, state: ClusterState, used: Mapping[Counted, float], free: Counter[str]
     ) -> Iterable[Bar]:
-        """What each refusal means for the job; one without GPUs is tried again on nodes that have some `free`.
+        """What each refusal means for the job; one without GPUs is tried again where enough GPUs are `free`.
 
         It is tried a minute later under a limit that a training in mid-move has to meet.
         """
@@ -339,7 +340,8 @@ class Refusals:
         report, least = self._reports.get(job.job_id), job.spec.own_size or 1
         if report is not None:
             least = min(report.least_gpus, report.explored_gpus)
-        job = replace(job, spec=replace(job.spec, min_gpus=max(job.spec.min_gpus, least)))
+        least = max(job.spec.min_gpus, least)
+        job = replace(job, spec=replace(job.spec, min_gpus=least))
         holds = sum(job.gpus_per_node_held.values())
         found: list[tuple[Bar, float]] = []
         for key, limit in self._limits.items():
@@ -353,16 +355,19 @@ class Refusals:
             for one in self._nodes.values()
             if one.demands == demands and one.user == job.user
         ]
-        others = free.intersection(*(one.nodes for (_, one), _ in found if one is not None and one.nodes))
+        room, idle = sum(free[name] for name in state.reach(job.partition)), frozenset(free)
+        others = idle.intersection(*(one.nodes for (_, one), _ in found if one is not None and one.nodes))
         for (cap, eligible), tried_at in found:
             # Nodes that refused it rest for longer than a limit, while others have not.
             rests = TRIED_AGAIN_S * (2 if eligible is not None and others & eligible.nodes else 1)
-            if holds or self._monotonic() - tried_at < rests or (cap is None and eligible is None):
+            since = self._monotonic() - tried_at
+            if holds or since < rests:
                 yield cap, eligible
-                continue
-            rule = eligible.rule if eligible is not None else cap[1] if cap is not None else ""
-            tried = Eligibility(free, f"{rule}; it is tried again on free GPUs alone")
-            yield None if eligible is None else cap, tried
+            elif eligible is not None and since < AS_OTHERS_S:
+                where = idle if room >= least else frozenset()
+                yield cap, Eligibility(where, f"{eligible.rule}; it is tried again on free GPUs alone")
+            elif cap is not None and since < AS_OTHERS_S:
+                yield (max(cap[0], room), cap[1]), None
 
     def _by_limit(
         self, job: SlurmJob, holds: int, key: Counted, limit: RefusedLimit, others: float, now: float

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.refused.refusals import STUCK, TRIED_AGAIN_S, Refusals
+from polluxd.apply.refused.refusals import AS_OTHERS_S, STUCK, TRIED_AGAIN_S, Refusals
 from polluxd.apply.refused.refused_nodes import MOST_OF_USER
 from polluxd.cli.status import health
 from polluxd.config.settings import CycleSettings, MoveSettings
@@ -154,6 +154,11 @@ def test_a_job_that_is_tried_again_is_tried_at_its_least_size() -> None:
     assert known.most() == {1: 1, 2: 1, 3: 3}, "4 GPUs may be refused still where 1 is not"
     known.refuse(waits, "QOSMaxGRESPerUser", 1)
     assert known.most() == {1: 1, 2: 0, 3: 0}, "and not before a minute has passed"
+    known.ticks += TRIED_AGAIN_S
+    others = running(4, 0, user="bea", gpus_per_node_held={"n1": 3, "n2": 4, "n3": 4, "n4": 3})
+    assert known.most(jobs=(trains, waits, exact, others)) == {1: 1, 2: 1, 3: 0}, "nobody gives way for a try"
+    known.ticks += AS_OTHERS_S
+    assert known.most() == {1: 1}, "or it might never be tried"
 
 
 def test_what_works_shows_an_older_refusal_to_be_out_of_date_and_no_newer_one() -> None:
