@@ -102,6 +102,8 @@ class Situation:
     """Slurm must not start the job on its target yet: its last attempt ran there (`FormerNodes`)."""
     owed: bool = False
     """It gives back what its user's protection does not cover (`protected`), even if it could not start again."""
+    most: int | None = None
+    """GPUs that its user's protection covers, where others lack some that it holds, or that are set aside for it."""
     insist: bool = False
     """Requeue the job even if its agent does not drain it: it is owed, and was asked before."""
     paused: bool = False

@@ -35,7 +35,7 @@ from polluxd.apply.actions import (
     Withdraw,
 )
 from polluxd.apply.capacity import Capacity, goes_back
-from polluxd.apply.own_rhythm import drain_limit
+from polluxd.apply.own_rhythm import CONTESTED_S, LATE_S, LONGEST_S, due_at
 from polluxd.apply.placed import OVERRUN_S, held, same_place
 from polluxd.apply.startable import of_limit, refused
 from polluxd.model import JobState, Move, Step
@@ -194,8 +194,10 @@ def _not_free(move: Move, limit_s: float) -> str:
 
 def _draining(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.drain_timeout_s
-    if not at.insist:
-        limit = drain_limit(report, job.restart_count, at.waited, at.now, limit)
+    due = due_at(report, job.restart_count)
+    rhythm = limit if due is None else max(limit, min(at.waited + due + LATE_S - at.now, LONGEST_S))
+    if not at.insist and (rhythm <= CONTESTED_S or at.most is None):
+        limit = rhythm  # a wait in vain would add to what is trained again
     if job.state is JobState.PENDING:
         return Reach(Step.REQUEUED, "requeued by a user or administrator while draining")
     if job.state is JobState.COMPLETING and job.restart_count == at.move.attempt + 1:
@@ -208,11 +210,13 @@ def _draining(at: Situation, job: SlurmJob) -> Action:
     if report is not None and report.attempt == job.restart_count and report.immovable and not at.owed:
         why = f"the job cannot be moved any more: {report.immovable}"
         return Withdraw(why, rest=True, undrained=at.move.gives_back)
-    if at.waited > limit + ACKNOWLEDGED_S:
+    if at.waited > rhythm + ACKNOWLEDGED_S:
         return Fail("left draining while polluxd was away or not acting: the plan is out of date")
     if at.waited <= limit:
         return Do.WAIT
     late = f"no acknowledgement in {limit:.0f} s"
+    if at.most is not None and at.move.target.gpus > at.most and not at.move.gives_back:
+        return Withdraw(f"{late}, and others wait for the GPUs that were set aside for it", rest=True)
     if report is not None and report.checkpointed:
         return Reach(Step.CHECKPOINTED, f"{late}: the previous checkpoint stands")
     return _undrained(at, f"{late} and no checkpoint to go back to")

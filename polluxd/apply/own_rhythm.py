@@ -3,8 +3,9 @@
 Such a trainer (`pollux wrap`) saves when it chooses, each 30 minutes say, and makes the steps since then again after a
 move. Its report says when its next checkpoint is due. A plan leaves the job where it is until then, and a drain waits
 for it. A user may claim any time, so a plan waits for an hour at most, a drain for another one, and neither protects
-more than the user's equal share of the GPUs (`protected`). Within it, no such trainer gets fewer GPUs than its user
-asked for before it has trained for as long as after a move: it may fail on fewer, and then stands for nothing.
+more than the user's equal share of the GPUs (`protected`) for longer than ten minutes. Within it, no such trainer gets
+fewer GPUs than its user asked for before it has trained for as long as after a move: it may fail on fewer, and then
+stands for nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from polluxd.store import CycleRecords
 
 LONGEST_S = 3600.0
 """The longest wait for a checkpoint, of a plan and of a drain each."""
+CONTESTED_S = 600.0
+"""The longest wait of a drain while others lack what protection leaves its job, or what is set aside for it."""
 LATE_S = 60.0
 """How much later than it was due a checkpoint may come: its distance from the last one is no promise."""
 
@@ -27,16 +30,6 @@ def due_at(report: Report | None, attempt: int) -> float | None:
     return report.at + report.next_save_s
 
 
-def drain_limit(report: Report | None, attempt: int, waited: float, now: float, limit: float) -> float:
-    """Return how long a drain may take [s]: `limit`, or until a checkpoint that is due later.
-
-    Args:
-        waited: what it has taken up to `now`.
-    """
-    due = due_at(report, attempt)
-    return limit if due is None else max(limit, min(waited + due + LATE_S - now, LONGEST_S))
-
-
 class OwnRhythm:
     """Which running jobs stay where they are for the sake of their own rhythm, and why."""
 
@@ -44,8 +37,8 @@ class OwnRhythm:
         self._limits = limits
         # As long as from one decision to the next, so that one falls into it.
         self._soon_s = max(limits.drain_timeout_s, LATE_S)
-        self._since: dict[int, tuple[int, float]] = {}
-        """By job: the attempt, and when its plans began to wait for a checkpoint that has not come since."""
+        self._since: dict[tuple[int, int], float] = {}
+        """By job and attempt: when its plans began to wait for a checkpoint that has not come since."""
         self.stays: dict[int, str] = {}
         self.least: dict[int, int] = {}
         """Fewest GPUs of trainers that may work on no fewer, until they have trained long enough for a try."""
@@ -65,19 +58,14 @@ class OwnRhythm:
                 self.least[job.job_id] = min(job.spec.own_size, sum(job.gpus_per_node_held.values()))
             if due is None:
                 continue
-            attempt, begun = since.get(job.job_id, (-1, now))
+            key = job.job_id, job.restart_count
             if due - now > self._soon_s:
-                begun = begun if attempt == job.restart_count else now
-                self._since[job.job_id] = job.restart_count, begun
-            if why := self._why(report, due - now, cost, now, begun):
-                self.stays[job.job_id] = why
-
-    def _why(self, report: Report, due_s: float, cost: float | None, now: float, begun: float) -> str:
-        if cost is not None and (left := self._rest_s(report, cost, now)) > 0:
-            return f"trains for {_in_words(left)} more before its next move: one has cost it {cost:.0f} s"
-        if due_s > self._soon_s and now - begun <= LONGEST_S:
-            return f"moves at its next checkpoint, in about {_in_words(due_s)}"
-        return ""
+                self._since[key] = since.get(key, now)
+                if now - self._since[key] <= LONGEST_S:
+                    self.stays[job.job_id] = f"moves at its next checkpoint, in about {_in_words(due - now)}"
+            if cost is not None and (left := self._rest_s(report, cost, now)) > 0:
+                more = f"trains for {_in_words(left)} more before its next move"
+                self.stays[job.job_id] = f"{more}: one has cost it {cost:.0f} s"
 
     def _rest_s(self, report: Report, cost: float, now: float) -> float:
         """Seconds until it has trained long enough for a move at this cost."""

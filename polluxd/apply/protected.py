@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from polluxd.apply.own_rhythm import OwnRhythm
+from polluxd.apply.own_rhythm import OwnRhythm, due_at
 from polluxd.apply.placed import OVERRUN_S, ends_at
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
-from polluxd.model import JobState, Report
+from polluxd.model import JobState, Report, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.store import CycleRecords
 
@@ -116,31 +117,33 @@ class Protection:
             self.stepped[job_id] = report.attempt
         self.stepped = {job_id: attempt for job_id, attempt in self.stepped.items() if job_id in ours}
         self.start_s = {job_id: seconds for job_id, seconds in self.start_s.items() if job_id in ours}
-        protected = dict.fromkeys(self.rhythm.least, 1)
-        protected |= {
-            job_id: 0
-            for job_id, job in ours.items()
-            # A drain refused is as much its own act as a hold.
-            if job.state is JobState.RUNNING
-            and (undrained(job_id) or self._is_protected(job, reports.get(job_id), eligibility, spent, now))
-        }
+        aside = _set_aside(ours, records)
+        protected = dict.fromkeys(self.rhythm.least, 1) | dict.fromkeys(aside, 0)
+        for job_id, job in ours.items():
+            if job.state is JobState.RUNNING:
+                staying = stay(
+                    job, reports.get(job_id), spent(job.user), now, self.stepped, self.rhythm.stays
+                )
+                eligible = eligibility.get(job_id)
+                stuck = eligible is not None and not eligible.nodes.issuperset(job.gpus_per_node_held)
+                # A drain refused is as much its own act as a hold.
+                if undrained(job_id) or (stuck if staying is None else staying.of_user):
+                    protected[job_id] = 0
+        state = replace(state, jobs=tuple((ours | aside).values()))
         found = beyond_share(state, protected, eligibility) if protected else {}
         self.beyond = {job_id: gpus for job_id, gpus in found.items() if not protected[job_id]}
         self.least = {n: gpus for n, gpus in self.rhythm.least.items() if gpus <= found.get(n, gpus)}
 
-    def _is_protected(
-        self,
-        job: SlurmJob,
-        report: Report | None,
-        eligibility: Mapping[int, Eligibility],
-        spent: Callable[[str], str],
-        now: float,
-    ) -> bool:
-        staying = stay(job, report, spent(job.user), now, self.stepped, self.rhythm.stays)
-        if staying is not None:
-            return staying.of_user
-        eligible = eligibility.get(job.job_id)
-        return eligible is not None and not eligible.nodes.issuperset(job.gpus_per_node_held)
+
+def _set_aside(jobs: Mapping[int, SlurmJob], records: CycleRecords) -> dict[int, SlurmJob]:
+    """Return those that drain until their trainers' own checkpoints, as holding what is set aside for them, too."""
+    found = {}
+    for move in records.moves:
+        job, own = jobs.get(move.job_id), due_at(records.reports.get(move.job_id), move.attempt)
+        if job is not None and own is not None and move.step is Step.DRAINING:
+            more = Counter(dict.fromkeys(move.target.nodes, move.target.gpus_per_node))
+            found[job.job_id] = replace(job, gpus_per_node_held=Counter(job.gpus_per_node_held) | more)
+    return found
 
 
 def beyond_share(
@@ -152,13 +155,13 @@ def beyond_share(
     them. It is a GPU at least.
 
     Args:
+        state: of jobs, those of Pollux that have not ended, with all that they keep from others.
         protected: running jobs that stay for a reason that their users can cause (0), or at their sizes (1): in what
             the former leave of the share.
         eligibility: where jobs may start that Slurm restricts. A job that may start nowhere lacks no GPUs.
     """
-    alive = [job for job in state.jobs if job.spec is not None and not job.state.finished]
-    asked, found = _asked(alive, state, eligibility), dict[int, int]()
-    holding = [job for job in alive if job.gpus_per_node_held]
+    asked, found = _asked(state, eligibility), dict[int, int]()
+    holding = [job for job in state.jobs if job.gpus_per_node_held]
     # The smallest first: they are the most that a share has room for.
     holding.sort(key=lambda j: (protected.get(j.job_id, 0), _on(None, j), j.job_id))
     for nodes, users in asked.items():
@@ -185,14 +188,12 @@ def _on(nodes: Collection[str] | None, job: SlurmJob) -> int:
     return sum(gpus for name, gpus in job.gpus_per_node_held.items() if nodes is None or name in nodes)
 
 
-def _asked(
-    alive: Collection[SlurmJob], state: ClusterState, eligibility: Mapping[int, Eligibility]
-) -> dict[frozenset[str], set[int]]:
+def _asked(state: ClusterState, eligibility: Mapping[int, Eligibility]) -> dict[frozenset[str], set[int]]:
     """Return the users with jobs that could take more GPUs, by nodes: of a partition, and of a GPU type in it."""
-    reach = {partition: state.reach(partition) for partition in {job.partition for job in alive}}
+    reach = {partition: state.reach(partition) for partition in {job.partition for job in state.jobs}}
     types = {node.name: node.gpu_type for node in state.nodes}
     found, number = dict[frozenset[str], set[int]](), Counter[int]()
-    for job in alive:
+    for job in state.jobs:
         whole, eligible = reach[job.partition], eligibility.get(job.job_id)
         # Whoever names nodes asks for all of their type: they could be those of one other user.
         kinds = {types.get(name) for name in (whole if eligible is None else whole & eligible.nodes)}

@@ -213,7 +213,8 @@ class Reconciler:
             back = goes_back(move)
             stopped = back or move.step is Step.REQUEUED
             kept_off = stopped and self.former.wait_s(job, move.target.nodes) > 0.0
-            owed = move.job_id in self.protection.beyond and move.gives_back
+            most = self.protection.beyond.get(move.job_id)
+            owed = most is not None and move.gives_back
             at = Situation(
                 move,
                 job,
@@ -232,6 +233,7 @@ class Reconciler:
                 or room.gone(move, returns),
                 kept_off=kept_off,
                 owed=owed,
+                most=most,
                 insist=owed and self.past.undrained(move.job_id) > 0,
                 paused=records.settings.paused and not back,
             )

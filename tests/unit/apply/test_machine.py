@@ -93,6 +93,7 @@ def act(the_move: Move, job: SlurmJob | None, found: Report | None = None, **mor
 
 FULL = {"refused": 1, "refused_why": "no space left on device"}
 UNSAVED = report(checkpointed=False)
+BACK, AHEAD = move(DRAINING, waited=500, target=Placement(("n1",), 1)), move(DRAINING, waited=500)
 SOON = report(next_save_s=9.0)
 WAITS = slurm_job(PENDING)
 ROOM, NO_ROOM = free(n1=4, n2=4), free()
@@ -128,6 +129,11 @@ AFTER = {"restarts": 1, "at": LARGE}
         ("WAIT", move(DRAINING, waited=500), slurm_job(), {"found": report(next_save_s=1e9, checkpointed=False)}),
         ("reach checkpointed: *", move(DRAINING, waited=3601), slurm_job(), {"found": report(next_save_s=1e9)}),
         ("reach checkpointed: *", move(DRAINING, waited=31), slurm_job(), {"found": SOON, "insist": True}),
+        # Ten minutes where others lack those GPUs, and not at all for one that is due later.
+        ("WAIT", BACK, slurm_job(), {"found": report(next_save_s=39.0), "most": 2}),
+        ("reach checkpointed: *", BACK, slurm_job(), {"found": report(next_save_s=41.0), "most": 2}),
+        ("reach checkpointed: *", AHEAD, slurm_job(), {"found": report(next_save_s=41.0), "most": 8}),
+        ("withdraw rest: *set aside*", AHEAD, slurm_job(), {"found": report(next_save_s=41.0), "most": 7}),
         ("fail undrained: *", move(DRAINING, waited=31), slurm_job(), {}),
         # A job that came to its end since: what runs in it now would run again from its start.
         ("withdraw rest: *any more: ended", move(DRAINING), slurm_job(), {"found": report(immovable="ended")}),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from polluxd.apply.own_rhythm import LATE_S, LONGEST_S, OwnRhythm, drain_limit
+from polluxd.apply.own_rhythm import LONGEST_S, OwnRhythm
 from polluxd.config.settings import MoveSettings
 from polluxd.model import JobSpec, JobState, Report
 from polluxd.slurm.protocol import ClusterState
@@ -81,15 +81,3 @@ def test_a_trainer_is_tried_on_fewer_gpus_than_asked_once_it_has_trained_as_long
     assert Seen().least(8, NOW, next_save_s=None) == 4, "it has shown to work on what it has"
     assert Seen().least(None, NOW) == 0, "it calls attach: any size does"
     assert Seen(own_loop_rest=0).least(2, NOW) == 0
-
-
-def test_a_drain_waits_for_a_checkpoint_that_is_due() -> None:
-    def limit(report: Report | None, waited: float) -> float:
-        return drain_limit(report, 0, waited, NOW + waited, 30.0)
-
-    assert limit(None, 5.0) == 30.0
-    assert limit(replace(SAVER, next_save_s=None), 5.0) == 30.0
-    assert limit(replace(SAVER, attempt=3), 5.0) == 30.0
-    assert limit(SAVER, 5.0) == limit(SAVER, 500.0) == 540.0 + LATE_S
-    assert limit(replace(SAVER, next_save_s=1e9), 5.0) == LONGEST_S
-    assert limit(replace(SAVER, at=NOW + 500.0, next_save_s=100.0), 500.0) == 600.0 + LATE_S

@@ -12,10 +12,11 @@ from polluxd.apply.paths import Intent, RestartBudget
 from polluxd.apply.protected import Protection, stay
 from polluxd.apply.startable import Eligibility
 from polluxd.config.settings import MoveSettings
-from polluxd.model import JobSpec, JobState, Node, Placement, Report
+from polluxd.model import JobSpec, JobState, Node, Placement, Report, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from polluxd.slurm.rules import Partition, Rules
 from polluxd.store import CycleRecords
+from tests.build import move
 from tests.unit.apply.four_nodes import MAIN, NODES, NOW, job
 from tests.unit.apply.resized_job import says
 
@@ -98,6 +99,19 @@ def test_nothing_is_given_back_where_nobody_lacks_it(other: SlurmJob) -> None:
     held = replace(ALL, held_by_user=True)
     elsewhere = replace(MAIN["main"], name="elsewhere", nodes=frozenset({"n9"}))
     assert beyond(held, other, partitions={**MAIN, "elsewhere": elsewhere}) == {}
+
+
+@pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2", "n3")])
+def test_a_drain_until_a_trainers_own_checkpoint_protects_the_equal_share_alone(
+    nodes: tuple[str, ...],
+) -> None:
+    """Of what it holds and what is set aside for it, however soon it says to save."""
+    saver = replace(STEPPED, at=NOW, next_save_s=5.0)
+    drain = move("requeue", Placement(("n1", "n2"), 4), Placement(nodes, 4), Step.DRAINING, job_id=1)
+    found = Protection(MoveSettings())
+    state = ClusterState(NOW, NODES, (running(1, "n1", "n2"), waiting(2)), {}, Rules(MAIN))
+    found.observe(state, CycleRecords(reports={1: saver}, moves=(drain,)), {}, free)
+    assert bool(found.beyond) is (len(nodes) > 2), "8 of 16 GPUs are its share"
 
 
 def test_jobs_of_one_user_share_what_protection_leaves() -> None:

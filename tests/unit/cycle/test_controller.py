@@ -132,7 +132,9 @@ def test_jobs_outside_of_the_scope_are_left_to_slurm_in_mode_enforce(mode: str, 
     assert (cycle.slurm.truth(jobs["alice"]).state is JobState.RUNNING) is (mode == "enforce")
 
 
-@pytest.mark.parametrize("grown_by", ["hold", "silence", "directive", "hold once asked", "excuse once asked"])
+@pytest.mark.parametrize(
+    "grown_by", ["hold", "silence", "directive", "hold once asked", "excuse once asked", "rhythm"]
+)
 def test_no_user_keeps_others_waiting_beyond_the_equal_share(grown_by: str) -> None:
     """Its agent answers no order: after one of them it is requeued."""
     cycle = Cycle("enforce")
@@ -155,6 +157,8 @@ def test_no_user_keeps_others_waiting_beyond_the_equal_share(grown_by: str) -> N
             cycle.slurm.hold(grown, asked)
         elif grown_by == "excuse once asked":
             cycle.rows.reports[grown] = replace(stepped, immovable="the disk is full" if asked else "")
+        elif grown_by == "rhythm":
+            cycle.rows.reports[grown] = replace(stepped, at=cycle.slurm.clock(), next_save_s=3599.0)
         cycle.controller.step()
     assert cycle.slurm.truth(other).state is JobState.RUNNING, cycle.seen[-1][1].of(grown).reason
     assert sum(cycle.slurm.truth(grown).gpus_per_node_held.values()) <= 6
