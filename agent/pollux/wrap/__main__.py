@@ -100,8 +100,7 @@ def _number(text: str) -> float:
 def _batches(text: str) -> tuple[tuple[float, int], ...]:
     """Read one batch size, or each step:size or SAMPLEs:size from which on another one holds; return them by step."""
     found = list[tuple[float, int]]()
-    samples = 0.0
-    """Before the newest entry's step."""
+    samples = 0.0  # before the newest entry's step
     for word in text.split():
         begin, _, size = word.rpartition(":")
         if not re.fullmatch(r"([0-9]{1,15}s?:)?[1-9][0-9]{0,8}", word):

@@ -12,6 +12,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pollux.private_folder import led_by_others
@@ -25,11 +26,23 @@ QUIET_S, LONGEST_QUIET_S = 1.0, 60.0
 _LOOK_S = 1.0
 
 
+@dataclass(slots=True)
+class _Save:
+    """A match of the pattern that has changed."""
+
+    begun: tuple[float, float]
+    """Time, and the trainer's step."""
+    changed_at: float
+    step: float | None = None
+    """The trainer's, a look after the last change: lines of earlier steps may come late."""
+
+
 class Checkpoints:
     """What matches a pattern, by this process's clock: a file system's may differ from the node's.
 
     A file that is new, or another one than before, is a checkpoint. One that is removed says nothing: trainers keep the
-    best or the last few.
+    best or the last few. It is complete once it is quiet, and also once the trainer has made steps since and begins the
+    next one: some save all the time.
 
     Args:
         pattern: glob(7); `**` stands for any number of folders, and for none that a link leads to. Where it matches a
@@ -44,19 +57,17 @@ class Checkpoints:
         clock: Callable[[], float] = time.monotonic,
         step: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._pattern, self._clock, self._step = pattern, clock, step
+        # Within quotes, which keep the `*`, a shell expands nothing.
+        self._pattern, self._clock, self._step = os.path.expanduser(os.path.expandvars(pattern)), clock, step
         self._look_at = float("-inf")
         self._passed = False
         self._files = self._found()
         self._known = dict(self._files)
         """With those that were removed: one that comes back is no new one."""
-        self._fresh: set[str] = set()
-        """Files of the checkpoint that is being written."""
-        self._begun = 0.0, 0.0
-        """Time and step at which it was begun."""
-        self._changed_at = 0.0
+        self._fresh: dict[str, _Save] = {}
+        """By match: what is not known to be complete."""
         self._saves: deque[tuple[float, float]] = deque(maxlen=2)
-        """The same of the newest complete ones. The first step after a start stands for the one before it."""
+        """Time and step at which the newest complete ones were begun; the first step after a start stands for one."""
         self._completed_at = float("-inf")
 
     def trains(self) -> None:
@@ -73,20 +84,42 @@ class Checkpoints:
         self._files = self._found()
         # A slow file system is not asked all the time.
         self._look_at = now + max(_LOOK_S, 10.0 * (self._clock() - now))
-        changed = {name for name, mark in self._files.items() if self._known.get(name) != mark}
+        changed = {key[0] for key, mark in self._files.items() if self._known.get(key) != mark}
         self._known |= self._files
-        if changed:
-            if not self._fresh:
-                self._begun = now, self._step()
-            self._fresh |= changed
-            self._changed_at = now
-        self._fresh &= self._files.keys()
+        self._follow(changed, now, self._step())
         if not self._fresh or (changed and not ended):
             return
-        quiet = min(max(QUIET_S, self._changed_at - self._begun[0]), LONGEST_QUIET_S)
-        if ended or (now - self._changed_at >= quiet and not _written(self._fresh)):
-            self._saves.append(self._begun)
-            self._fresh, self._completed_at = set(), now
+        begun = min(save.begun for save in self._fresh.values())
+        changed_at = max(save.changed_at for save in self._fresh.values())
+        quiet = min(max(QUIET_S, changed_at - begun[0]), LONGEST_QUIET_S)
+        names = [name for match, name in self._files if match in self._fresh]
+        if ended or (now - changed_at >= quiet and not _written(names)):
+            self._saves.append(begun)
+            self._fresh, self._completed_at = {}, now
+
+    def _follow(self, changed: set[str], now: float, step: float) -> None:
+        """Take in the matches that have changed at this look: the trainer has completed those before a newer one."""
+        fresh = self._fresh
+        over = {match for match, save in fresh.items() if save.step is not None and step > save.step}
+        begun, done = changed - (fresh.keys() - over), over - changed
+        last = max((fresh[match].begun for match in done), default=(now, step))
+        # Where one that was begun no later still changes, both are of one checkpoint, of two nodes say.
+        if begun and done and all(match in over or save.begun > last for match, save in fresh.items()):
+            self._saves.append(last)
+            self._completed_at = now
+            fresh = {match: save for match, save in fresh.items() if match not in done}
+        for match, save in fresh.items():
+            if match in changed:
+                save.changed_at, save.step = now, None
+            elif save.step is None:
+                save.step = step
+        present = {match for match, _ in self._files}
+        self._fresh = {
+            # Trainers remove an old one once there is a newer one.
+            match: save
+            for match, save in fresh.items()
+            if match in present or (begun and step > save.begun[1])
+        } | {match: _Save((now, step), now) for match in begun}
 
     @property
     def present(self) -> bool:
@@ -113,21 +146,9 @@ class Checkpoints:
         steps = self._saves[-1][1] - self._saves[-2][1] if len(self._saves) > 1 else 0.0
         return steps if steps > 0 else None
 
-    def next_in(self, step_s: float | None, every: float | None = None) -> float | None:
-        """Return the seconds to the next checkpoint; None where that is not known. One that is late comes at once.
-
-        Args:
-            step_s: time of a step [s].
-            every: steps between checkpoints, until two were seen here.
-        """
-        every = self.every or every
-        if every is None or step_s is None:
-            return None
-        return max(every - (self._step() - self.last_step), 0.0) * step_s
-
-    def _found(self) -> dict[str, tuple[float, int]]:
-        """Return time of change and size of each file."""
-        found, left, user = dict[str, tuple[float, int]](), iter(range(MOST_NAMES)), os.geteuid()
+    def _found(self) -> dict[tuple[str, str], tuple[float, int]]:
+        """Return time of change and size of each file, by the match and its own name."""
+        found, left, user = dict[tuple[str, str], tuple[float, int]](), iter(range(MOST_NAMES)), os.geteuid()
         elsewhere = functools.cache(led_by_others)
         for name in matching(self._pattern, left):
             with contextlib.suppress(OSError):
@@ -135,17 +156,16 @@ class Checkpoints:
                 if facts.st_uid != user or os.lstat(name).st_uid != user or elsewhere(Path(name).parent):
                     continue
                 if not stat.S_ISDIR(facts.st_mode):
-                    found[name] = facts.st_mtime, facts.st_size
+                    found[name, name] = facts.st_mtime, facts.st_size
                     continue
                 for entry in _entries(name, left):
                     inside = entry.stat(follow_symlinks=False)
                     if inside.st_uid == user and stat.S_ISREG(inside.st_mode):
-                        found[entry.path] = inside.st_mtime, inside.st_size
+                        found[name, entry.path] = inside.st_mtime, inside.st_size
         if not self._passed and next(left, None) is None:
             self._passed = True
             log.warning(
-                "--checkpoints %r passes more than %d names, and those behind are not seen: name the checkpoints more "
-                "closely",
+                "--checkpoints %r passes more than %d names, and those behind are not seen: name fewer files",
                 self._pattern,
                 MOST_NAMES,
             )

@@ -126,6 +126,15 @@ def _programs(process: int) -> Iterator[tuple[int, str]]:
         with contextlib.suppress(OSError):
             name = os.path.basename(os.readlink(f"/proc/{each}/exe"))
             if name in SHELLS and each in below:
-                ways += below[each]
+                # What reads the trainer's output, such as `tee`, has to outlive it.
+                ways += [one for one in below[each] if _input(one) in ("", _input(each))] or below[each]
             else:
                 yield each, name
+
+
+def _input(process: int) -> str:
+    """Return the pipe that a process reads, or nothing."""
+    with contextlib.suppress(OSError):
+        if (found := os.readlink(f"/proc/{process}/fd/0")).startswith("pipe:"):
+            return found
+    return ""

@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pollux.fit import fit
 from pollux.goodput import ThroughputParams
@@ -19,7 +18,6 @@ from pollux.private_folder import PrivateFolder, read_private, write_durably
 
 log = logging.getLogger("pollux")
 
-MOST_ROWS = 64
 UNKNOWN_BATCH = 5040
 """Examples of a step whose batch size nobody gave: it divides by most numbers of GPUs."""
 _GUESSED = 0.01
@@ -67,29 +65,17 @@ class Sizes:
 
     @classmethod
     def read(cls, file: Path) -> Sizes:
-        """Read what earlier attempts have left; nothing where that makes no sense."""
+        """Read what earlier attempts have left; nothing where that is no such file."""
         try:
-            return cls._parsed(json.loads(read_private(file)))
+            found = json.loads(read_private(file))
+            rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"]}
+            bad = {int(gpus): str(line) for gpus, line in found["bad"].items()}
+            return cls(**found | {"rows": rows, "bad": bad})
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             log.warning("%s says nothing (%s): sizes are measured again", file, error)
             return cls()
-
-    @classmethod
-    def _parsed(cls, found: Any) -> Sizes:
-        rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"][-MOST_ROWS:]}
-        bad = {int(gpus): str(line)[:200] for gpus, line in list(found["bad"].items())[:MOST_ROWS]}
-        every, step, start = found["every"], float(found["step"]), float(found["start"])
-        sound = all(1 <= n <= k and m >= 1 and 0 < seconds < math.inf for (n, k, m), seconds in rows.items())
-        if not (
-            sound and 0 <= step < math.inf and (every is None or 0 < every < math.inf) and 0 <= start < 1e9
-        ):
-            raise ValueError(
-                "expected nodes, GPUs, examples and seconds, a step, and steps between checkpoints"
-            )
-        words = int(found["fruitless"]), every, step, str(found["line"])[:1000], start, bool(found["deaf"])
-        return cls(rows, bad, *words, int(found["ended"]))
 
     def write(self, file: Path) -> None:
         """Keep this for later attempts. Raises OSError."""

@@ -39,6 +39,7 @@ ENDING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 PASSED_ON = *ENDING, signal.SIGUSR1, signal.SIGUSR2
 UNSEEN_S = 110.0
 """After this time without a step the user is told, within two minutes of the start."""
+UNSAVED = "its trainer has saved no checkpoint yet"
 UNSEEN = "no line of its trainer has named a step, so it cannot be measured"
 HANGS, HANGS_S = 10.0, 900.0
 """A new size at which no step comes in so many times the longest start, and so many seconds, is one that refuses."""
@@ -56,23 +57,16 @@ UNKNOWN_SAVE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What the user says of the trainer."""
+    """What the user says of the trainer; the options of `pollux wrap` explain it."""
 
     command: Sequence[str]
     checkpoints: str
-    """Pattern of files that change once a checkpoint is complete."""
     step: re.Pattern[str] | None = None
-    """Of the lines that name a step; None: those of known trainers."""
     signal: signal.Signals | None = None
-    """That makes it save and end; None: it is asked nothing."""
     grace: float = 60.0
-    """Seconds that it may take for that."""
     batches: Sequence[tuple[float, int]] = ((0.0, UNKNOWN_BATCH),)
-    """From each of these steps on, the examples of a step, over all GPUs."""
     steps: float | None = None
-    """At which it ends."""
     oldest: float = math.inf
-    """Age from which its newest checkpoint is none to go back to, without a newer one [s]."""
 
 
 class Wrapper:
@@ -113,7 +107,7 @@ class Wrapper:
         self._told = threading.Event()
         """This process was told to end: the trainer's end says nothing of its size, and it is not started again."""
         self.publisher = Publisher(access, self.report, self._take_order, lambda order: None)
-        self._kept: tuple[float, float | None] = 0.0, None
+        self._written_at = 0.0
         self._started_at = time.monotonic()
         self._unseen = False
         """No step was recognised, and that was said."""
@@ -134,10 +128,10 @@ class Wrapper:
             while True:
                 time.sleep(TICK_S)
                 self._checkpoints.look()
-                if not announced and self.steps.first_at is not None:
+                if not announced and (first_at := self.steps.first_at) is not None:
                     announced = True
                     self._checkpoints.trains()
-                    self._sizes.start = max(self._sizes.start, self._start_s() or 0.0)
+                    self._sizes.start = max(self._sizes.start, first_at - self._attempt.times.launched_at)
                     self.publisher.wake()
                 if self.steps.first_at is None and (why := self._overdue()):
                     return self._back(1, why)
@@ -192,8 +186,9 @@ class Wrapper:
             if self._asked:  # Slurm ends the batch script in these moments, whose next line is not to run
                 time.sleep(1.0)
                 status = 128 + signal.SIGTERM
-        elif status and self._is_new_size():
-            return self._back(status, f"status {status}: {self.steps.last_line}")
+        elif (status or self.steps.first_at is None) and self._is_new_size():
+            # A pipe into `tee` has the status of `tee`.
+            return self._back(status or 1, f"status {status}: {self.steps.last_line}")
         else:
             # By the last report of this process: what the batch script does next would begin again.
             self._ended_as = "its trainer has ended"
@@ -333,23 +328,20 @@ class Wrapper:
             self._batch = batch
             self.steps.forget_times()
             self.publisher.wake()
-        seconds, every = self.steps.seconds, self._checkpoints.every
-        if seconds is None:
+        if (seconds := self.steps.seconds) is None:
             return
-        written_at, known_every = self._kept
         self._sizes.rows[self.nodes, self.gpus, batch] = seconds
         self._sizes.bad.pop(self.gpus, None)
         self._sizes.fruitless = 0
-        self._sizes.every = every or self._sizes.every
-        if time.monotonic() > written_at + 60.0 or (every is not None and known_every is None):
-            self._kept = time.monotonic(), every
+        self._sizes.every = self._checkpoints.every or self._sizes.every
+        if time.monotonic() > self._written_at + 60.0:
             self._write()
 
     def _batch_at(self, step: float) -> int:
         return next(batch for begin, batch in reversed(self._contract.batches) if step >= begin)
 
     def _write(self) -> bool:
-        self._sizes.step = self._checkpoints.last_step or self._sizes.step
+        self._written_at, self._sizes.step = time.monotonic(), self._checkpoints.last_step or self._sizes.step
         try:
             self._sizes.write(self.file)
         except OSError as error:
@@ -365,9 +357,7 @@ class Wrapper:
         least_each = 1 if most is None else max(1, -(-batch // most))
         measured = sizes.rows or {(0, 0, 0): 0.0}
         times = {"launched_at": self._attempt.times.launched_at}
-        unsaved = (
-            "" if self._checkpoints.present or self._signals else "its trainer has saved no checkpoint yet"
-        )
+        unsaved = "" if self._checkpoints.present or self._signals else UNSAVED
         return {
             **{"v": 1, "at": time.time(), "noise": None, "resize": "requeue", "resized": 0},
             "params": params and {k: v for k, v in params._asdict().items() if v is not None},
@@ -394,13 +384,11 @@ class Wrapper:
             asked_at = self.signalled_at
             left = 0.0 if asked_at is None else asked_at + self._contract.grace - time.monotonic()
             return max(left, 0.0)
-        due = self._checkpoints.next_in(self.steps.seconds, self._sizes.every)
-        return UNKNOWN_SAVE_S if due is None else min(due, UNKNOWN_SAVE_S)
-
-    def _start_s(self) -> float | None:
-        """Return how long this attempt took from its launch to its first step."""
-        first_at = self.steps.first_at
-        return None if first_at is None else max(first_at - self._attempt.times.launched_at, 0.0)
+        every, seconds = self._checkpoints.every or self._sizes.every, self.steps.seconds
+        if every is None or seconds is None:
+            return UNKNOWN_SAVE_S
+        left = every - (self.steps.number - self._checkpoints.last_step)
+        return min(max(left, 0.0) * seconds, UNKNOWN_SAVE_S)  # one that is late comes at once
 
 
 def _printable(text: str) -> str:

@@ -137,18 +137,21 @@ def test_a_checkpoint_after_the_order_is_acknowledged_with_its_own_step(made, tm
     assert 10 <= stamps["step"] < 25, "what it trains after the checkpoint is trained again"
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_start_that_fails_at_a_new_size_bars_it_unless_the_end_was_asked_for(made, tmp_path, told):
+@pytest.mark.parametrize(("told", "status"), [(False, 4), (False, 0), (True, 4)])
+def test_a_start_that_fails_at_a_new_size_bars_it_unless_the_end_was_asked_for(made, tmp_path, told, status):
+    """Whatever its status: behind a pipe into `tee`, that is 0."""
     file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
     Sizes({(1, 1, 48): 0.5}).write(file)
-    code = "import time\nprint('cannot resume \\x07 here', flush=True)\ntime.sleep(%d)\nraise SystemExit(4)"
-    it = made(code % (60 if told else 0), gpus=2)
+    code = "import time\nprint('cannot resume \\x07 here', flush=True)\ntime.sleep(%d)\nraise SystemExit(%d)"
+    it = made(code % (60 if told else 0, status), gpus=2)
     if told:
         later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.steps.last_line)
-    assert it.run() == (128 + signal.SIGTERM if told else 4)
+    assert it.run() == (128 + signal.SIGTERM if told else status or 1)
     assert bool(it.requeued) is not told
     barred = Sizes.read(file).barred()
-    assert barred == ("" if told else "its trainer did not start on 2 GPUs (status 4: cannot resume ? here)")
+    assert barred == (
+        "" if told else f"its trainer did not start on 2 GPUs (status {status}: cannot resume ? here)"
+    )
     assert it.report()["barred"] == (barred or None)
 
 
@@ -204,6 +207,16 @@ def test_a_trainer_that_counts_from_1_after_its_checkpoint_keeps_its_place_in_th
     assert 1001 <= Sizes.read(file).step <= 1007, "what it would go on from"
 
 
+def test_a_checkpoint_is_due_by_the_rhythm_in_steps_and_a_late_one_at_once(made, monkeypatch):
+    it = made(STEPS)
+    monkeypatch.setattr(module.Steps, "seconds", 0.5)
+    monkeypatch.setattr(module.Checkpoints, "last_step", 20.0)
+    monkeypatch.setattr(module.Checkpoints, "every", 30.0)
+    for number, due in ((40.0, 5.0), (70.0, 0.0)):
+        monkeypatch.setattr(module.Steps, "number", number)
+        assert it.report()["next_save_s"] == due
+
+
 def test_a_trainer_that_saves_on_a_signal_is_waited_for_as_long_as_its_grace(made):
     it = made("import time\nprint('step 1', flush=True)\ntime.sleep(2)", signal=signal.SIGUSR1, grace=1.0)
     assert it.report()["next_save_s"] == 0.0
@@ -257,6 +270,7 @@ folder = pathlib.Path(sys.argv[1])
 worker = subprocess.Popen(["sleep", "60"])  # it loads data, and is needed to save
 def save(*_):
     time.sleep(2)
+    print("saves", flush=True)
     if worker.poll() is None:
         (folder / "step-1").touch()
     worker.kill()
@@ -272,7 +286,7 @@ def test_ranks_that_a_shell_has_started_get_the_signal_and_their_time_to_save(ma
     # No exec: each shell waits, and would end at the signal.
     (tmp_path / "launch.sh").write_text(f"#!/bin/sh\n{sys.executable} {tmp_path}/train.py {tmp_path}; true\n")
     (tmp_path / "launch.sh").chmod(0o755)
-    it = made(["bash", "-c", f"{tmp_path}/launch.sh; true"], signal=signal.SIGTERM)
+    it = made(["bash", "-c", f"{tmp_path}/launch.sh 2>&1 | tee {tmp_path}/log; true"], signal=signal.SIGTERM)
     later(lambda: it.publisher.order(3), lambda: it.steps.first_at)
     # Slurm ends the job once it has its answer.
     later(lambda: os.kill(os.getpid(), signal.SIGTERM), lambda: it.publisher.acknowledged)
