@@ -124,15 +124,19 @@ class Protection:
                 staying = stay(
                     job, reports.get(job_id), spent(job.user), now, self.stepped, self.rhythm.stays
                 )
-                eligible = eligibility.get(job_id)
-                stuck = eligible is not None and not eligible.nodes.issuperset(job.gpus_per_node_held)
                 # A drain refused is as much its own act as a hold.
-                if undrained(job_id) or (stuck if staying is None else staying.of_user):
+                if undrained(job_id) or _of_user(job, staying, eligibility.get(job_id)):
                     protected[job_id] = 0
         state = replace(state, jobs=tuple((ours | aside).values()))
         found = beyond_share(state, protected, eligibility) if protected else {}
         self.beyond = {job_id: gpus for job_id, gpus in found.items() if not protected[job_id]}
         self.least = {n: gpus for n, gpus in self.rhythm.least.items() if gpus <= found.get(n, gpus)}
+
+
+def _of_user(job: SlurmJob, staying: Stay | None, eligible: Eligibility | None) -> bool:
+    if staying is not None:
+        return staying.of_user
+    return eligible is not None and not eligible.nodes.issuperset(job.gpus_per_node_held)
 
 
 def _set_aside(jobs: Mapping[int, SlurmJob], records: CycleRecords) -> dict[int, SlurmJob]:
