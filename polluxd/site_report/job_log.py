@@ -1,4 +1,4 @@
-"""Jobs of months as columns of numbers: sacct's text, and the published logs of Philly, Helios and Acme.
+"""Jobs of months as columns of numbers: sacct's text, and the published log of Philly.
 
 Plain Python reads the lines and numpy keeps the columns: no further package is needed, a broken row costs itself alone
 (a table reader's rules for quotes and line ends are not sacct's), and a million rows take some ten seconds.
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polluxd.sim.cluster_logs import HELIOS, PHILLY, Format, recognise
+from polluxd.sim.cluster_logs import PHILLY, recognise
 from polluxd.sim.workload import Line, TraceError, lines
 from polluxd.slurm.sacct_text import NoSacctText, gpus_of, moment, rows
 
@@ -262,28 +262,21 @@ def _tasks(shown: str) -> float:
     return float(min(max(count, 1), 10_000_000))
 
 
-_UNPLACED = (
+_PHILLY_LACKS = (
+    "it has one time per job: each job is taken to start when it was submitted, so nothing is known of waits, "
+    "and the GPUs held at a time are an estimate",
+    "it does not say how jobs ended: all of them count as finished",
     "it does not say which nodes a job had: each partition counts as one large node, and fragments are not seen",
     "it does not say how many GPUs there were: the most that were held at a time count as all",
 )
-_LACKS: Mapping[Format, tuple[str, ...]] = {
-    PHILLY: (
-        "it has one time per job: each job is taken to start when it was submitted, so nothing is known of waits, "
-        "and the GPUs held at a time are an estimate",
-        "it does not say how jobs ended: all of them count as finished",
-        *_UNPLACED,
-    ),
-    HELIOS: _UNPLACED,
-}
 
 
 def read(path: Path) -> JobLog:
     """Read a log; its first line says what kind it is. Raises TraceError."""
-    kind = recognise(path)
-    if kind is None or kind not in _LACKS:
+    if recognise(path) is not PHILLY:
         return read_sacct(path)
     columns = _Columns()
-    for line in lines(path, kind.columns):
+    for line in lines(path, PHILLY.columns):
         columns.read += 1
         try:
             columns.add(*_row(_like_sacct(line)))
@@ -291,33 +284,16 @@ def read(path: Path) -> JobLog:
             columns.left_out[str(reason)] += 1
         except TraceError:
             columns.left_out["broken: a value is missing, or no number"] += 1
-    return columns.made(zoned=True, missing=_LACKS[kind], waits_known=kind is not PHILLY)
+    return columns.made(zoned=True, missing=_PHILLY_LACKS, waits_known=False)
 
 
 def _like_sacct(line: Line) -> tuple[str, ...]:
-    """Return a row of a published log with the fields of sacct."""
+    """Return a row of Philly's log with the fields of sacct."""
     row = {name: value or "" for name, value in line.values.items()}
-    philly = "num_gpus" in row
-    gpus = f"gres/gpu={line.whole('num_gpus' if philly else 'gpu_num', 0)}"
-    submit, start = (row["timestamp"],) * 2 if philly else (row["submit_time"], row.get("start_time", ""))
-    began = _time(start, "start_time")
-    end = submit if began is None else str(round(began + line.number_in("duration", 0)))
-    state = FINISHED if philly else row.get("state", "")
-    partition = row.get("cluster") or row.get("vc") or row.get("type") or ""
-    return (
-        *(
-            str(line.number),
-            "",
-            partition,
-            "",
-            row.get("user", ""),
-            state,
-            submit,
-            submit,
-            start,
-            end,
-            "",
-            "",
-        ),
-        *(row.get("node_num", ""), gpus, "" if began is None else gpus, "", row.get("jobname", "")),
-    )
+    gpus, start = f"gres/gpu={line.whole('num_gpus', 0)}", row["timestamp"]
+    began = _time(start, "timestamp")
+    end = start if began is None else str(round(began + line.number_in("duration", 0)))
+    known = {"JobIDRaw": str(line.number), "Partition": row.get("cluster", ""), "State": FINISHED}
+    known |= dict.fromkeys(("Submit", "Eligible", "Start"), start) | {"End": end}
+    known |= {"ReqTRES": gpus, "AllocTRES": "" if began is None else gpus}
+    return tuple(known.get(name, "") for name in COLUMNS)

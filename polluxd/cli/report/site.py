@@ -54,7 +54,7 @@ def report(
         typer.Option(
             "--sacct",
             metavar="FILE",
-            help="output of sacct (see --commands), or a log of Philly, Helios or Acme",
+            help="output of sacct (see --commands), or Philly's log",
         ),
     ] = None,
     nodes: Annotated[

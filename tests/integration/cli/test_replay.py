@@ -70,33 +70,6 @@ def test_a_snapshot_that_is_not_the_one_is_found_out(store):
     assert (running.job_id, "goodput") in {(d["job_id"], d["what"]) for d in found}
 
 
-def test_a_pruned_snapshot_is_said_in_one_line(store, polluxctl):
-    cycle = record(store, random_snapshot(3, jobs=12, count=8))
-    record(store, random_snapshot(4, jobs=12, count=8))
-    store.prune(time.time() + 10, history_s=1e6, snapshots_s=0.0, jobs_s=1e6)
-    done = polluxctl("decisions", "replay", str(cycle))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"polluxctl: the snapshot of cycle {cycle} is not kept any more")
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_preview_changes_nothing(store, polluxctl):
-    snapshot = random_snapshot(11, jobs=12, count=8)
-    cycle = record(store, snapshot)
-    done = polluxctl("settings", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    now = PolicySettings()  # nothing is set in the database: the configuration's defaults hold
-    wished = replace(now, power=1.0, account_weights={"vision": 4.0})
-    assert found["cycle"] == cycle
-    for when, settings in (("before", now), ("after", wished)):
-        shown = {job["job_id"]: (job[f"gpus_{when}"], job[f"speedup_{when}"]) for job in found["jobs"]}
-        plan = decide(replace(snapshot, settings=settings))
-        assert shown == {a.job_id: (a.placement.gpus, a.speedup) for a in plan.allocations}
-    assert store.settings() == PolicySettings()
-    assert store.setting_audit() == []
-
-
 def test_the_wider_settings_are_kept(store, polluxctl):
     words = ("--account-ceiling", "vision=8", "--user-guarantee", "a=2", "--gpu-counts", "powers-of-two")
     more = ("--waiting-power", "1.5", "--hysteresis", "0.1")

@@ -166,17 +166,8 @@ def test_one_broken_time_does_not_stretch_the_period(tmp_path):
     assert T0 < since < until <= T0 + 60 * 2070
 
 
-def test_helios_and_philly_are_read_and_say_what_they_lack(tmp_path):
-    path = tmp_path / "helios.csv"
-    path.write_text(
-        "job_id,user,vc,gpu_num,node_num,state,submit_time,start_time,end_time,duration\n"
-        "1,u,v,8,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:10:00,2020-04-01 01:10:00,3600\n"
-        "2,u,v,0,1,FAILED,2020-04-01 00:00:00,2020-04-01 00:10:00,2020-04-01 01:10:00,3600\n"
-        "3,u,v,2,1,FAILED,x,y,z,w\n"
-    )
-    helios = read(path)
-    assert ((helios.start - helios.eligible).tolist(), states(helios)) == ([600.0], ["COMPLETED"])
-    assert sum(helios.left_out.values()) == 2
+def test_philly_is_read_and_says_what_it_lacks(tmp_path):
+    path = tmp_path / "philly.csv"
     path.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,66.0,2,132.0,11cb48\n")
     assert read(path).names["partition"] == ("11cb48",)
     assert any("nothing is known of waits" in missing for missing in read(path).missing)
