@@ -161,9 +161,6 @@ class Metrics:
             "polluxd_is_leader", "1 while this polluxd leads its cluster, else 0.", registry=self.registry
         )
         self.cycles = count("polluxd_cycles", "Turns of polluxd's loop, by how they ended.", ["result"])
-        self.cycle_duration = measure(
-            "polluxd_cycle_duration_seconds", "Duration of cycles that decided.", buckets=_CYCLE_S
-        )
         self.late_decisions = count(
             "polluxd_late_decisions", "Decisions that took longer than cycle.interval_s."
         )
@@ -216,9 +213,7 @@ class Metrics:
         """Observe the phases of a cycle that decided [s]; `interval_s` lies between two decisions."""
         for phase in PHASES:
             self.phase_duration.labels(phase).observe(durations[f"{phase}_s"])
-        took = sum(durations[f"{phase}_s"] for phase in PHASES)
-        self.cycle_duration.observe(took)
-        self.late_decisions.inc(took > interval_s)
+        self.late_decisions.inc(sum(durations[f"{phase}_s"] for phase in PHASES) > interval_s)
 
     def move_over(self, path: str, result: str, seconds: float) -> None:
         """Count a move that ended; `seconds` since it was planned."""

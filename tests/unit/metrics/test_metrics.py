@@ -106,7 +106,7 @@ def test_a_decision_shows_jobs_gpus_reports_and_the_plan() -> None:
     assert shown["polluxd_paused"] == {(): 0}
     assert shown["polluxd_last_successful_cycle_timestamp_seconds"][()] <= cluster.slurm.clock()
     assert shown["polluxd_solver_gap_ratio"][()] >= 0
-    assert shown["polluxd_cycle_duration_seconds_count"][()] >= 2
+    assert shown["polluxd_cycle_phase_duration_seconds_count"][("decide",)] >= 2
     assert shown["polluxd_slurm_call_duration_seconds_count"][("configure", "ok")] == 1
     assert "evil" not in generate_latest(cluster.metrics.registry).decode()
 
