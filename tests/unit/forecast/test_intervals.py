@@ -58,7 +58,7 @@ def test_an_interval_is_widened_until_it_would_have_held_for_four_in_five():
 
 
 def test_each_job_counts_once_however_often_it_was_forecast():
-    forecasts, happened = past(20, lambda n: 3.0 if n == 0 else 0.0)
+    forecasts, happened = past(CHECKED, lambda n: 3.0 if n == 0 else 0.0)
     misses = Misses([*forecasts, *[forecasts[0]] * 500], happened)
     told = misses.move(Forecast(99, 0.0, "declared", {"first": 100.0, "last": 100.0})).told
     assert told["last"] == pytest.approx(100.0)
