@@ -23,6 +23,8 @@ MOST_NAMES = 100_000
 """Names that one look passes: in a folder that others may write to, they may put any number, and loops of links."""
 QUIET_S, LONGEST_QUIET_S = 1.0, 60.0
 """A checkpoint is complete once nothing of it has changed for as long as it was being written, within these bounds."""
+RESTLESS_S = 600.0
+"""What changes for so long is no checkpoint, and the user is told."""
 _LOOK_S = 1.0
 
 
@@ -60,7 +62,7 @@ class Checkpoints:
         # Within quotes, which keep the `*`, a shell expands nothing.
         self._pattern, self._clock, self._step = os.path.expanduser(os.path.expandvars(pattern)), clock, step
         self._look_at = float("-inf")
-        self._passed = False
+        self._said = set[str]()
         self._files = self._found()
         self._known = dict(self._files)
         """With those that were removed: one that comes back is no new one."""
@@ -87,9 +89,17 @@ class Checkpoints:
         changed = {key[0] for key, mark in self._files.items() if self._known.get(key) != mark}
         self._known |= self._files
         self._follow(changed, now, self._step())
-        if not self._fresh or (changed and not ended):
+        if not self._fresh:
             return
         begun = min(save.begun for save in self._fresh.values())
+        if now - begun[0] > RESTLESS_S:
+            self._say(
+                "what matches --checkpoints %r has changed all the time for %.0f s, so it is not seen complete: name "
+                "files that change only then",
+                RESTLESS_S,
+            )
+        if changed and not ended:
+            return
         changed_at = max(save.changed_at for save in self._fresh.values())
         quiet = min(max(QUIET_S, changed_at - begun[0]), LONGEST_QUIET_S)
         names = [name for match, name in self._files if match in self._fresh]
@@ -162,14 +172,17 @@ class Checkpoints:
                     inside = entry.stat(follow_symlinks=False)
                     if inside.st_uid == user and stat.S_ISREG(inside.st_mode):
                         found[name, entry.path] = inside.st_mtime, inside.st_size
-        if not self._passed and next(left, None) is None:
-            self._passed = True
-            log.warning(
-                "--checkpoints %r passes more than %d names, and those behind are not seen: name fewer files",
-                self._pattern,
-                MOST_NAMES,
+        if next(left, None) is None:
+            told = (
+                "--checkpoints %r passes more than %d names, and those behind are not seen: name fewer files"
             )
+            self._say(told, MOST_NAMES)
         return found
+
+    def _say(self, words: str, bound: float) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            log.warning(words, self._pattern, bound)
 
 
 def matching(pattern: str, left: Iterator[int]) -> Iterator[str]:

@@ -40,6 +40,7 @@ PASSED_ON = *ENDING, signal.SIGUSR1, signal.SIGUSR2
 UNSEEN_S = 110.0
 """After this time without a step the user is told, within two minutes of the start."""
 UNSAVED = "its trainer has saved no checkpoint yet"
+LOST = "the checkpoints of its former attempt are not on this node: it would begin again wherever it is moved"
 UNSEEN = "no line of its trainer has named a step, so it cannot be measured"
 HANGS, HANGS_S = 10.0, 900.0
 """A new size at which no step comes in so many times the longest start, and so many seconds, is one that refuses."""
@@ -97,6 +98,8 @@ class Wrapper:
         self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
         patterns = [contract.step] if contract.step else PATTERNS
         begin = self._sizes.step if self._checkpoints.present else 0.0
+        self._lost = LOST if self._sizes.every and not self._checkpoints.present else ""
+        """Seen with a folder of one node, which Slurm's other nodes do not have."""
         self.steps = Steps(patterns, self._sizes.line, begin)
         self.child: TrainerProcess
         self._asked = False
@@ -123,6 +126,8 @@ class Wrapper:
         for number in PASSED_ON:
             signal.signal(number, self._pass_on)
         self.publisher.start()
+        if self._lost:
+            log.error("cannot be moved: %s. Have it save in a folder that all nodes share", self._lost)
         announced = False
         try:
             while True:
@@ -374,7 +379,9 @@ class Wrapper:
             "barred": sizes.barred() or None,
             "least_gpus": sizes.least_allowed(),
             "next_save_s": self._next_save_s(),
-            "immovable": self._ended_as or (UNSEEN if self._unseen and first_at is None else unsaved) or None,
+            "immovable": self._ended_as
+            or (UNSEEN if self._unseen and first_at is None else self._lost or unsaved)
+            or None,
             "times": times if first_at is None else times | {"first_step_at": first_at},
         }
 

@@ -75,6 +75,15 @@ def test_a_trainer_that_is_never_quiet_has_completed_those_before_its_newest(tmp
     assert checkpoints.every == (None if rank else 10.0)
 
 
+def test_that_matches_never_rest_is_said_once(tmp_path, clock, caplog):
+    """A log in the same folder, say."""
+    checkpoints = Checkpoints(str(tmp_path / "*"), clock)
+    for size in range(20):
+        (tmp_path / "events").write_bytes(b"x" * size)
+        look(checkpoints, clock, 60.0)
+    assert ["has changed all the time" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_a_checkpoint_that_a_process_has_open_is_not_complete_however_long_it_pauses(tmp_path, clock):
     checkpoints = Checkpoints(str(tmp_path / "ckpt.pt"), clock)
     with (tmp_path / "ckpt.pt").open("wb") as file:
