@@ -117,6 +117,8 @@ class Misses:
                 told[side] = forecast.at + left * math.exp(-by if side == "first" else by)
         if "first" in told and "last" in told and told["first"] > told["last"]:
             told["first"] = told["last"] = (told["first"] + told["last"]) / 2
+        if "starts" in told and "last" in told:
+            told["starts"] = min(told["starts"], told["last"])
         return replace(forecast, told=told, checked=len(self._of("last", forecast)))
 
 

@@ -57,6 +57,11 @@ def test_an_interval_is_widened_until_it_would_have_held_for_four_in_five():
     assert moved.told["first"] > 80.0
 
 
+def test_no_job_is_told_to_start_after_its_end():
+    told = Misses([], {}).move(Forecast(1, 0.0, "name", {"starts": 90.0, "first": 50.0, "last": 70.0})).told
+    assert told == {"starts": 70.0, "first": 50.0, "last": 70.0}
+
+
 def test_each_job_counts_once_however_often_it_was_forecast():
     forecasts, happened = past(CHECKED, lambda n: 3.0 if n == 0 else 0.0)
     misses = Misses([*forecasts, *[forecasts[0]] * 500], happened)
