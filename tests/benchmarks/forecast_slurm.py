@@ -178,7 +178,8 @@ trainings: their partitions, options, GPU types and plain jobs stay. Each job co
 best interval of 80 % of their lengths is 0.8 of the median wide. polluxd forecasts every {EVERY_S:.0f} s, and knows
 nothing before the first job. Only jobs under polluxd are counted, and the same ones in a control without it, where
 `squeue --start` foretells what Slurm then does. Of starts, the columns say how far they were off (the median of the
-jobs' means), how many jobs had started by then, and how many questions about a waiting job had no answer.
+jobs' means), how many jobs had started by then, and how many questions about a waiting job had no answer. Two things
+cost polluxd most here: its courses leave plain jobs their GPUs, and decide once a minute, where these jobs last less.
 
 | site | jobs | ended within, of | width, over the job's time | polluxd's start | `squeue --start` in the control \
 | `squeue --start` beside polluxd |
