@@ -252,7 +252,7 @@ bench_wrap = $(BENCH).wrap $(if $(LENGTH),--seconds $(LENGTH)) --json bench-out/
 # further call goes on); bench-out/forecast, tests/benchmarks/forecast.md.
 bench_forecast = $(BENCH).forecast --seeds $(or $(SEEDS),50)
 # Forecasts on a real Slurm beside its own, at five drawn sites, or at SITE (root; half an hour); a section of that page.
-bench_forecast-slurm = $(BENCH).forecast_slurm $(if $(SITE),--site $(SITE))
+bench_forecast-slurm = $(PYTHON) -m contrib.sites.forecasts $(if $(SITE),--site $(SITE))
 # `polluxctl report` on Philly's log and on a million records (minutes); tests/benchmarks/philly.md.
 bench_report = $(BENCH).site_report
 # Philly's virtual clusters under backfill, the paper's policy and polluxd, all jobs or JOBS of each (hours; kept run by

@@ -55,21 +55,6 @@ def test_another_process_makes_the_same_decision(store, polluxctl):
     assert [(row["cycle"], row["replayable"]) for row in newest] == [(cycle, True)]
 
 
-def test_a_snapshot_that_is_not_the_one_is_found_out(store):
-    cycle = record(store, random_snapshot(7, jobs=12, count=8))
-    view = store.cycle(cycle)
-    data = store.cycle_snapshot(cycle)
-    running = next(
-        a
-        for a in store.allocations(cycle)
-        if a.placement and data["jobs"][a.job_id - 1]["report"] is not None
-    )
-    theta = data["jobs"][running.job_id - 1]["report"]["params"]
-    theta["alpha_grad"] *= 1.5
-    found = differences(view, store.allocations(cycle), decide(decode_snapshot(data)))
-    assert (running.job_id, "goodput") in {(d["job_id"], d["what"]) for d in found}
-
-
 def test_the_wider_settings_are_kept(store, polluxctl):
     words = ("--account-ceiling", "vision=8", "--user-guarantee", "a=2", "--gpu-counts", "powers-of-two")
     more = ("--waiting-power", "1.5", "--hysteresis", "0.1")

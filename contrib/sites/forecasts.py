@@ -1,4 +1,4 @@
-"""Forecasts on a real Slurm beside its own `squeue --start`, at the sites that `contrib.sites` draws from seeds.
+"""Forecasts at the drawn sites beside Slurm's own `squeue --start`: `make bench-forecast-slurm`.
 
 The same jobs go to a control without polluxd at the same time. What happened is read from sacct alone.
 """
