@@ -7,16 +7,17 @@ silent, or promises a checkpoint that is not there, has stopped it.
 
 Apart, too, is what a rule costs when it refuses a start for the first time, a rule that no record shows: nobody can
 know of it before. Each such rule costs one training some seconds, once, however long a life is; and more where it
-refuses what the training had, too, such as a limit lowered under its feet (`shut_out`). And so is chance: a
-plain job that took the GPUs of a move, or a node that was drained, between the requeue and the start, which Slurm gives
-to plain jobs first. What remains is lost for reasons that polluxd could know.
+refuses what the training had, too, such as a limit lowered under its feet, or a rule that comes while it stands
+(`shut_out`). And so is chance: a plain job that took the GPUs of a move, or what a limit had for it, or a node that
+was drained, between the requeue and the start, which Slurm gives to plain jobs first. What remains is lost for reasons
+that polluxd could know.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from polluxd.model import JobState, Move, Step
@@ -36,6 +37,8 @@ class Standing:
 
     move: int
     gpus: int
+    barred: bool
+    """A rule refused its former place when it left it, too."""
     gpu_s: float = 0.0
     shut_out_gpu_s: float = 0.0
     """Of these, while a rule refused its former place, too."""
@@ -45,8 +48,14 @@ class Standing:
 class Costs:
     """Of one life."""
 
-    def __init__(self, world: World, unknown: Callable[[Move], bool], barred: Callable[[Move], bool]) -> None:
-        self._world = world
+    def __init__(
+        self,
+        world: World,
+        unknown: Callable[[Move], bool],
+        barred: Callable[[Move], bool],
+        by_chance: Collection[tuple[int, int]],
+    ) -> None:
+        self._world, self._by_chance = world, by_chance
         self._barred = barred
         """Whether a rule refuses to start its job where the move took it from."""
         self._unknown = unknown
@@ -68,7 +77,7 @@ class Costs:
         for number in world.rows.open:
             move = world.rows.moves[number - 1]
             if move.path == "requeue" and Step.CHECKPOINTED in move.times:
-                self.standing.setdefault(move.job_id, Standing(number, move.source.gpus))
+                self.standing.setdefault(move.job_id, Standing(number, move.source.gpus, self._barred(move)))
         for job_id, one in list(self.standing.items()):
             move = world.rows.moves[one.move - 1]
             if self._stands(job_id, move):
@@ -91,9 +100,11 @@ class Costs:
             return
         cause = re.sub(r" on [\dn:,]+|\(attempt.*?\)|\d+", "", move.detail)
         own = one.own or _OWN.search(move.detail) is not None
-        kind = self.own if own else self.chance if _CHANCE.search(move.detail) else self.lost
-        if self._unknown(move):
-            kind = self.learnt
+        chance = _CHANCE.search(move.detail) is not None or (move.job_id, move.attempt + 1) in self._by_chance
+        kind = self.own if own else self.chance if chance else self.lost
+        learnt = self._unknown(move)
+        if learnt or (kind is self.lost and not one.barred):
+            kind = self.learnt if learnt else kind
             self.shut_out[cause] += one.shut_out_gpu_s
             one.gpu_s -= one.shut_out_gpu_s
         kind[cause] += one.gpu_s

@@ -215,14 +215,14 @@ class Life(Cluster):
         self.stops: list[Stop] = []
         self._refused: dict[tuple[int, int], tuple[Cause, int]] = {}
         """By job and attempt: what refused its start."""
-        self._by_chance = False
-        """A rule has refused a start for plain jobs that began since the training left."""
+        self._by_chance: set[tuple[int, int]] = set()
+        """Starts, by job and attempt, that a rule refused for plain jobs which began since the training left."""
         self._known: set[tuple[int, int]] = set()
         """Rules, with their versions, that have stopped a training."""
         self._free_since: dict[int, float] = {}
         """Since when trainings have stood that could go back."""
         self._judged = 0
-        self.costs = Costs(self.world, self._unknown, self._barred)
+        self.costs = Costs(self.world, self._unknown, self._barred, self._by_chance)
         self.world.slurm.refusal = self._refuses
         self.world.slurm.refuses_update = self._refuses_update
         if self.sane:
@@ -271,7 +271,8 @@ class Life(Cluster):
         # A limit that a plain job has taken since the training left its place is chance, like GPUs that one took.
         began = None if job.left_at is None else job.leaves_at - self.exit_s
         shown = self._cause_of(job, wanted, job.gpus_per_node, began)
-        self._by_chance |= cause is not None and shown is None
+        if cause is not None and shown is None:
+            self._by_chance.add((job.job_id, job.restarts))
         if shown is not None and job.required:
             self._refused[job.job_id, job.restarts] = shown, shown.version
         return "" if cause is None else cause.reason
