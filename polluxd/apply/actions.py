@@ -16,6 +16,8 @@ JOINER_FAILED = "a joiner's script has ended before its training"
 """What the agent's refusal of a growth begins with if the script failed on the further nodes."""
 REFUSED_START, REFUSED_SIZE = "Slurm refuses to start it there", "Slurm refused the new size"
 """What the detail of a move has that Slurm refused after its job was requeued; a colon and the reason follow."""
+WAITED = "it waited for "
+"""What such a reason begins with if Slurm told none in time."""
 NOT_BOOTED = "did not boot: "
 """What a sentence of the detail begins with if nodes of the target did not boot; their names follow."""
 

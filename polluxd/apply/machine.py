@@ -27,6 +27,7 @@ from polluxd.apply.actions import (
     JOINER_FAILED,
     PAUSED,
     REFUSED_START,
+    WAITED,
     Action,
     Do,
     Fail,
@@ -306,6 +307,10 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
         why = f"{REFUSED_START}: {job.reason}"
         return Fail(why, keep_back=True, refused=job.reason)
     late = f"not started within {limit:.0f} s; Slurm says {job.reason!r}"
+    if move.path == "requeue" and at.room.kept(move.target):
+        # Whatever it waits for: its training is not stopped for the same again.
+        why = f"{WAITED}{limit:.0f} s ({job.reason})"
+        return _wait(at, limit, Fail(f"{REFUSED_START}: {why}", keep_back=True, refused=why))
     return _wait(at, limit, Fail(late, keep_back=True))
 
 

@@ -110,7 +110,7 @@ class Refusals:
         refused = {
             key: one
             for key, one in self._nodes.items()
-            if one.job_id in jobs and still_refused(one, state, jobs[one.job_id])
+            if one.job_id in jobs and still_refused(one, state, jobs[one.job_id], self._monotonic())
         }
         self._nodes = newest_of_users(refused, lambda one: jobs[one.job_id].user)
         self._limits = bounded(self._limits)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from polluxd.apply.actions import WAITED
 from polluxd.apply.refused.bars import Bar
 from polluxd.apply.refused.causes import condition, demands_of, equipment, rules_of, use
 from polluxd.apply.startable import Eligibility
 from polluxd.model import Placement
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
+UNTOLD_S = 3600.0
 MOST_OF_USER = 50
 """Refusals of one user's jobs that are remembered. Each decision compares each job with each of them."""
 _K = TypeVar("_K")
@@ -65,12 +67,16 @@ def record_of(state: ClusterState, job: SlurmJob, target: Placement, *, updated:
     return (equipment(state, target), rules_of(state, job)) if updated else condition(state, target)
 
 
-def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob) -> bool:
+def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob, now: float) -> bool:
     """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since.
+
+    Where Slurm told no reason, such as while it was slow, an hour is enough.
 
     What has come free is reason enough for a job that waits to try it, and not to stop one training twice: the training
     may stand for a while, such as on its way back.
     """
+    if one.reason.startswith(WAITED) and now - one.tried_at > UNTOLD_S:
+        return False
     if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
         return False
     one.eased = one.eased or any(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from polluxd.apply.actions import WAITED
 from polluxd.apply.refused.refusals import AS_OTHERS_S, STUCK, TRIED_AGAIN_S, Refusals
 from polluxd.apply.refused.refused_nodes import MOST_OF_USER
 from polluxd.cli.status import health
@@ -246,6 +247,15 @@ def test_nodes_that_refuse_a_size_bar_it_until_they_change() -> None:
     assert known.most() == {}, "another one has started there"
     known.refuse(stopped, "Resources", 3, held=2, on="n1")
     assert known.most(nodes=(replace(NODES[0], cpus=64), *NODES[1:])) == {}, "the node has changed"
+
+
+def test_a_start_for_which_slurm_told_no_reason_is_tried_again_after_an_hour() -> None:
+    waited, known = running(1, 1), Learned(running(1, 1))
+    known.refuse(waited, f"{WAITED}30 s (Priority)", 4, held=1)
+    known.ticks += 3590.0
+    assert known.most() == {1: 1}
+    known.ticks += 20.0
+    assert known.most() == {}
 
 
 def test_a_size_that_did_not_start_on_its_node_leaves_a_training_where_it_is() -> None:

@@ -107,3 +107,15 @@ def test_a_script_that_trains_at_any_size_is_not_waited_for() -> None:
     given, taken = (life.world.rows.moves[-n].times for n in (2, 1))
     assert taken[Step.CONFIGURED] < given[Step.TRAINING]
     life.world.close()
+
+
+def test_a_training_is_not_stopped_twice_for_a_start_that_only_waits() -> None:
+    world = World(nodes=1, gpus=4, policy=lambda seen: build.plan(seen.jobs, dict.fromkeys([1], WHOLE)))
+    process, job = Process(world), world.submit(at=HALF)
+    world.pass_time(3.0)
+    world.slurm.refusal = lambda job, _nodes: "Priority" if job.gpus_per_node > 2 else ""
+    for _ in range(100):
+        process.turn_if_due()
+        world.pass_time(0.5)
+    assert (world.truth(job).restart_count, world.truth(job).gpus_per_node_held) == (1, {"n1": 2})
+    world.close()
