@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from polluxd.cli.decisions import differences
-from polluxd.config.settings import PolicySettings
 from polluxd.model import DaemonMode, Snapshot
 from polluxd.model.snapshot_json import decode_snapshot, encode
 from polluxd.policy import Cache, decide
@@ -53,21 +52,3 @@ def test_another_process_makes_the_same_decision(store, polluxctl):
     assert json.loads(done.stdout)["identical"] is True
     newest = json.loads(polluxctl("decisions", "list", "-n", "1", "--json").stdout)
     assert [(row["cycle"], row["replayable"]) for row in newest] == [(cycle, True)]
-
-
-def test_the_wider_settings_are_kept(store, polluxctl):
-    words = ("--account-ceiling", "vision=8", "--user-guarantee", "a=2", "--gpu-counts", "powers-of-two")
-    more = ("--waiting-power", "1.5", "--hysteresis", "0.1")
-    done = polluxctl("settings", "set", *words, *more)
-    assert done.returncode == 0, done.stderr
-    assert store.settings() == PolicySettings(
-        account_ceilings={"vision": 8},
-        user_guarantees={"a": 2},
-        gpu_counts="powers-of-two",
-        waiting_power=1.5,
-        hysteresis=0.1,
-    )
-    assert len(store.setting_audit()) == 5
-    refused = polluxctl("settings", "set", "--user-ceiling", "a=1")
-    assert refused.returncode == 2
-    assert "user_guarantees.a (2) must not be above user_ceilings.a (1)" in refused.stderr
