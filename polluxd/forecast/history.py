@@ -120,7 +120,7 @@ class History:
         """Draw the jobs that come within the horizon.
 
         Where at least a day is known: those that came at the same time on one of the days before, drawn for each course
-        apart. Where less is known: as many as came per second, at any time.
+        apart. Where less is known: as many as came per second, for as long ahead: ten minutes tell nothing of hours.
         """
         if len(self._past) < ENOUGH:
             return []
@@ -130,9 +130,10 @@ class History:
             came = [p for p in self._past if begin < p.submitted_at <= begin + horizon_s]
             times = [p.submitted_at - begin for p in came]
         else:
-            rate = len(self._submitted) / max(now - self._since, 600.0)
-            count = min(int(random.poisson(rate * horizon_s)), MOST_ARRIVALS)
-            times = sorted(random.uniform(0.0, horizon_s, count).tolist())
+            known = max(now - self._since, 600.0)
+            span = min(known, horizon_s)
+            count = min(int(random.poisson(len(self._submitted) * span / known)), MOST_ARRIVALS)
+            times = sorted(random.uniform(0.0, span, count).tolist())
             came = [self._past[int(n)] for n in random.integers(len(self._past), size=count)]
         return [
             Newcomer(after, _arriving(past, first_id + n, now + after), _whole(past))

@@ -88,6 +88,7 @@ def test_arrivals_are_those_of_a_day_before_at_this_time():
 def test_within_the_first_day_arrivals_come_at_the_rate_so_far():
     past = [ended(n, 60.0, at=600.0 * n) for n in range(1, 7)]
     history = History(past, [each.submitted_at for each in past], 0.0)
-    counts = [len(history.arrivals(3600.0, 3600.0, 100, np.random.default_rng(n))) for n in range(50)]
-    assert 4 < np.mean(counts) < 8
+    for ahead in (3600.0, 8 * 3600.0):
+        counts = [len(history.arrivals(3600.0, ahead, 100, np.random.default_rng(n))) for n in range(50)]
+        assert 4 < np.mean(counts) < 8, "a first hour with six jobs says nothing of the next eight"
     assert History(past[:2], [], 0.0).arrivals(3600.0, 3600.0, 100, RANDOM) == []
