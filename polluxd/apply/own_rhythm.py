@@ -54,8 +54,9 @@ class OwnRhythm:
                 continue
             cost, due = total.mean_cost.get("requeue") if total else None, due_at(report, job.restart_count)
             rests = self._rest_s(report, cost or self._limits.default_cost_s, now) > 0
-            if job.spec.own_size and rests and in_service.issuperset(job.gpus_per_node_held):
-                self.least[job.job_id] = min(job.spec.own_size, sum(job.gpus_per_node_held.values()))
+            if (own := job.spec.own_size) and rests and in_service.issuperset(job.gpus_per_node_held):
+                holds = sum(job.gpus_per_node_held.values())
+                self.least[job.job_id] = min(own, holds, job.spec.max_gpus or own)
             if due is None:
                 continue
             key = job.job_id, job.restart_count

@@ -30,6 +30,7 @@ KEPT = {
     3_002_324: "where a growth in place counts as a start on all of its nodes together",
     3_004_631: "where a limit has a trainer of its own loop started below the size of its user, where it fails",
     3_006_481: "where a waiting job takes what a training in mid-move was to have of a limit",
+    3_202_231: "where a training gives way each minute for a job that Slurm refuses again",
     40_052: "where an older refusal of the limit keeps a training from its way back",
 }
 """Seeds of lives that break an invariant in a polluxd as described."""

@@ -32,9 +32,9 @@ class Seen:
         self._rhythm.observe(state, CycleRecords(reports={1: report}, totals=totals))
         return self._rhythm.stays.get(1, "")
 
-    def least(self, own_size: int | None, at: float, cost: float | None = None, **report: Any) -> int:
-        shown = replace(RUNNING, spec=JobSpec(own_size=own_size))
-        self.why(replace(SAVER, first_step_at=NOW, **report), at, shown, cost)
+    def least(self, own_size: int | None, at: float, cost: float | None = None, **spec: Any) -> int:
+        shown = replace(RUNNING, spec=JobSpec(own_size=own_size, **spec))
+        self.why(replace(SAVER, first_step_at=NOW, next_save_s=None), at, shown, cost)
         return self._rhythm.least.get(1, 0)
 
 
@@ -78,6 +78,7 @@ def test_a_move_is_paid_off_by_training_before_the_next_one() -> None:
 def test_a_trainer_is_tried_on_fewer_gpus_than_asked_once_it_has_trained_as_long_as_after_a_move() -> None:
     assert (Seen().least(2, NOW + 599.0), Seen().least(2, NOW + 601.0)) == (2, 0), "20 times 30 s"
     assert (Seen().least(2, NOW + 899.0, 45.0), Seen().least(2, NOW + 901.0, 45.0)) == (2, 0)
-    assert Seen().least(8, NOW, next_save_s=None) == 4, "it has shown to work on what it has"
+    assert Seen().least(8, NOW) == 4, "it has shown to work on what it has"
+    assert Seen().least(4, NOW, max_gpus=2) == 2, "its user, or an administrator, wants no more"
     assert Seen().least(None, NOW) == 0, "it calls attach: any size does"
     assert Seen(own_loop_rest=0).least(2, NOW) == 0
