@@ -28,6 +28,7 @@ from polluxd.apply.actions import (
     PAUSED,
     REFUSED_START,
     WAITED,
+    WENT_BACK,
     Action,
     Do,
     Fail,
@@ -317,7 +318,8 @@ def _configured(at: Situation, job: SlurmJob) -> Action:
 def _started(at: Situation, job: SlurmJob) -> Action:
     report, limit = at.report, at.limits.training_timeout_s
     if job.state is JobState.PENDING:
-        return Fail("the job went back to the queue before its first step", keep_back=True)
+        grows = at.move.path == "requeue" and at.move.target.gpus > at.move.source.gpus
+        return Fail(WENT_BACK, keep_back=True, refused=WENT_BACK if grows else "")
     if job.state is JobState.COMPLETING:
         # It ends, or goes back to the queue: its processes, or an epilog, may take long.
         late = f"its processes did not end within {limit + at.limits.requeued_timeout_s:.0f} s of its start"

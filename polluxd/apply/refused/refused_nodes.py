@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from polluxd.apply.actions import WAITED
+from polluxd.apply.actions import WAITED, WENT_BACK
 from polluxd.apply.refused.bars import Bar
 from polluxd.apply.refused.causes import condition, demands_of, equipment, rules_of, use
 from polluxd.apply.startable import Eligibility
@@ -70,12 +70,12 @@ def record_of(state: ClusterState, job: SlurmJob, target: Placement, *, updated:
 def still_refused(one: RefusedNodes, state: ClusterState, job: SlurmJob, now: float) -> bool:
     """Whether nothing that Slurm shows of the job and the nodes has changed, or come free there, since.
 
-    Where Slurm told no reason, such as while it was slow, an hour is enough.
+    Where nobody told a reason, such as while Slurm was slow, an hour is enough.
 
     What has come free is reason enough for a job that waits to try it, and not to stop one training twice: the training
     may stand for a while, such as on its way back.
     """
-    if one.reason.startswith(WAITED) and now - one.tried_at > UNTOLD_S:
+    if one.reason.startswith((WAITED, WENT_BACK)) and now - one.tried_at > UNTOLD_S:
         return False
     if one.demands != demands_of(job) or one.record != record_of(state, job, one.target, updated=one.updated):
         return False

@@ -119,3 +119,16 @@ def test_a_training_is_not_stopped_twice_for_a_start_that_only_waits() -> None:
         world.pass_time(0.5)
     assert (world.truth(job).restart_count, world.truth(job).gpus_per_node_held) == (1, {"n1": 2})
     world.close()
+
+
+def test_a_training_that_requeues_itself_on_more_gpus_is_not_brought_there_again() -> None:
+    world = World(nodes=1, gpus=4, policy=lambda seen: build.plan(seen.jobs, dict.fromkeys([1], WHOLE)))
+    process, job = Process(world), world.submit(at=HALF)
+    world.pass_time(3.0)
+    for _ in range(100):
+        process.turn_if_due()
+        if sum(world.truth(job).gpus_per_node_held.values()) > 2:
+            world.slurm.requeue_by_hand(job)
+        world.pass_time(0.5)
+    assert (world.truth(job).restart_count, world.truth(job).gpus_per_node_held) == (2, {"n1": 2})
+    world.close()
