@@ -8,6 +8,7 @@ import functools
 import glob
 import logging
 import os
+import re
 import stat
 import time
 from collections import deque
@@ -61,6 +62,7 @@ class Checkpoints:
     ) -> None:
         # Within quotes, which keep the `*`, a shell expands nothing.
         self._pattern, self._clock, self._step = os.path.expanduser(os.path.expandvars(pattern)), clock, step
+        self.folder = Path(re.split(r"[*?[]", self._pattern)[0]).parent
         self._look_at = float("-inf")
         self._said = set[str]()
         self._files = self._found()

@@ -24,6 +24,7 @@ from pollux.slurm_job.access import SUBMITTED, GatewayAccess
 from pollux.slurm_job.allocation import environment_of_srun, nodes_now, show_job, task_of, visible_gpus
 from pollux.slurm_job.attempt import Attempt
 from pollux.slurm_job.environment import time_limit_at, yes
+from pollux.slurm_job.shared_folder import why_of_this_attempt
 from pollux.wrap.checkpoints import Checkpoints
 from pollux.wrap.process import TrainerProcess
 from pollux.wrap.sizes import UNKNOWN_BATCH, of_training
@@ -40,7 +41,7 @@ PASSED_ON = *ENDING, signal.SIGUSR1, signal.SIGUSR2
 UNSEEN_S = 110.0
 """After this time without a step the user is told, within two minutes of the start."""
 UNSAVED = "its trainer has saved no checkpoint yet"
-LOST = "the checkpoints of its former attempt are not on this node: it would begin again wherever it is moved"
+LOST = "after a move its trainer would not see its checkpoints: "
 UNSEEN = "no line of its trainer has named a step, so it cannot be measured"
 HANGS, HANGS_S = 10.0, 900.0
 """A new size at which no step comes in so many times the longest start, and so many seconds, is one that refuses."""
@@ -98,8 +99,10 @@ class Wrapper:
         self._checkpoints = Checkpoints(contract.checkpoints, step=lambda: self.steps.number)
         patterns = [contract.step] if contract.step else PATTERNS
         begin = self._sizes.step if self._checkpoints.present else 0.0
-        self._lost = LOST if self._sizes.every and not self._checkpoints.present else ""
-        """Seen with a folder of one node, which Slurm's other nodes do not have."""
+        why = why_of_this_attempt(self._checkpoints.folder, environ)
+        if not why and self._sizes.every and not self._checkpoints.present:
+            why = f"{self._checkpoints.folder} on this node has none of those of the attempt before"
+        self._lost = why and _printable(LOST + why)
         self.steps = Steps(patterns, self._sizes.line, begin)
         self.child: TrainerProcess
         self._asked = False

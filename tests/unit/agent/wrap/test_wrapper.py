@@ -207,17 +207,27 @@ def test_a_trainer_that_counts_from_1_after_its_checkpoint_keeps_its_place_in_th
     assert 1001 <= Sizes.read(file).step <= 1007, "what it would go on from"
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_a_trainer_whose_checkpoints_stay_on_their_node_is_not_moved_again(made, tmp_path, here, caplog):
+@pytest.mark.parametrize(("here", "memory"), [(True, ""), (True, "memory"), (False, "")])
+def test_a_trainer_whose_checkpoints_stay_on_their_node_is_not_moved(
+    made, tmp_path, here, memory, caplog, monkeypatch
+):
     """Each move would begin its training again."""
+    monkeypatch.setattr(
+        module, "why_of_this_attempt", lambda folder, _environ: memory and f"{folder}: {memory}"
+    )
     file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
     Sizes({(1, 1, 48): 0.5}, every=10.0, step=20.0).write(file)
     if here:
         (tmp_path / "step-20").touch()
     it = made(STEPS)
-    assert it.report()["immovable"] == (None if here else module.LOST)
+    why = (
+        f"{tmp_path}: memory"
+        if memory
+        else f"{tmp_path} on this node has none of those of the attempt before"
+    )
+    assert it.report()["immovable"] == (None if here and not memory else module.LOST + why)
     it.run()
-    assert (module.LOST in caplog.text) is not here
+    assert (module.LOST + why in caplog.text) is bool(memory or not here)
 
 
 def test_a_checkpoint_is_due_by_the_rhythm_in_steps_and_a_late_one_at_once(made, monkeypatch):
