@@ -58,6 +58,7 @@ def made(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(words, 0, "", "")
 
     monkeypatch.setattr(module.slurm_commands, "run", run)
+    monkeypatch.setattr(module, "why_of_this_attempt", lambda *_words: "")
     monkeypatch.setattr(module, "show_job", lambda job: f"JobId={job} JobState=RUNNING Restarts=0 Requeue=1")
     monkeypatch.setattr(module, "time_limit_at", lambda *_words, **_more: None)
     kept = [(number, signal.getsignal(number)) for number in module.PASSED_ON]
@@ -212,22 +213,19 @@ def test_a_trainer_whose_checkpoints_stay_on_their_node_is_not_moved(
     made, tmp_path, here, memory, caplog, monkeypatch
 ):
     """Each move would begin its training again."""
-    monkeypatch.setattr(
-        module, "why_of_this_attempt", lambda folder, _environ: memory and f"{folder}: {memory}"
-    )
+    monkeypatch.setattr(module, "why_of_this_attempt", lambda folder, _: memory and f"{folder}: {memory}")
     file, _ = of_training(tmp_path, str(tmp_path / "step-*"), 0)
     Sizes({(1, 1, 48): 0.5}, every=10.0, step=20.0).write(file)
     if here:
         (tmp_path / "step-20").touch()
     it = made(STEPS)
-    why = (
-        f"{tmp_path}: memory"
-        if memory
-        else f"{tmp_path} on this node has none of those of the attempt before"
-    )
-    assert it.report()["immovable"] == (None if here and not memory else module.LOST + why)
+    why = it.report()["immovable"]
     it.run()
-    assert (module.LOST + why in caplog.text) is bool(memory or not here)
+    if here and not memory:
+        assert (why, module.LOST in caplog.text) == (None, False)
+    else:
+        assert why.startswith(f"{module.LOST}{tmp_path}")
+        assert f"cannot be moved: {why}. Have it save in" in caplog.text
 
 
 def test_a_checkpoint_is_due_by_the_rhythm_in_steps_and_a_late_one_at_once(made, monkeypatch):
