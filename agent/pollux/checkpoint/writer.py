@@ -25,8 +25,8 @@ from pollux.slurm_job.job_memory import RESERVE, memory_left
 
 logger = logging.getLogger("pollux")
 
-SMALL = 256_000_000
-"""Bytes of a state for which fresh memory costs the training less than a tenth of a second in each checkpoint."""
+SMALL = 512_000_000
+"""Bytes of a state for which fresh memory costs the training about a fifth of a second in each checkpoint."""
 
 
 class CheckpointWriter:

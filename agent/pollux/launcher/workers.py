@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from pollux.errors import LEFT_STATUS, RETRY_STATUS, STOPPED_STATUS, RankLost
 from pollux.launcher.messages import WorkerEnded
+from pollux.slurm_job.call_site import RANK
 from pollux.slurm_job.environment import LENT_RANKS
 
 NOTE_BYTES = 496
@@ -134,10 +135,7 @@ class NodeWorkers:
         note.at = time.time()
 
     def start(self, local_rank: int, env: Mapping[str, str], body: Callable[[], int]) -> None:
-        """Fork a worker that runs `body` under `env`, and exits with its result.
-
-        Signals that the launcher blocks are unblocked in the worker, and have their default action.
-        """
+        """Fork a worker that runs `body` under `env` and default signals, and exits with its result."""
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -146,7 +144,7 @@ class NodeWorkers:
             self.running[pid] = local_rank
             return
         die_with_parent(parent)
-        os.environ.update(env)
+        os.environ.update({**env, RANK: str(os.getpid())})
         own = WATCHED | {signal.SIGUSR1}
         for number in own:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

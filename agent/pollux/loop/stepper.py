@@ -85,11 +85,7 @@ class Stepper:
             model.new_loop = True
 
     def leave(self) -> None:
-        """Count the examples of the last step: the loop has ended or was left.
-
-        If the loop was left in the middle of a step, the step keeps its plan. Its gradients are in `.grad`, and the
-        next loop completes it.
-        """
+        """Count the last step's examples: the loop has ended or was left, and the next one completes its step."""
         training = self.training
         self.commit_in_hand()
         training.step.plain = False
@@ -138,10 +134,7 @@ class Stepper:
         self.training.step.alike = 0
 
     def _give_up(self) -> None:
-        """Forget a step that the loop did not make: a pass of it was left out.
-
-        Its samples count as used, as in plain training. Its other gradients must not be part of the next step.
-        """
+        """Forget a step with a pass left out: its samples count as used, its gradients are no part of the next."""
         training = self.training
         training.step.group = None
         self.plan_anew()
@@ -188,12 +181,10 @@ class Stepper:
             step.measured = step.measured or model.meter.measures
 
     def _splits(self, local: int, passes: int) -> bool:
-        """Whether to measure one GPU's gradient in two halves.
+        """Whether to measure one GPU's gradient in two halves, which compare without the drift between steps.
 
-        They compare without the drift between successive steps.
-
-        It does not if the batch must stay whole (batch norm would see the halves), if workers would have to fetch it
-        again, or if a half would be smaller than the user's bound.
+        Not where the batch must stay whole (batch norm), where workers would fetch it again, or where a half would be
+        smaller than the user's bound.
         """
         training = self.training
         return (
@@ -234,9 +225,9 @@ class Stepper:
             training.timer.begin(Configuration(world.nodes, world.size, step.group.local_batch, world.racks))
 
     def begin_model(self, model: TrainedModel) -> None:
-        """Before a model's first pass of a step: see which parameters it trains.
+        """Before a model's first pass of a step: see which parameters it trains; a GAN's critic may be frozen before.
 
-        Not earlier: a script may freeze a GAN's critic until its own pass. On one rank only measured steps need it.
+        On one rank only measured steps need it.
         """
         training, group = self.training, self.training.step.group
         if group is None or not (model.meter.looks or model.new_loop):
@@ -289,9 +280,7 @@ class Stepper:
     # -- out of memory ----------------------------------------------------------------------------------------
 
     def caught(self, error: BaseException) -> bool:
-        """A pass has failed with `error`.
-
-        True: its step will be taken again, in smaller passes.
+        """Whether the step of a pass that failed with `error` will be taken again, in smaller passes.
 
         - One rank: the step is taken again from its first sample. Nothing of it was used yet, so no sample is lost or
           repeated.
@@ -389,11 +378,7 @@ class Stepper:
             model.meter.after_pass(True, self.share, step.taken)
 
     def keeps_gradients(self, model: TrainedModel) -> bool:
-        """Tell whether `zero_grad` would now lose gradients of this step.
-
-        These are gradients of earlier passes. The agent then ignores the call, so that a loop may zero gradients at the
-        top of its body.
-        """
+        """Tell whether `zero_grad` would now lose gradients of earlier passes: it is ignored, at the top of a body."""
         step, group = self.training.step, self.training.step.group
         if not step.accumulates or group is None or not group.begun:
             return False
@@ -402,10 +387,7 @@ class Stepper:
         return group.begun > 1
 
     def on_optimizer_step(self) -> None:
-        """Count the progress of a step.
-
-        Called by the optimizers' hooks, unless AMP skips the step. Of several optimizers the first one counts.
-        """
+        """Count a step's progress: the optimizers' hook, unless AMP skips it. Of several, the first one counts."""
         training, step = self.training, self.training.step
         if step.stepped:
             return
@@ -415,10 +397,7 @@ class Stepper:
         step.gain = training.progress.advance(samples, efficiency)
 
     def commit_in_hand(self) -> None:
-        """Use up the examples of a step that the optimizer has made.
-
-        The step's body is over, or the script leaves it: a checkpoint now would hold the step's weights.
-        """
+        """Use up the examples of a step whose body is over, or left: a checkpoint now would hold its weights."""
         training, step = self.training, self.training.step
         if not step.in_hand:
             return

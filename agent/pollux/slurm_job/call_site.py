@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import linecache
+import os
 import platform
 import re
 import sys
@@ -32,6 +33,8 @@ _LIBRARIES = (
 """Folders whose code is no user's."""
 _PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """So are these, wherever they lie: modules of a cluster and users' own installations are not below the interpreter."""
+RANK = "POLLUX_RANK_PROCESS"
+"""The process of a rank, for those that its script starts."""
 _LONGEST = 64
 _MOST = 200
 """Arguments of one call that are looked at."""
@@ -87,7 +90,12 @@ def call_site() -> CallSite:
         name: getattr(value, "__qualname__", type(value).__name__) for name, value in values.items()
     }
     loops = _as_path(",".join(f"{name}={value}" for name, value in shown.items()))
-    return CallSite(lines, code, place, text, loops, {k: v for f in frames for k, v in _arguments(f)})
+    arguments = {k: v for f in frames for k, v in _arguments(f)}
+    if os.environ.get(RANK, str(os.getpid())) != str(
+        os.getpid()
+    ):  # the script may start a program for each fold
+        arguments["command"] = f"{zlib.crc32(_OF_A_START.sub('', ' '.join(sys.argv)).encode()):08x}"
+    return CallSite(lines, code, place, text, loops, arguments)
 
 
 def _sweep() -> dict[str, Any]:

@@ -12,8 +12,9 @@ own, by which a restart finds it again:
 
 A script may leave out what it has done before, or go in another order. So each training leaves a record in its folder
 of where it was attached (`call_site`), and is found by it. A script that was edited since is compared by the text of
-its calls. Where nothing matches, trainings are counted in their process. Where two cannot be told apart, the second one
-is refused.
+its calls. Where one place attaches several in one start (a `while` loop, a pool), what the calls are given counts, and
+the command line of a program that the script starts. Where nothing matches, trainings are counted in their process.
+Where two cannot be told apart, the second one is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ class _Record:
     start: str
     pid: int
 
+    @property
+    def present(self) -> bool:
+        """It was attached in this start."""
+        return bool(self.start) and self.start == _start()
+
 
 def _start(environ: Mapping[str, str] = os.environ) -> str:
     """Name this start of a run's ranks; empty without a run."""
@@ -102,13 +108,22 @@ def _records(folder: Path) -> dict[str, _Record]:
     return found
 
 
-def _recorded(left: Mapping[str, _Record], site: CallSite) -> str | None:
-    """The name of the training that was attached here before; None: there is none."""
-    like = {name: each for name, each in left.items() if each.loops == site.loops}
-    mine = [name for name, each in like.items() if (each.code, each.place) == (site.code, site.place)]
-    mine = mine or [name for name, each in like.items() if site.text and each.text == site.text]
-    mine = [name for name in mine if like[name].arguments == site.arguments] or mine
-    return mine[0] if mine else None
+def _recorded(records: Mapping[str, _Record], site: CallSite) -> dict[str, _Record]:
+    """The trainings that were attached here before, as far as what the calls are given does not tell them apart."""
+    like = {name: each for name, each in records.items() if each.loops == site.loops}
+    here = {name: each for name, each in like.items() if (each.code, each.place) == (site.code, site.place)}
+    here = here or {name: each for name, each in like.items() if site.text and each.text == site.text}
+    # In one start these are several trainings. Between two starts the arguments of one may have changed.
+    telling = _differing([site.arguments, *(each.arguments for each in here.values() if each.present)])
+    telling |= _differing([each.arguments for each in here.values()])
+    return {n: each for n, each in here.items() if not telling & _differing([each.arguments, site.arguments])}
+
+
+def _differing(found: Sequence[Mapping[str, str]]) -> set[str]:
+    """The names of the arguments that are not the same in all."""
+    return {
+        name for one in found for name in one.keys() | found[0].keys() if one.get(name) != found[0].get(name)
+    }
 
 
 @dataclass
@@ -117,8 +132,8 @@ class Attached:
 
     counts: Counter[tuple[Path | None, str]] = field(default_factory=Counter)
     """By the run's folder, and by the loops around them."""
-    known: set[tuple[Path | None, str | CallSite]] = field(default_factory=set)
-    """By name, or by place in the script."""
+    known: set[tuple[Any, ...]] = field(default_factory=set)
+    """By the run's folder and their name, or their place in the script and what the calls are given."""
     taken: set[tuple[Path | None, str]] = field(default_factory=set)
     """The names of their folders, by the run's one."""
 
@@ -141,11 +156,11 @@ class Attached:
         """The name of the folder of a training of this site. `loops`: as far as they are a part of it."""
         records = {} if folder is None else _records(folder)
         left = {name: each for name, each in records.items() if (folder, name) not in self.taken}
-        if (mine := _recorded(left, site)) is None:
+        mine = next((name for name in _recorded(records, site) if name in left), None)
+        if mine is None:
             return self._numbered(folder, site, loops, left)
-        found = left[mine]
-        if found.over and found.start and found.start == _start() and found.pid != os.getpid():
-            raise PolluxAgentError(ANOTHER_PROCESS.format(_line(site)))
+        if left[mine].over and left[mine].present and left[mine].pid != os.getpid():
+            raise PolluxAgentError(SECOND.format(_line(site)))
         return mine
 
     def _numbered(self, folder: Path | None, site: CallSite, loops: str, left: Mapping[str, _Record]) -> str:
@@ -155,9 +170,12 @@ class Attached:
             own = ",".join(filter(None, (loops, str(number) if number > 1 else "")))
             name = f"attach-{own}" if own else ""
             there = left.get(name)
-            if (folder, name) not in self.taken and (there is None or there.code != site.code):
+            if (folder, name) not in self.taken and (
+                there is None or (there.code != site.code and not there.present)
+            ):
                 return name
-            if there is not None and not there.over and there.loops == site.loops:
+            elsewhere = there is not None and (there.code, there.place) != (site.code, site.place)
+            if elsewhere and there and not (there.over or there.present) and there.loops == site.loops:
                 raise PolluxAgentError(ANOTHER_PLACE.format(_line(site)))
             number += 1
 
@@ -184,7 +202,7 @@ class Attached:
             raise PolluxAgentError(trouble)
         site, found = found.site, NamedTraining(agreed, found.first, found.site)
         self.counts[folder, "" if given or site is None else site.loops] += 1
-        self.known.add((folder, site or name or ""))
+        self.known.add((folder, name) if site is None else (folder, site, *sorted(site.arguments.items())))
         self.taken.add((folder, found.name))
         return found
 
@@ -195,19 +213,16 @@ class Attached:
                 f"expected each training of a script under a name of its own, got {name!r} twice: write, for example, "
                 'attach(..., name=f"fold-{k}")'
             )
-        if found.site is not None and folder is not None and (folder, found.site) in self.known:
-            raise PolluxAgentError(SECOND.format(_line(found.site)))
+        site = found.site
+        if site and folder is not None and (folder, site, *sorted(site.arguments.items())) in self.known:
+            raise PolluxAgentError(SECOND.format(_line(site)))
         return found
 
 
 _NAMES = 'Give each training of the script a name, the same in each start: attach(..., name=f"trial-{{k}}")'
 SECOND = (
-    "{} attaches a second training, and a restart could not tell the two apart: no variable of a loop differs. "
-    + _NAMES
-)
-ANOTHER_PROCESS = (
-    "{} attaches a training that another process of this start has trained already, and a restart could not tell the "
-    "two apart. " + _NAMES
+    "{} attaches a second training in this start, and a restart could not tell the two apart: no variable of a loop "
+    "differs, and no argument of a call. " + _NAMES
 )
 ANOTHER_PLACE = (
     "{} attaches a training where an earlier start has attached one at another line, which has not ended: it cannot be "

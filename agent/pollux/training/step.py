@@ -33,12 +33,9 @@ class StepGroup:
     """The present pass is the last one: it synchronises the ranks."""
 
     def begin(self, samples: int, *, last: bool) -> float:
-        """Begin a pass of `samples` examples.
+        """Begin a pass of `samples` examples; return its weight in the step's mean.
 
-        Return its weight in the step's mean.
-
-        `last` says that the data end with this pass. A stream may end before or after its stated length: the step ends
-        with it, and the weights add up to 1.
+        `last`: the data end with it, a stream's perhaps before its stated length. The step's weights add up to 1.
         """
         self.weighed = False
         self.begun += 1
