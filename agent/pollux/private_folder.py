@@ -126,9 +126,7 @@ class Folder:
     def write(
         self, name: str, fill: Callable[[IO[bytes]], object], *, mark: str = "", mode: int = 0o600
     ) -> None:
-        """Write a file that appears under `name` whole or not at all.
-
-        `fill` writes its content. Raises OSError.
+        """Write a file that appears under `name` whole or not at all; `fill` writes its content. Raises OSError.
 
         Temporary file, fsync, rename, fsync of the folder: after a crash at any point the old file, or none, or the
         whole new one is there. Writers that may come at the same time give their temporary files a `mark` each.

@@ -44,7 +44,7 @@ GRACE_S = 15.0
 USUAL = re.compile(r"batch size \d+ on|restored the checkpoint|(already )?finished: \d+ optimizer steps")
 """Lines that every training has."""
 OF_RESTARTS = re.compile(
-    r"an optimizer step now has \d+ passes|goes on with the training in .*begun otherwise"
+    r"an optimizer step now has \d+ passes|goes on at sample|goes on with the training in .*begun otherwise"
 )
 """Lines that every slip of two attempts has."""
 

@@ -141,9 +141,8 @@ class ElasticLoader(ElasticData):
 
     A `sampler` replaces the shuffled order; it must give every rank the same indices. The loader calls its
     `set_epoch(pass)` if it has one. Other keyword arguments go to torch's DataLoader. A pass over a dataset smaller
-    than the global batch is one short micro-batch.
-
-    Raises BatchError if no batch can be made, DataError if the dataset or the sampler is unusable.
+    than the global batch is one short micro-batch. Raises BatchError if no batch can be made, DataError if the dataset
+    or the sampler is unusable.
     """
 
     def __init__(

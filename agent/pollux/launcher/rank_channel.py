@@ -42,10 +42,9 @@ class LauncherLine:
     def announce(self, move: int, leaving: Collection[str], *, lent: int = 0) -> None:
         """Announce that these nodes' ranks are about to end, before any of them does.
 
-        `leaving` are Slurm's names of nodes; names outside of this step (a companion's nodes) are ignored. A move that
-        removes no node (a growth) is announced, too: the launcher then forgets earlier failures. After the move, the
-        job has `lent` ranks of companions. When the first rank has ended, or after `gone`, the other removed ranks have
-        a few seconds to end. Raises LaunchError if the launcher refuses the move, which must then not go on.
+        `leaving` are Slurm's names of nodes; companions' are ignored. A growth, which removes none, is announced, too:
+        the launcher then forgets earlier failures. After the move, the job has `lent` ranks of companions. When the
+        first rank has ended, or after `gone`, the others have a few seconds. Raises LaunchError where it is refused.
         """
         self._channel.send(AnnounceMove(move, tuple(sorted(leaving)), lent))
         answer, deadline = None, time.monotonic() + ANSWER_TIMEOUT_S

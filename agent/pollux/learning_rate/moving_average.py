@@ -133,5 +133,23 @@ def _follow_attribute(average: Any, gain: Callable[[], float]) -> None:
         logger.warning(NOT_FOLLOWED, type(average).__name__)
 
 
+class OwnAverage:
+    """Looks for an average inside of the model, as a momentum encoder: parameters that the script writes each step."""
+
+    def __init__(self) -> None:
+        self._since, self._writes = 0, dict[str, int]()
+
+    def look(self, model: torch.nn.Module, steps: int) -> OwnAverage | None:
+        """Warn of one, after so many optimizer steps; None where there is no more to look for."""
+        now = {name: p._version for name, p in model.named_parameters() if not p.requires_grad}
+        self._since, self._writes = (self._since, self._writes) if self._writes else (steps, now)
+        if (passed := steps - self._since) < 3:
+            return self if now else None
+        written = [name for name, count in now.items() if count - self._writes.get(name, count) >= passed]
+        if written:
+            logger.warning(NOT_FOLLOWED, f"model ({written[0]})")
+        return None
+
+
 def _is_decay(value: object) -> bool:
     return isinstance(value, float) and 0.5 <= value < 1.0

@@ -43,10 +43,7 @@ class JobModel:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Learning rate of each parameter group in the newest optimizer step.
-
-        Before the first step: in that one. These are the schedule's values times `lr_factors`.
-        """
+        """Learning rate of each parameter group in the newest (or first) step: the schedule times `lr_factors`."""
         return self._trained.rates.rates()
 
 

@@ -70,12 +70,9 @@ class Endings:
         environ: Mapping[str, str] = os.environ,
         look: float = LOOK,
     ) -> None:
-        """Receive requests from `begin` on.
+        """Receive requests from `begin` on. `main`: this is rank 0.
 
-        Args:
-            main: whether this is rank 0.
-            margin: seconds before the time limit at which the training has to stop.
-            look: seconds between two reads of `margin`.
+        `margin`: seconds before the time limit at which the training has to stop. `look`: between two reads of it.
         """
         self.wanted = Reason.NONE
         self._main, self._margin, self._environ, self._look = main, margin, environ, look

@@ -82,6 +82,7 @@ class JobReadings(JobModel):
     @property
     def gain(self) -> float:
         """Steps of M0 examples that the last step was worth."""
+        self.training.own_average = None
         return self.training.step.gain
 
     @property

@@ -97,6 +97,11 @@ def _check_optimizer(optimizer: Any) -> None:
             "first_step and second_step: attach its base_optimizer, and call first_step and second_step under "
             "`if job.sync_gradients:`, with per_gpu so large that a step has one pass"
         )
+    if not getattr(type(optimizer).step, "hooked", False):
+        raise PolluxAgentError(
+            f"expected an optimizer that calls torch's Optimizer.__init__, got {type(optimizer).__name__}, whose steps "
+            "no hook sees: call super().__init__(optimizer.param_groups, {}) in the class's own __init__"
+        )
 
 
 def look_for_unused(model: TrainedModel, rank: int) -> None:

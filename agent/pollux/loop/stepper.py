@@ -87,6 +87,7 @@ class Stepper:
     def leave(self) -> None:
         """Count the last step's examples: the loop has ended or was left, and the next one completes its step."""
         training = self.training
+        Units.running = None
         self.commit_in_hand()
         training.step.plain = False
         self.plan_anew()
@@ -282,14 +283,10 @@ class Stepper:
     def caught(self, error: BaseException) -> bool:
         """Whether the step of a pass that failed with `error` will be taken again, in smaller passes.
 
-        - One rank: the step is taken again from its first sample. Nothing of it was used yet, so no sample is lost or
-          repeated.
-        - Several ranks: the others wait in an all-reduce that the failed rank cannot join in the same order. The bound
-          is written beside the checkpoints, and this raises OutOfMemory: `pollux run` (or torchrun with --max-restarts)
-          starts all ranks from the newest checkpoint. Model and data both go back to it, so each sample counts once.
-          Without a checkpoint directory the error stays as it is.
-
-        False: no smaller pass is left to try, as where memory leaks.
+        One rank takes it again from its first sample: nothing of it was used yet. Of several, the others wait in an
+        all-reduce that the failed rank cannot join in the same order. The bound is written beside the checkpoints, and
+        this raises OutOfMemory: `pollux run` (or torchrun with --max-restarts) starts all ranks from the newest
+        checkpoint. Without a folder the error stays as it is. False: no smaller pass is left, as where memory leaks.
         """
         training, step = self.training, self.training.step
         memory, limits = training.memory, training.limits
@@ -437,6 +434,9 @@ class Stepper:
             model.meter.end_step(training.progress.optimizer_steps)
             if model.schedule.asks:
                 self.units.after_step(model.schedule)
+        if training.own_average is not None and step.gain > 1.0 and training.world.rank == 0:
+            model = training.models[0]
+            training.own_average = training.own_average.look(model.module, training.progress.optimizer_steps)
         self._time_step()
 
     @property

@@ -7,6 +7,7 @@ M0 belongs to a training, whatever number of ranks its script makes it of. The l
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 from pollux.learning_rate.schedule import ScaledSchedule
 from pollux.loop.notices import notice, of_gpus
@@ -47,9 +48,22 @@ BEGAN_AGAIN = (
     "(update_bn, an evaluation) make a torch DataLoader of the dataset"
 )
 
+GOES_ON = (
+    "goes on at sample %d of %d of this pass: there enumerate(loader) begins at 0, and the script's own counters and "
+    "other loaders begin again. Count steps by job.progress.optimizer_steps, or keep counters in state="
+)
+
+AT_ONCE = (
+    "the loop over this loader began within that of another training. Each has checkpoints of its own, and a restart "
+    "goes on with each at another step: give both models to one job, job.add_model(...)"
+)
+
 
 class Units:
     """Says once where a script's counters cannot be what they are called."""
+
+    running: ClassVar[Units | None] = None
+    """Whose loop over a loader this process is in."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -66,6 +80,12 @@ class Units:
 
     def begin_loop(self, *, over: bool) -> None:
         """A loop over the loader begins. `over`: the epoch is."""
+        data, first = self._training.data, not (self._training.step.looped or self._training.world.rank)
+        if first and data.position:
+            notice(GOES_ON % (data.position, data.length))
+        if first and Units.running not in (None, self):
+            logger.warning(AT_ONCE)
+        Units.running = self
         if over and self._training.step.managed and not self._told_of_end:
             self._told_of_end = True
             if self._training.world.rank == 0:

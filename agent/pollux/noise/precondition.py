@@ -36,10 +36,9 @@ CHUNK = 1 << 21
 def floor(roots: list[Tensor], rule: StepRule) -> None:
     """Raise elements of sqrt(v) to the least that the optimizer divides by.
 
-    `roots` has one tensor per parameter. An element that had next to no gradient so far (a dead unit, a pixel that is
-    always blank) would step 1/eps far at its first gradient and dominate the averages. The optimizer does not step so
-    far: v then holds `newest` of the present gradient's square too. P must not depend on that gradient, so the tensor's
-    typical gradient stands for it. A tensor that never had a gradient does not count.
+    `roots` has one tensor per parameter. An element without a gradient so far (a dead unit, a blank pixel) would step
+    1/eps far at its first one and dominate the averages. The optimizer does not: v then holds `newest` of that
+    gradient's square, too. P must not depend on it, so the tensor's typical gradient stands for it, if it had any.
     """
     sizes = tuple(root.numel() for root in roots)
     least = norms_of(roots).mul_(_shares(sizes, roots[0].device)).mul_(rule.newest**0.5)

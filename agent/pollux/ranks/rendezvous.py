@@ -98,11 +98,9 @@ class Rendezvous:
         lent: int,
         backend: str | None = None,
     ) -> World:
-        """Form the process groups of `size` ranks, after `leave_groups`.
+        """Form the process groups of `size` ranks, after `leave_groups`. Raises RankLost where others do not come.
 
         `name` is this generation's alone. `backend` is the default group's; None: the device's.
-
-        Raises RankLost where the others do not come.
         """
         device = old.device
         self._choose_interface()

@@ -60,9 +60,7 @@ class World:
 
 
 def join(device: torch.device, environ: Mapping[str, str] = os.environ) -> World:
-    """Join the ranks that the environment names; stay alone without it.
-
-    `pollux run` and torchrun set the environment.
+    """Join the ranks that the environment names (by `pollux run` or torchrun); stay alone without it.
 
     A process group that the user has initialised is used as it is. Raises LaunchError where the environment
     contradicts itself, RankLost where another rank does not come or leaves.
@@ -156,9 +154,8 @@ def _end_groups() -> None:
 def keep_groups() -> None:
     """Keep the present groups to the end of the process.
 
-    gloo ends a group when nothing refers to it any more, and then waits for the group's threads. One of them may wait
-    on, although its connections are closed: gloo tells a collective nothing of that whose message it has half read, or
-    not written yet.
+    gloo ends a group that nothing refers to, and waits for its threads. One of them may wait on, although its
+    connections are closed: gloo tells a collective nothing of that whose message is half read, or not written yet.
     """
     for group in process_groups():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))

@@ -94,10 +94,8 @@ class CompanionJob:
     ) -> None:
         """Prepare a companion job, without submitting it.
 
-        Args:
-            facts: what joiners have to know about the job before they join.
-            same: facts that must be equal on the joiners, by name.
-            wait: seconds until all joiners have to be ready, once their nodes have booted.
+        `facts`: what joiners have to know about the job before they join. `same`: facts that must be equal on them, by
+        name. `wait`: seconds until all joiners have to be ready, once their nodes have booted.
         """
         self.wanted = wanted
         self._rendezvous, self._facts, self._same, self._wait = rendezvous, facts, same, wait

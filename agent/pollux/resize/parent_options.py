@@ -21,11 +21,9 @@ _POLLUXD_S_OWN = "pollux: "
 
 
 def parent_options(shown: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return options of sbatch(1) by name; one whose value is empty has none.
+    """Return options of sbatch(1) by name; one whose value is empty has none. `environ`: of a process of the parent.
 
-    Args:
-        shown: the parent's record, as `scontrol -o show job` prints it; empty where Slurm did not answer.
-        environ: the environment of one of the parent's processes.
+    `shown`: the parent's record, as `scontrol -o show job` prints it; empty where Slurm did not answer.
     """
     # A job's name comes first, and paths and comments last: all of them may have blanks.
     middle = shown.partition(" UserId=")[2].partition(" Command=")[0]

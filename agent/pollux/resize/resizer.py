@@ -216,9 +216,7 @@ class Resizer:
                 self._rest()
 
     def decide(self, move: int, seconds: float | None, trouble: str = "") -> ResizeDecision | None:
-        """On rank 0 at the agreed step: the decision for all ranks.
-
-        None if there is an obstacle.
+        """On rank 0 at the agreed step: the decision for all ranks; None if there is an obstacle.
 
         `seconds`: duration of the checkpoint; None if none was written. `trouble`: why it could not be written.
         """

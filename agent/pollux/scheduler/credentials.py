@@ -42,14 +42,9 @@ class AccessOver(GatewayError):
 
 
 def ask_for_grant(access: GatewayAccess, gateway: Gateway, socket: Path | None) -> Grant:
-    """Ask the gateway for a token of this attempt.
+    """Ask the gateway for a token of this attempt. `socket`: munged's; None: munge's own.
 
-    Args:
-        socket: munged's; None: munge's own.
-
-    Raises:
-        GatewayAway: ask again later.
-        AccessOver: this process will get no token.
+    Raises GatewayAway: ask again later; AccessOver: this process will get no token.
     """
     nonce = secrets.token_hex(16)
     payload = {

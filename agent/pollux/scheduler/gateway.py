@@ -57,12 +57,9 @@ class TooOften(MessageRefused):
 class Gateway:
     """One connection to the first of several gateways that answers.
 
-    After a fault, the next request goes to the next address. Only one thread at a time may ask; `interrupt` is for
-    others.
-
-    Args:
-        addresses: URLs such as https://head.example.org:9851.
-        ca: file of the certificates that vouch for the gateways; empty: the system's.
+    After a fault, the next request goes to the next address (URLs such as https://head.example.org:9851). Only one
+    thread at a time may ask; `interrupt` is for others. `ca`: file of the certificates that vouch for the gateways;
+    empty: the system's.
     """
 
     def __init__(self, addresses: Sequence[str], ca: str = "") -> None:
@@ -86,15 +83,10 @@ class Gateway:
         answer_s: float = ANSWER_S,
         largest: int = LARGEST_ANSWER,
     ) -> Any:
-        """Send a request; return the answer's document, None if it is empty.
+        """Send a request with a JSON document, or none; return the answer's document, None if it is empty.
 
-        Args:
-            message: the request's JSON document; None: none.
-            answer_s: longest wait for the answer [s].
-            largest: bytes of the longest answer that is read.
-
-        Raises:
-            GatewayAway, TokenRefused, AttemptOver, MessageRefused.
+        `answer_s`: longest wait for the answer [s]. `largest`: bytes of the longest answer that is read. Raises
+        GatewayAway, TokenRefused, AttemptOver, MessageRefused.
         """
         headers = {"User-Agent": f"pollux/{__version__}", "Accept": "application/json"}
         body = None

@@ -41,16 +41,12 @@ class _Acknowledgement:
 
 
 class Publisher:
-    """Reports for one attempt of one job.
+    """Reports for one attempt of one job, each `interval_s` (by default the gateway's).
 
-    Args:
-        collect: returns a report (JSON numbers, finite). Called from the reporter's thread, so it must be cheap and
-            thread-safe.
-        drain: called from the thread of the orders with each move that the job has to drain for; again where nobody
-            answered the acknowledgement; with 0 where the order has gone: polluxd has ended the move.
-        resize: called there with each order to resize, as the gateway gives it; None: no order stands any more.
-        interval_s: between reports; the gateway's by default.
-        introduction: sent before the first report; None: use no earlier measurements, and leave none to later runs.
+    `collect` returns a report (JSON numbers, finite) in the reporter's thread: it must be cheap and thread-safe. In the
+    thread of the orders, `drain` is called with each move that the job has to drain for (again where nobody answered
+    the acknowledgement, with 0 where polluxd has ended the move), and `resize` with each order, as the gateway gives
+    it; None: none stands. `introduction` goes first; None: use no earlier measurements, and leave none to later runs.
     """
 
     def __init__(

@@ -65,10 +65,9 @@ def checkpoint_directory(given: str | os.PathLike[str] | None, environ: Mapping[
 def job_folder(environ: Mapping[str, str]) -> Path | None:
     """The job's folder: in a Pollux job one of its own, in POLLUX_CHECKPOINT_DIR or beside where it was submitted.
 
-    Outside a Pollux job, POLLUX_CHECKPOINT_DIR, if that is set.
-
-    Of the job's own, because a variable exported once is shared by many jobs, and a new cluster counts its jobs
-    from 1 again. It needs no answer of the gateway, so that a job always goes on where it was.
+    Outside a Pollux job, POLLUX_CHECKPOINT_DIR, if that is set. Of the job's own, because a variable exported once is
+    shared by many jobs, and a new cluster counts its jobs from 1 again. It needs no answer of the gateway, so that a
+    job always goes on where it was.
     """
     named = environ.get("POLLUX_CHECKPOINT_DIR")
     job_id = environ.get("SLURM_JOB_ID")

@@ -12,8 +12,7 @@ def alike(training: Training, group: StepGroup, quiet: Callable[[], int]) -> int
     """Return how many coming steps are as this one in all that the agent plans.
 
     They have one whole pass, are neither measured nor timed, end no epoch, and bring no decision. Until then a step
-    costs a few lines of the agent. What may change the plan sets it back (`Stepper.plan_anew`). `quiet` returns how
-    many coming steps bring no decision and no check of the ranks.
+    costs a few lines. What may change the plan sets it back (`Stepper.plan_anew`). `quiet`: as `Stepper.quiet`.
     """
     step, progress, model = training.step, training.progress, training.models[0]
     if not (step.looped and step.accumulates) or model.unused_looks or len(training.models) > 1:

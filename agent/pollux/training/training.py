@@ -15,7 +15,7 @@ import torch
 from pollux.data.place import ElasticData, RankShare
 from pollux.errors import PolluxAgentError
 from pollux.goodput import BatchChoice, BatchLimits, NoiseScale, ThroughputParams, gain
-from pollux.learning_rate.moving_average import follow_gain
+from pollux.learning_rate.moving_average import OwnAverage, follow_gain
 from pollux.learning_rate.progress import Progress
 from pollux.ranks.world import World
 from pollux.training.memory import MemoryBounds
@@ -79,6 +79,8 @@ class Training:
         """Samplers that the library makes again for other ranks."""
         self.ends_epochs = False
         """The library's loop can begin between an epoch's last step and the work after it (evaluation, logging)."""
+        self.own_average: OwnAverage | None = OwnAverage()
+        """Of the first model; None where the script asks for the gain, or once it was looked for."""
         self.tied = ""
         """Why the training goes on at its present number of ranks alone; empty where it can at any."""
         self.last_step_at = 0.0

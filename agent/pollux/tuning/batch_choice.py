@@ -37,12 +37,11 @@ def batch_limits(
     *,
     adaptive: bool,
 ) -> BatchLimits:
-    """Return the limits of a user's settings.
+    """Return the limits of a user's settings. Raises BatchError where they contradict each other.
 
     Defaults: M_max is M0, and m runs from M0 / 32 to M0. `grow_after`, epochs in which M0 is kept, is checked alone.
 
-    Raises BatchError if the settings contradict each other. If no batch size could run on one GPU, because the least
-    share of a GPU is above M0 and the batch size may not grow that far, M0 becomes the least share.
+    Where a GPU's least share is above M0, and the batch size may not grow that far, M0 becomes that share.
     """
     for name, size in (("batch_size", initial), ("max_batch_size", maximum)):
         if size is not None and not isinstance(size, Integral):
@@ -118,9 +117,9 @@ def choose(
     current_size: int | None = None,
     growth: float = GROWTH,
 ) -> BatchChoice | None:
-    """Return a batch size better than `current` here, or None.
+    """Return a batch size better than `current` here; None: no batch size promises 5 % more goodput.
 
-    None means that no batch size promises 5 % more goodput. `current_size` is the total batch size in use, possibly at
+    `current_size` is the total batch size in use, possibly at
     another placement. The result exceeds it by at most a factor of `growth`, except to reach the smallest batch size
     that the placement can run. If a size beyond this limit promises 5 % more, the result goes towards it as far as it
     may while this costs under 5 %.

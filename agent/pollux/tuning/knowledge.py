@@ -28,9 +28,8 @@ logger = logging.getLogger("pollux")
 def fingerprint(model: Any, limits: BatchLimits, argv: list[str] | None = None) -> str:
     """Return 32 hexadecimal digits, equal for runs with similar step times.
 
-    Such runs have the same script, the same shapes of the model and the same range of per-GPU batches. Only the file
-    name of the script counts: users edit scripts, and may run them from another folder each time. Arguments do not
-    count: if they change step times, the shapes differ, or measured times refute the prior.
+    Such runs have the script's file name, the model's shapes and the range of per-GPU batches in common: users edit
+    scripts, and run them from other folders. Arguments that change step times change the shapes, or are refuted.
     """
     script = os.path.basename((sys.argv if argv is None else argv)[0])
     facts = [script, limits.local_min, limits.local_max, list(_shapes(model))]

@@ -99,8 +99,7 @@ class PassTimer:
     a later pass files an earlier one once its marks have passed. Only some steps are timed: the first ones of a
     configuration, one in `sparse` or fewer, and those whose gradients are measured. A disproportionate wait for data is
     a stall: it counts in `data_wait`, and the profile leaves the pass out. A loader that is always slow is part of the
-    pass's time.
-    `file_every` seconds lie between two times that passes are filed.
+    pass's time. `file_every` seconds lie between two times that passes are filed.
     """
 
     def __init__(

@@ -68,11 +68,10 @@ class StepProfile:
         self._lock = threading.Lock()
 
     def add(self, key: Configuration, local: Sequence[float] = (), final: Sequence[float] = ()) -> None:
-        """Add times of one configuration [s].
+        """Add times of one configuration [s]; those that are not positive and finite are left out.
 
         `local` holds whole accumulation passes and the own work of synchronising passes; `final` holds whole
-        synchronising passes, from the wait for their data to the end of the loop's body. Times that are not positive
-        and finite are left out.
+        synchronising passes, from the wait for their data to the end of the loop's body.
         """
         with self._lock:
             times = self._times.get(key)

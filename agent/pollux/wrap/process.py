@@ -45,12 +45,9 @@ def alone(folder: Path, attempt: int) -> Iterator[None]:
 
 
 class TrainerProcess:
-    """One start of the command.
+    """One start of the command. Raises LaunchError.
 
-    Args:
-        feed: called with the stream (0 or 1), what was printed, and when. It is passed on to this process's own stream.
-
-    Raises LaunchError.
+    `feed` gets the stream (0 or 1), what was printed, and when; it is passed on to this process's own stream.
     """
 
     def __init__(

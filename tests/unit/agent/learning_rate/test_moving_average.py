@@ -227,3 +227,21 @@ def test_a_training_whose_batch_grows_has_the_average_of_the_fixed_batch() -> No
     off, far = float((found - wanted).norm()), float((alone - wanted).norm())
     assert far > 0.02
     assert off < 0.2 * far
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_average_inside_of_the_model_is_named_unless_the_script_asks_for_the_gain(
+    asks: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("POLLUX_EXCHANGE_INTERVAL", "0")
+    model = nn.ModuleDict({"student": network(), "teacher": network().requires_grad_(False)})
+    job = attach(model, torch.optim.SGD(model["student"].parameters(), 0.002), adaptive=True)
+    loader = job.loader(data(), M0, max_batch_size=8 * M0)
+    for _, (x, y) in zip(range(24), loader, strict=False):
+        job.step(lambda x=x, y=y: mse_loss(model["student"](x), y))  # type: ignore[misc]
+        job.training.step.gain = 2.0  # as of a batch that has grown
+        with torch.no_grad():
+            for mean, p in zip(model["teacher"].parameters(), model["student"].parameters(), strict=True):
+                mean.lerp_(p, 1 - DECAY ** (job.gain if asks else 1.0))
+    job.close()
+    assert ("model (teacher.weight)" in caplog.text) is not asks

@@ -367,3 +367,9 @@ def test_all_ranks_hear_of_the_loop(ranks: Any, tmp_path: Path) -> None:
         if answers != ["attached", "attached"]:
             break
     assert answers == ["refused", "refused"]
+
+
+def test_an_optimizer_whose_steps_no_hook_sees_is_refused() -> None:
+    own = {"__init__": lambda _: None, "step": lambda _: None}
+    with pytest.raises(PolluxAgentError, match="in the class's own __init__"):
+        attach(nn.Linear(6, 1), type("Lookahead", (torch.optim.Optimizer,), own)())

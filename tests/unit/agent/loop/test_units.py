@@ -145,3 +145,23 @@ def test_another_m0_of_the_user_is_told_of(ranks: Any, tmp_path: Path) -> None:
     ((_, _, size, said),) = ranks(1, by_ranks, str(tmp_path), 0, 32)
     assert size == 32
     assert any("M0 was 16" in line and "is 32" in line for line in said)
+
+
+def test_what_begins_again_after_a_restart_in_the_middle_of_a_pass_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for start in range(2):
+        job = attached(checkpoint_dir=tmp_path)
+        for _, (x, y, _) in zip(range(3 + start), job.loader(data(LENGTH), M0), strict=False):
+            job.step(lambda x=x, y=y, job=job: mse_loss(job.model(x), y))  # type: ignore[misc]
+        job.coordinator.save(durable=True)
+        job.close()
+        assert capsys.readouterr().err.count("goes on at sample 48 of 192") == start
+
+
+def test_trainings_that_take_turns_are_told_of() -> None:
+    said, jobs = logged(), [attached(), attached()]
+    for batches in zip(*(job.loader(data(LENGTH), M0) for job in jobs), strict=True):
+        for job, (x, y, _) in zip(jobs, batches, strict=True):
+            job.step(lambda job=job, x=x, y=y: mse_loss(job.model(x), y))  # type: ignore[misc]
+    assert sum("within that of another training" in line for line in said) == 1
