@@ -121,9 +121,8 @@ class Protection:
         protected = dict.fromkeys(self.rhythm.least, 1) | dict.fromkeys(aside, 0)
         for job_id, job in ours.items():
             if job.state is JobState.RUNNING:
-                staying = stay(
-                    job, reports.get(job_id), spent(job.user), now, self.stepped, self.rhythm.stays
-                )
+                report, stays = reports.get(job_id), self.rhythm.stays
+                staying = stay(job, report, spent(job.user), now, self.stepped, stays)
                 # A drain refused is as much its own act as a hold.
                 if undrained(job_id) or _of_user(job, staying, eligibility.get(job_id)):
                     protected[job_id] = 0

@@ -13,6 +13,7 @@ from polluxd.errors import PolluxError
 from polluxd.model import Allocation, Plan
 from polluxd.model.snapshot_json import decode_snapshot
 from polluxd.policy import decide
+from polluxd.site_report.shadow import gain, plans, sampled, speedups
 from polluxd.store import CycleSummary, CycleView
 from polluxd.store.written import plan_digest, same_decision
 
@@ -187,3 +188,42 @@ def _finite(value: float) -> float | None:
 
 def _difference(job_id: int | None, what: str, recorded: Any, replayed: Any) -> Difference:
     return {"job_id": job_id, "what": what, "recorded": recorded, "replayed": replayed}
+
+
+GAIN_COLUMNS = (
+    Column("mode", "MODE"),
+    Column("decisions", "DECISIONS", right=True),
+    Column("hours", "HOURS", number(), right=True),
+    Column("held", "SPEEDUP NOW", number(), right=True),
+    Column("planned", "AS DECIDED", number(), right=True),
+    Column("gained_hours", "TRAINING GAINED [h]", number(), right=True),
+    Column("error_hours", "+/- [h]", number(), right=True),
+)
+
+
+@app.command("gain")
+def gain_(
+    config: ConfigOption = None,
+    newest: Annotated[int, typer.Option("--newest", "-n", min=2, help="decisions to look at")] = 10000,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up what the decisions promise against what the jobs hold: in mode observe, what polluxd would have gained.
+
+    The sum is over the snapshots that are kept, of about a day, and the decisions in the mode of the newest. SPEEDUP is
+    the sum over the jobs, 1 for a job at its fair share and 0 for one that waits. The cost of moves is left out.
+    """
+    store, _ = access.open_store(config)
+    kept = [s.cycle for s in store.cycles(newest) if s.kept and s.cycle.solver is not None][::-1]
+    mode = kept[-1].mode if kept else ""
+    found = gain(
+        [
+            (seconds, *speedups(plans(decode_snapshot(data))))
+            for cycle, seconds in sampled(kept, mode)
+            if (data := store.cycle_snapshot(cycle.id)) is not None
+        ]
+    )
+    if found is None:
+        raise PolluxError("expected two kept decisions in the present mode: wait for polluxd's next ones")
+    error = found.error and found.error * found.hours
+    row = {"mode": mode, **asdict(found), "gained_hours": found.gained_hours, "error_hours": error}
+    emit([row], GAIN_COLUMNS, as_json=as_json, console=access.console())

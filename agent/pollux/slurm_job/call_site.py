@@ -91,9 +91,7 @@ def call_site() -> CallSite:
     }
     loops = _as_path(",".join(f"{name}={value}" for name, value in shown.items()))
     arguments = {k: v for f in frames for k, v in _arguments(f)}
-    if os.environ.get(RANK, str(os.getpid())) != str(
-        os.getpid()
-    ):  # the script may start a program for each fold
+    if os.environ.get(RANK, own := str(os.getpid())) != own:  # the script may start a program for each fold
         arguments["command"] = f"{zlib.crc32(_OF_A_START.sub('', ' '.join(sys.argv)).encode()):08x}"
     return CallSite(lines, code, place, text, loops, arguments)
 

@@ -121,9 +121,7 @@ def _recorded(records: Mapping[str, _Record], site: CallSite) -> dict[str, _Reco
 
 def _differing(found: Sequence[Mapping[str, str]]) -> set[str]:
     """The names of the arguments that are not the same in all."""
-    return {
-        name for one in found for name in one.keys() | found[0].keys() if one.get(name) != found[0].get(name)
-    }
+    return {n for one in found for n in one.keys() | found[0].keys() if one.get(n) != found[0].get(n)}
 
 
 @dataclass
@@ -170,9 +168,8 @@ class Attached:
             own = ",".join(filter(None, (loops, str(number) if number > 1 else "")))
             name = f"attach-{own}" if own else ""
             there = left.get(name)
-            if (folder, name) not in self.taken and (
-                there is None or (there.code != site.code and not there.present)
-            ):
+            free = there is None or (there.code != site.code and not there.present)
+            if free and (folder, name) not in self.taken:
                 return name
             elsewhere = there is not None and (there.code, there.place) != (site.code, site.place)
             if elsewhere and there and not (there.over or there.present) and there.loops == site.loops:

@@ -147,6 +147,16 @@ def test_the_list_says_what_can_be_replayed(recorded, polluxctl):
     assert said.out.splitlines()[1].split()[-3:] == ["10ms", "no", "-"]
 
 
+def test_the_gain_needs_two_decisions_and_is_a_row(recorded, polluxctl, monkeypatch):
+    assert "expected two kept decisions" in polluxctl("decisions", "gain").err
+    (one,) = recorded.cycles(1)
+    later = replace(one, cycle=replace(one.cycle, started_at=one.cycle.started_at + 60))
+    monkeypatch.setattr(recorded, "cycles", lambda _newest: [later, one])
+    (row,) = json.loads(polluxctl("decisions", "gain", "--json").out)
+    assert (row["mode"], row["decisions"], row["held"]) == ("enforce", 1, 0.0)
+    assert row["gained_hours"] == pytest.approx(sum(a.speedup for a in recorded.plan.allocations) / 60)
+
+
 def test_a_preview_is_the_two_decisions_and_changes_nothing(recorded, polluxctl):
     said = polluxctl("settings", "preview", "--power", "1", "--account-weight", "vision=4", "--json")
     assert said.status == 0, said.err

@@ -122,26 +122,24 @@ for fold in range(3):
         continue
     train(fold, data=part(fold), seed=7, dies=START == 0 and fold == 1)
 """,
+    "skips finished folds, killed between two": """
+for fold in range(3):
+    if exists(fold):
+        continue
+    train(fold, data=part(fold), seed=7)
+    if START == 0 and fold == 0:
+        os._exit(1)
+""",
     "skips finished seeds of one model and data": """
 for seed in (3, 4, 5):
     if not exists(seed):
         train(seed, seed=seed, dies=START == 0 and seed == 4)
 """,
-    "in another order after the restart": """
-order = [2, 0, 1] if START else [0, 1, 2]
-for fold in order:
-    train(fold, data=part(fold), seed=7, dies=START == 0 and fold == 1)
-""",
-    "a fold is tried again after an error": """
+    "two phases in each fold, the first one skipped": """
 for fold in range(2):
-    for attempt in range(2):
-        try:
-            if fold == 1 and attempt == 0:
-                raise RuntimeError
-            train(fold, data=part(fold), seed=7, dies=START == 0 and fold == 1)
-            break
-        except RuntimeError:
-            pass
+    if not exists(f"{fold}-first"):
+        train(f"{fold}-first", data=part(fold), seed=fold, name=f"{fold}-first")
+    train(f"{fold}-second", data=part(fold), seed=10 + fold, dies=START == 0 and fold == 1)
 """,
     "a comprehension over what is left": """
 [train(k, data=part(k), seed=k, dies=START == 0 and k == 1) for k in range(3) if not exists(k)]
@@ -175,6 +173,12 @@ both()
 for fold in range(2):
     if not exists(fold):
         train(fold, seed=7, times=1.0 + fold, checkpoint_dir=f"{HERE}/own", dies=START == 0 and fold == 1)
+""",
+    "a text that is executed twice, once skipped": """
+text = "train(which, seed=7, times=times, dies=START == 0 and which == 'b')"
+if not exists("a"):
+    exec(text, globals() | {"which": "a", "times": 1.0})
+exec(text, globals() | {"which": "b", "times": 2.0})
 """,
     "scripts of one name in a driver, the first one skipped": """
 import runpy
