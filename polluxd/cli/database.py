@@ -103,9 +103,7 @@ def _superuser(url: str, database: str | None = None) -> Iterator[Any]:
     parameters = psycopg2.extensions.parse_dsn(url)
     if database is not None:
         parameters["dbname"] = database
-    by_socket = (
-        os.geteuid() == 0 and not parameters.get("user") and not (parameters.get("host") or "").strip("/")
-    )
+    by_socket = os.geteuid() == 0 and not (parameters.get("user") or parameters.get("host", "").strip("/"))
     try:
         if by_socket:
             os.seteuid(pwd.getpwnam("postgres").pw_uid)
@@ -137,10 +135,7 @@ def _run(connection: Any, statement: sql.Composable) -> None:
 
 @app.command()
 def upgrade(config: ConfigOption = None) -> None:
-    """Bring the schema to this version.
-
-    Running jobs go on. Safe to repeat.
-    """
+    """Bring the schema to this version. Running jobs go on. It is safe to repeat."""
     migrate(access.configuration(config))
 
 

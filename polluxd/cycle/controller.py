@@ -161,6 +161,7 @@ class Controller:
         if leads:
             wanted = intents(plan, snapshot.jobs, state.jobs, records.reports, rules)
             begun = self._reconciler.begin(wanted, records)
+            self._spending.give(begun, state.jobs)
         idle = self._idle.overdue(plan, state.taken_at) if leads else []
         senseless = _named([f"{about}: {why}" for about, why in sorted(state.unreadable.items())])
         notes = (

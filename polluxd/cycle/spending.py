@@ -2,18 +2,19 @@
 
 A node costs its price from the moment at which it is seen to boot until it is seen to be off. The jobs on it share the
 cost by the GPUs that they hold there, whoever decided to rent it. Those that were last on it also bear its return
-(`cloud_return_s`): a user whose jobs end as soon as their nodes have booted does not spend the money of nobody. What no
-job is on for longer is nobody's.
+(`cloud_return_s`), and so does a job that polluxd gave the node and nobody saw there: a user whose jobs end as soon as
+their nodes boot does not spend the money of nobody. What no job is on for longer is nobody's.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polluxd.config.settings import PolicySettings
+from polluxd.model import Move
 from polluxd.policy.cloud.prices import price_of
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 
@@ -46,6 +47,8 @@ class Spending:
         """`Plan.sooner` of the last decision."""
         self._written_at = 0.0
         self._on: dict[str, _On] = {}
+        self._given: dict[str, _Payer] = {}
+        """By node that was not seen on since: the job that polluxd gave it last."""
         self._present: Mapping[_Share, list[float]] = {}
         """`_AMOUNTS` per second of each share at the last look."""
         self._counted: dict[_Share, list[float]] = defaultdict(_nothing)
@@ -55,6 +58,11 @@ class Spending:
         if self.at:
             self._count(max(state.taken_at - self.at, 0.0))
         self.at, self._present = state.taken_at, self._rates(state, settings)
+
+    def give(self, moves: Iterable[Move], jobs: Iterable[SlurmJob]) -> None:
+        """Take in moves that begin: their jobs may end before anybody sees them on the nodes that boot for them."""
+        payers = {job.job_id: _payer(job) for job in jobs}
+        self._given |= {name: payers[move.job_id] for move in moves for name in move.target.nodes}
 
     def rows(self, counted_at: float | None) -> list[dict[str, Any]]:
         """Return what is to be added to the database, whose costs reach up to `counted_at`."""
@@ -98,11 +106,11 @@ class Spending:
             known = former.get(node.name)
             if not kind or node.power == "off":
                 continue
-            here = on.get(node.name, [])
+            here, given = on.get(node.name, []), self._given.pop(node.name, None)
             returns = known is not None and state.taken_at - known.used_at < settings.cloud_return_s
-            parts: Mapping[_Payer, float] = _parts(here)
+            parts: Mapping[_Payer, float] = {given: 1.0} if given and not here else _parts(here)
             used_at = state.taken_at
-            if not here and known is not None and returns:
+            if not (here or given) and known is not None and returns:
                 parts, used_at = known.parts, known.used_at
             self._on[node.name] = _On(used_at, parts)
             for payer, part in parts.items():

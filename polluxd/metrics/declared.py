@@ -43,7 +43,6 @@ SLURM_CALLS = tuple(n for n in vars(SlurmClient) if not n.startswith("_") and n 
 SLURM_RESULTS = ("ok", "unavailable", "refused", "garbled")
 DATABASE_ERRORS = ("unavailable", "rejected", "lead_lost")
 
-_CYCLE_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 _CALL_S = (0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _MOVE_S = (0.3, 1, 3, 10, 20, 30, 60, 120, 300, 900)
 
@@ -168,7 +167,7 @@ class Metrics:
             "polluxd_cycle_phase_duration_seconds",
             "Duration of each phase of cycles that decided.",
             ["phase"],
-            buckets=_CYCLE_S,
+            buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
         )
         self.moves = count("polluxd_moves", "Moves that ended, by path and result.", ["path", "result"])
         self.move_duration = measure(

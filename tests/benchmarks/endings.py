@@ -49,10 +49,7 @@ from tests.benchmarks.results import ROOT
 SCRIPT = ROOT / "tests/benchmarks/endings_training.py"
 PATIENCE = 240.0
 TRAININGS = ("map", "stream", "fsdp2", "trainer", "lightning")
-PRELOAD = {
-    "trainer": ["--preload", "transformers.trainer"],
-    "lightning": ["--preload", "lightning.pytorch"],
-}
+PRELOAD = {"trainer": ["--preload", "transformers.trainer"], "lightning": ["--preload", "lightning.pytorch"]}
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,7 @@ BEHAVIOURS = (
     "30 % slower after ten minutes (heat)",
 )
 """What makes a life different. All have a noise scale that grows, evaluations, stalls and moves."""
-_PAUSES = {
-    "evaluations of 10 to 20 min": (10, 20, 30, 120),
-    "checkpoints of 1 to 5 min": (1, 5, 10, 30),
-}
+_PAUSES = {"evaluations of 10 to 20 min": (10, 20, 30, 120), "checkpoints of 1 to 5 min": (1, 5, 10, 30)}
 """Least and most minutes of a pause, and of the time to the next one."""
 
 

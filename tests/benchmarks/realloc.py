@@ -66,10 +66,7 @@ _IN_PLACE_ROUND = 4
 
 @dataclass(frozen=True)
 class Tour:
-    """One training and the successive places where it is sent.
-
-    The training starts at the first place.
-    """
+    """One training and the successive places where it is sent. The training starts at the first place."""
 
     name: str
     directive: str
@@ -290,11 +287,7 @@ def _pause_of_job(found: Sequence[Ledger], planned: float, over: float) -> float
 
 
 def summary(costs: Sequence[Cost], moves: Sequence[Move]) -> list[dict[str, Any]]:
-    """The contract of bench-out/realloc.json: a row per path.
-
-    Args:
-        moves: all of the run.
-    """
+    """The contract of bench-out/realloc.json: a row per path, of all `moves` of the run."""
     rows = []
     for path in PATHS:
         mine = [cost for cost in costs if cost.path == path]

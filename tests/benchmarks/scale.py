@@ -379,10 +379,7 @@ def measure(
 
 
 def summary(figures: Figures, jobs: int, nodes: int) -> dict[str, Any]:
-    """Return the figures of steady cycles.
-
-    The first tenth, at least two, fills the cluster.
-    """
+    """Return the figures of steady cycles. The first tenth, at least two, fills the cluster."""
     steady = max(2, len(figures.polls) // 10)
     polls, decisions = figures.polls[steady:], figures.decisions[steady:]
     growth = (figures.bytes[-1] - figures.bytes[steady]) / max(len(figures.bytes) - 1 - steady, 1)

@@ -113,10 +113,7 @@ def code_of(path: Path) -> bytes:
 
 
 def digest(data: Path, without: Collection[str] = SILENT) -> str:
-    """Return a digest of every file that a result depends on.
-
-    It leaves out the modules `without`.
-    """
+    """Return a digest of every file that a result depends on. It leaves out the modules `without`."""
     found = hashlib.sha256(platform.python_version().encode())
     parts = [ROOT / name for name in SOURCES]
     files = [f for part in parts for f in (sorted(part.rglob("*.py")) if part.is_dir() else [part])]

@@ -31,10 +31,7 @@ def apps():
 
 @pytest.fixture
 def burst():
-    """Twelve small jobs in eleven minutes.
-
-    Four nodes cannot hold them all at once.
-    """
+    """Twelve small jobs in eleven minutes. Four nodes cannot hold them all at once."""
     kinds = ("vision-small", "speech", "recommendation")
     return tuple(
         Submission(f"job-{i}", 60.0 * i + 7, kinds[i % 3], 1 if i % 3 == 2 else 4, batch)

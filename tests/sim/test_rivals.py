@@ -38,11 +38,7 @@ def test_fifo_waits_behind_the_first_and_backfill_passes_it(apps):
 
 
 def test_fairshare_prefers_who_used_least(apps):
-    trace = [
-        job("first", 0, 8),
-        job("again", 60, 8),
-        job("other", 120, 8, 0.2, app="speech", batch=160),
-    ]
+    trace = [job("first", 0, 8), job("again", 60, 8), job("other", 120, 8, 0.2, app="speech", batch=160)]
     found = run("fairshare", trace, apps)
     assert found["other"].started_at < found["again"].started_at
 

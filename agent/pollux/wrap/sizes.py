@@ -70,6 +70,10 @@ class Sizes:
             found = json.loads(read_private(file))
             rows = {(int(n), int(k), int(m)): float(seconds) for n, k, m, seconds in found["rows"]}
             bad = {int(gpus): str(line) for gpus, line in found["bad"].items()}
+            counts = [found[name] or 0 for name in ("fruitless", "step", "start", "every")]
+            sound = all(1 <= n <= k and m >= 1 and seconds > 0 for (n, k, m), seconds in rows.items())
+            if not (sound and all(0 <= count < math.inf for count in (*counts, *rows.values()))):
+                raise ValueError("expected nodes, GPUs, examples, and finite counts and times")
             return cls(**found | {"rows": rows, "bad": bad})
         except FileNotFoundError:
             return cls()

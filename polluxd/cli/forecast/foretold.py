@@ -36,11 +36,7 @@ def of_jobs(documents: Sequence[Document], now: float) -> dict[int, Mapping[str,
 def row(each: Mapping[str, Any] | None) -> dict[str, float | None]:
     """Return the members of a job's row; times are POSIX seconds."""
     told = {} if each is None else each["told"]
-    return {
-        "starts_by": told.get("starts"),
-        "ends_from": told.get("first"),
-        "ends_by": told.get("last"),
-    }
+    return {"starts_by": told.get("starts"), "ends_from": told.get("first"), "ends_by": told.get("last")}
 
 
 def when(at: float | None, now: float | None = None) -> str:

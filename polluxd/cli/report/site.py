@@ -51,11 +51,7 @@ def report(
     ] = None,
     sacct: Annotated[
         Path | None,
-        typer.Option(
-            "--sacct",
-            metavar="FILE",
-            help="output of sacct (see --commands), or Philly's log",
-        ),
+        typer.Option("--sacct", metavar="FILE", help="output of sacct (see --commands), or Philly's log"),
     ] = None,
     nodes: Annotated[
         Path | None, typer.Option("--nodes", metavar="FILE", help="output of `scontrol show nodes -o`")

@@ -22,11 +22,7 @@ from tests.integration.integrations.by_jax import loss, parameters  # noqa: E402
 Ranks = Callable[..., list[Any]]
 X = torch.randn(96, 6, generator=torch.Generator().manual_seed(1))
 Y = X.sum(1, keepdim=True) + 0.3 * torch.randn(96, 1, generator=torch.Generator().manual_seed(2))
-OPTIMIZERS = {
-    "sgd": {"momentum": 0.9},
-    "adamw": {"weight_decay": 0.01},
-    "rmsprop": {"decay": 0.95},
-}
+OPTIMIZERS = {"sgd": {"momentum": 0.9}, "adamw": {"weight_decay": 0.01}, "rmsprop": {"decay": 0.95}}
 
 
 def trained(name: str, checkpoints: Path | None, epochs: int) -> np.ndarray:

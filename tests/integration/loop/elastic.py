@@ -43,10 +43,7 @@ class Elastic:
         """The nodes of the job's ranks, the batch host first."""
 
     def begin(self, *, pinned: bool = True) -> None:
-        """Wait for the job's first steps.
-
-        With `pinned`, the job then moves only when the test orders it.
-        """
+        """Wait for the job's first steps. With `pinned`, the job then moves only when the test orders it."""
         self.trains("its first report")
         if pinned:
             self.pin()

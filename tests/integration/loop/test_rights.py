@@ -31,9 +31,7 @@ def test_nodes_that_an_administrator_gives_a_waiting_job_count(loop: Loop, words
 
 def test_a_throttle_that_is_raised_lets_more_tasks_run(loop: Loop) -> None:
     array = loop.sbatch(
-        "tasks",
-        "sleep 600",
-        directive="#SBATCH --array=0-3%1 --open-mode=append\n#POLLUX max-gpus=1",
+        "tasks", "sleep 600", directive="#SBATCH --array=0-3%1 --open-mode=append\n#POLLUX max-gpus=1"
     )
 
     def running() -> int:

@@ -99,13 +99,7 @@ class Agent:
     """What an agent reaches through the gateway: models and statements."""
 
     def __init__(
-        self,
-        postgres: DevPostgres,
-        records: GatewayStore,
-        job_id: int,
-        *,
-        attempt: int = 0,
-        uid: int = 1000,
+        self, postgres: DevPostgres, records: GatewayStore, job_id: int, *, attempt: int = 0, uid: int = 1000
     ) -> None:
         self.holder = Holder(uid, job_id, attempt)
         self._records = records

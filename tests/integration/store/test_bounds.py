@@ -30,9 +30,7 @@ WHOLE |= {
     "advice": {"batch_size": 4, "local_batch": 4, "accumulation": 0, "goodput_ratio": 1.5},
     "resize_cost": 1.5,
 }
-WHOLE |= {
-    "resize_refused": {"id": 4, "why": "sbatch: error: Batch job submission failed"},
-}
+WHOLE |= {"resize_refused": {"id": 4, "why": "sbatch: error: Batch job submission failed"}}
 WHOLE |= {"local_max_by_type": {"": 64, "a100": 8, "v100": 16}}
 TIMES = dict.fromkeys(
     ("launched_at", "imported_at", "rendezvous_at", "attached_at", "restored_at"), 1795816943.4882038

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polluxd.apply.plain_jobs import (
-    Contender,
-    contending,
-    impossible,
-    least_size,
-    unplaced,
-    with_contenders,
-)
+from polluxd.apply.plain_jobs import Contender, contending, impossible, least_size, unplaced, with_contenders
 from polluxd.apply.waiting_jobs import WaitingJobs, kept_back
 from polluxd.config.settings import PolicySettings
 from polluxd.model import (

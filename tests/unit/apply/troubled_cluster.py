@@ -272,11 +272,7 @@ class Cluster(RuleBasedStateMachine):
 
     # --- faults -------------------------------------------------------------------------------------
 
-    @rule(
-        call=st.sampled_from(CALLS),
-        applied=st.booleans(),
-        refused=st.booleans(),
-    )
+    @rule(call=st.sampled_from(CALLS), applied=st.booleans(), refused=st.booleans())
     def slurm_fails(self, call: str, applied: bool, refused: bool) -> None:
         self.step()
         if refused and not applied and call not in ("observe", "jobs"):

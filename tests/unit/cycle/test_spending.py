@@ -8,7 +8,7 @@ import pytest
 
 from polluxd.config.settings import PolicySettings
 from polluxd.cycle.spending import LONGEST_GAP_S, Spending
-from polluxd.model import JobSpec, Node, Placement
+from polluxd.model import JobSpec, Move, Node, Placement, Step
 from polluxd.slurm.protocol import ClusterState, SlurmJob
 from tests.build import slurm_job
 from tests.unit.cycle.two_gpu_types import Cycle
@@ -99,6 +99,23 @@ def test_the_return_of_a_node_is_on_the_bill_of_those_who_were_last_on_it() -> N
         spending.observe(ClusterState(START + at, (ON,), jobs), settings)
     cost = {row["job_id"]: row["cost"] for row in spending.rows(None)}
     assert cost == {7: pytest.approx(0.07), 0: pytest.approx(0.03)}
+
+
+def test_a_node_is_on_the_bill_of_the_job_that_got_it_and_was_never_seen_there() -> None:
+    """Its user cancels it once its node boots. The node may be on since another job's time."""
+    job, spending, settings = slurm_job(7), Spending(), replace(PRICED, cloud_return_s=60.0)
+    move = Move(1, 7, 0, "start", Placement(), Placement(("c1", "n1"), 4), "", Step.PLANNED, {})
+    spending.observe(ClusterState(START, (OFF,), (job,)), settings)
+    spending.give([move], [job])
+    for at, node in ((5, OFF), (10, BOOTS), (30, ON), (70, ON), (80, ON), (90, OFF), (100, ON), (110, ON)):
+        spending.observe(ClusterState(START + at, (node,), ()), settings)
+    cost = {row["job_id"]: row["cost"] for row in spending.rows(None)}
+    assert cost == {7: pytest.approx(0.06), 0: pytest.approx(0.03)}, "once, with its return"
+    spending.written()
+    spending.give([move], [job])
+    for at in (120, 130):
+        spending.observe(ClusterState(START + at, (ON,), ()), settings)
+    assert {row["job_id"]: row["cost"] for row in spending.rows(None)} == {7: 0.01, 0: pytest.approx(0.01)}
 
 
 def test_the_time_that_jobs_save_counts_wherever_they_are() -> None:

@@ -51,10 +51,7 @@ def test_a_larger_job_goes_where_no_smaller_one_has_to_give_way():
 
 def test_no_second_job_spans_the_nodes_of_a_pinned_one():
     """Six GPUs for the second job would take both nodes of the pinned one."""
-    jobs = [
-        running(1, ["n000", "n001"], 1, report=report(), pinned=True),
-        job(2, report=report()),
-    ]
+    jobs = [running(1, ["n000", "n001"], 1, report=report(), pinned=True), job(2, report=report())]
     seating, _ = seating_of(nodes(2), jobs, partial_nodes=True)
     three, six = (seating.move[int(options_of(seating, 2, gpus)[1])] for gpus in (3, 6))
     assert three < six

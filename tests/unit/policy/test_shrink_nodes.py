@@ -33,8 +33,7 @@ def seated(jobs: list[SnapshotJob], seats: list[Seat], nodes: list[Node] = NODES
 
 def test_it_is_left_with_its_first_nodes_and_the_newcomer_takes_the_others() -> None:
     packing = seated(
-        [job(1, "n0", "n1", "n2", keeps=KEEPS), job(2, "n3"), job(3)],
-        [((0, 1), 4), ((2, 3), 4), ((), 0)],
+        [job(1, "n0", "n1", "n2", keeps=KEEPS), job(2, "n3"), job(3)], [((0, 1), 4), ((2, 3), 4), ((), 0)]
     )
     leave_right_nodes(packing)
     assert packing.seats == [((0, 2), 4), ((1, 3), 4), ((), 0)]

@@ -16,12 +16,7 @@ from polluxd.site_report.machine import Closed, Nodes, placed
 from .site_text import T0, written
 
 MINUTES = 120
-SITE = {
-    "n1": (4, "x", ("a",)),
-    "n2": (4, "x", ("a", "b")),
-    "n3": (8, "y", ("b",)),
-    "n4": (1, "y", ("c",)),
-}
+SITE = {"n1": (4, "x", ("a",)), "n2": (4, "x", ("a", "b")), "n3": (8, "y", ("b",)), "n4": (1, "y", ("c",))}
 STATES = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED by 1000", "NODE_FAIL")
 
 

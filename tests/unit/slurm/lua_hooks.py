@@ -105,11 +105,7 @@ def run(call: str, job: dict[str, object], config: dict[str, object]) -> Outcome
 
 
 def submit(
-    head: str,
-    config: dict[str, object] | None = None,
-    *,
-    trains: str = "pollux run train.py",
-    **job: object,
+    head: str, config: dict[str, object] | None = None, *, trains: str = "pollux run train.py", **job: object
 ) -> Outcome:
     script = f"#!/bin/bash\n#SBATCH --gres=gpu:2\n{head}\n{trains}\n"
     fields = (

@@ -128,13 +128,7 @@ def save_shards(directory: Path, rank: int, step: int, at: int, meeting: Path) -
     """One rank of two; `at` is 0 on the one that is not to be killed."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     rendezvous = dist.FileStore(str(meeting), 2)
-    dist.init_process_group(
-        "gloo",
-        store=rendezvous,
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+    dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2,))
     shards = {
         name: DTensor.from_local(torch.full((9_000,), float(step)), mesh, [Shard(0)]) for name in ("a", "b")

@@ -146,11 +146,7 @@ def test_a_chunk_that_makes_no_sense_is_refused(place: int, wrong: Any) -> None:
 def test_checkpoints_are_found_by_name_and_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     assert CheckpointStore(tmp_path / "absent").paths() == []
-    names = [
-        "checkpoint-00000009",
-        "checkpoint-00000011",
-        "checkpoint-100000000",
-    ]
+    names = ["checkpoint-00000009", "checkpoint-00000011", "checkpoint-100000000"]
     for name in (*reversed(names), "checkpoint-1", "checkpoint-00000012.pt", "restarts.json"):
         (tmp_path / name).mkdir()
     assert [path.name for path in store.paths()] == names

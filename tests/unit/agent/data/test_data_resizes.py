@@ -85,10 +85,7 @@ def test_every_sample_exactly_once_over_any_resizes(kind: str, monkeypatch: pyte
 
 
 class Simulated:
-    """A training whose ranks come, go, fail and start again.
-
-    All of its samples are counted.
-    """
+    """A training whose ranks come, go, fail and start again. All of its samples are counted."""
 
     def __init__(self, kind: str, length: int, seed: int) -> None:
         self.kind, self.length, self.seed = kind, length, seed
@@ -101,10 +98,7 @@ class Simulated:
         """Number of times that the number of ranks changed in mid-pass."""
 
     def run(self, events: list[Any]) -> None:
-        """Train through all events, then finish some passes.
-
-        Each pass must have used each sample once.
-        """
+        """Train through all events, then finish some passes. Each pass must have used each sample once."""
         state: dict[str, Any] | None = None
         lost = False
         for world_size, local_batch, micro_steps, steps, event in [*events, (3, 8, 1, 10**6, "restart")]:

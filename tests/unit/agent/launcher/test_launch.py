@@ -97,12 +97,7 @@ print(*sorted((early | set(sys.modules) - of_torch) & set(sys.argv[1:])))
 
 def test_the_start_of_ranks_waits_for_nothing_but_torch_and_the_agent() -> None:
     # The first of these are imported by single ranks and in threads, once training goes on; the last by polluxd only.
-    later = [
-        "ssl",
-        "http.client",
-        "pollux.scheduler.publisher",
-        "pollux.checkpoint.shard_files",
-    ]
+    later = ["ssl", "http.client", "pollux.scheduler.publisher", "pollux.checkpoint.shard_files"]
     never = ["polluxd", "scipy", "sqlalchemy", "pydantic", "ClusterShell", "typer", "rich"]
     argv = [sys.executable, "-c", ONCE, *later, *never, "pollux.loop.session"]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)

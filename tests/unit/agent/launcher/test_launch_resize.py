@@ -41,8 +41,7 @@ note("survived")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("leaving", "way"),
-    [(["n1", "n2"], "as asked"), *((["n1"], way) for way in WAYS if way != "as asked")],
+    ("leaving", "way"), [(["n1", "n2"], "as asked"), *((["n1"], way) for way in WAYS if way != "as asked")]
 )
 def test_nodes_that_leave_end_well_and_the_others_train_on(
     tmp_path: Path, leaving: list[str], way: str

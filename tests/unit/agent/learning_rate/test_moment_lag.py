@@ -100,8 +100,7 @@ def test_a_restart_keeps_the_lag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scaling", "grown", "shrunk"),
-    [("auto", 1.6, 0.935), ("sqrt-adascale", 1.6, 0.935)],
+    ("scaling", "grown", "shrunk"), [("auto", 1.6, 0.935), ("sqrt-adascale", 1.6, 0.935)]
 )
 def test_a_training_steps_with_it_when_its_batch_grows_and_shrinks(
     scaling: str, grown: float, shrunk: float

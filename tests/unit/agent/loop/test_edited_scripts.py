@@ -76,13 +76,7 @@ def test_another_optimizer_or_scheduler_is_refused_by_name(tmp_path: Path) -> No
         attach(model, sgd, adaptive=False, checkpoint_dir=tmp_path)
     adam = torch.optim.AdamW(model.parameters(), 0.1)
     with pytest.raises(CheckpointError, match="its scheduler was CosineAnnealingLR, and is StepLR now"):
-        attach(
-            model,
-            adam,
-            torch.optim.lr_scheduler.StepLR(adam, 3),
-            adaptive=False,
-            checkpoint_dir=tmp_path,
-        )
+        attach(model, adam, torch.optim.lr_scheduler.StepLR(adam, 3), adaptive=False, checkpoint_dir=tmp_path)
 
 
 def test_parameters_in_another_order_are_refused_by_name(tmp_path: Path) -> None:

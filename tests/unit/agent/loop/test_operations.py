@@ -143,11 +143,7 @@ ONE = [
     ("adamw", "large", 1, False, True),
     ("amp", "many", 2, False, True),
 ]
-TWO = [
-    ("sgd", "many", 1, False, True),
-    ("adamw", "large", 2, False, False),
-    ("sgd", "large", 1, True, True),
-]
+TWO = [("sgd", "many", 1, False, True), ("adamw", "large", 2, False, False), ("sgd", "large", 1, True, True)]
 
 
 @pytest.mark.parametrize("case", ONE)

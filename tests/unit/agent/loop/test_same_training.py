@@ -135,6 +135,15 @@ for seed in (3, 4, 5):
     if not exists(seed):
         train(seed, seed=seed, dies=START == 0 and seed == 4)
 """,
+    "names, in any order": """
+for k in ((2, 1, 0) if START else (0, 1, 2)):
+    train(k, data=part(k), seed=k, dies=START == 0 and k == 1, name=f"fold-{k}")
+""",
+    "learning rates of one seed, skipped": """
+for rate in (0.1, 0.05, 0.01):
+    if not exists(rate):
+        train(rate, rate=rate, seed=7, dies=START == 0 and rate == 0.05)
+""",
     "two phases in each fold, the first one skipped": """
 for fold in range(2):
     if not exists(f"{fold}-first"):
@@ -279,6 +288,7 @@ train(k, data=part(k), seed=7)
         2,
         "sample 0 of the dataset is another one",
     ),
+    "a counter in the environment": ("train(START, seed=START)", 2, "its seed was 0, and is 1"),
     "a learning rate edited after the end": (
         "train(START, seed=7, rate=0.05 if START else 0.1)",
         2,

@@ -102,13 +102,7 @@ def trained(m0: int, most: int, kind: str) -> tuple[list[Tensor], Tensor, tuple[
         fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=kind == "amp")
-    job = attach(
-        model,
-        optimizer,
-        scaler=scaler,
-        adaptive=False,
-        measuring={"every": 1, "decay": 1 - 1e-9},
-    )
+    job = attach(model, optimizer, scaler=scaler, adaptive=False, measuring={"every": 1, "decay": 1 - 1e-9})
     x, y, index = data().tensors
     dataset = TensorDataset(x, y, index, tokens())
     loader = job.loader(dataset, m0, per_gpu=(1, most), shuffle=False)

@@ -53,10 +53,7 @@ class Matrix(torch.nn.Module):
         return (x * self.weight.reshape(-1)).sum(1)
 
 
-DDP_OPTIONS = {
-    "sgd unused": {"find_unused_parameters": True},
-    "sgd static": {"static_graph": True},
-}
+DDP_OPTIONS = {"sgd unused": {"find_unused_parameters": True}, "sgd static": {"static_graph": True}}
 
 
 BLIND = {"in place": {"gradient_as_bucket_view": True}}

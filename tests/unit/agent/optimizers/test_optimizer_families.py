@@ -277,11 +277,7 @@ def test_the_preconditioner_is_the_one_that_the_optimizer_steps_by(make: Make) -
 
 @pytest.mark.parametrize(
     ("make", "wanted"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.1), 16 / 7),
-        (torch.optim.Adam, math.sqrt(16 / 7)),
-        (Unheard, 1.0),
-    ],
+    [(lambda p: torch.optim.SGD(p, lr=0.1), 16 / 7), (torch.optim.Adam, math.sqrt(16 / 7)), (Unheard, 1.0)],
 )
 def test_the_rule_follows_the_family(make: Make, wanted: float) -> None:
     _, _, norms = fitted(make)

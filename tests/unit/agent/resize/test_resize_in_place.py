@@ -113,11 +113,7 @@ def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_resta
     The reference trains the plain model.
     """
     monkeypatch.setattr(job, "may_grow", lambda world, _: world.size == 1 and "GROWS" in os.environ)
-    orders = [
-        order(61, "n1 n2", "grow"),
-        order(62, "n1", "shrink"),
-        order(63, "n1 n3 n4", "grow"),
-    ]
+    orders = [order(61, "n1 n2", "grow"), order(62, "n1", "shrink"), order(63, "n1 n3 n4", "grow")]
     stage.environment |= {"GROWS": "1", "COMPILED": "1"}
     stage.start(["n1"], follow, tmp_path, orders, len(orders))
     found = stage.results(["n2", "n3", "n4"], follow, tmp_path, orders, len(orders))

@@ -218,12 +218,7 @@ def test_the_companion_s_environment_is_the_user_s_own() -> None:
     dropped = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
     dropped += ["SLURM_JOB_ID", "SLURM_NTASKS_PER_NODE", "SBATCH_PARTITION", "POLLUX_GATEWAY", "POLLUX_TOKEN"]
     dropped += ["PMIX_RANK"]
-    dropped += [
-        "POLLUX_LAUNCHER_FD",
-        "POLLUX_RESIZED",
-        "GROUP_RANK",
-        "TORCHELASTIC_RUN_ID",
-    ]
+    dropped += ["POLLUX_LAUNCHER_FD", "POLLUX_RESIZED", "GROUP_RANK", "TORCHELASTIC_RUN_ID"]
     assert clean(kept | dict.fromkeys(dropped, "1")) == kept
 
 

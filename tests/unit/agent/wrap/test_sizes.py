@@ -7,6 +7,11 @@ import pytest
 from pollux.goodput import step_time
 from pollux.wrap.sizes import Sizes, of_training
 
+GOOD = (
+    '{"rows": [[1, 1, 8, 0.5]], "bad": {}, "fruitless": 0, "every": null, "step": 0, "line": "", "start": 0, '
+    '"deaf": false, "ended": -1}'
+)
+
 
 def predicted(sizes, nodes, gpus, batch=48):
     return float(step_time(sizes.fitted(), nodes, gpus, batch / gpus))
@@ -34,9 +39,16 @@ def test_two_trainers_of_one_job_have_a_file_each(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[1]", "[" * 100_000, '{"rows": [[1]]}', '{"rows": [], "bad": {}, "x": 1}']
+    "text",
+    [
+        *("", "{}", "[1]", "[" * 100_000, GOOD.replace("[1, 1", "[2, 1"), GOOD.replace("0.5", "-1")),
+        *(GOOD.replace("null", "NaN"), GOOD.replace('"step": 0', '"step": Infinity')),
+        GOOD.replace('"start": 0', '"start": -1'),
+    ],
 )
 def test_a_file_that_makes_no_sense_says_nothing(tmp_path, text):
+    (tmp_path / "wrap.json").write_text(GOOD)
+    assert Sizes.read(tmp_path / "wrap.json") == Sizes({(1, 1, 8): 0.5})
     (tmp_path / "wrap.json").write_text(text)
     assert Sizes.read(tmp_path / "wrap.json") == Sizes()
 
