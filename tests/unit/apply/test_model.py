@@ -25,7 +25,7 @@ def test_whatever_happens() -> None:
     run_state_machine_as_test(
         Cluster,
         settings=settings(
-            max_examples=-(-STEPS // PER_RUN) * 5 // 4,
+            max_examples=-(-STEPS // PER_RUN) * 3 // 2,
             stateful_step_count=PER_RUN,
             derandomize=not SOAK,
             database=None,
