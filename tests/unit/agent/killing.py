@@ -57,10 +57,7 @@ def die_at(at: int, counts: Counted) -> None:
 
 
 def forked(body: Callable[[], int]) -> int:
-    """Run `body` in a forked process; return that process's id.
-
-    The child exits with the result of `body`.
-    """
+    """Run `body` in a forked process; return that process's id. The child exits with the result of `body`."""
     child = os.fork()
     if not child:
         status = 1

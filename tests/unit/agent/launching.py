@@ -29,10 +29,7 @@ def launcher_signals() -> Iterator[None]:
 
 
 def in_child(body: Callable[[], int]) -> tuple[int, str]:
-    """Run `body` in a forked process.
-
-    (exit status, what it and its children printed to standard error).
-    """
+    """Run `body` in a forked process. (exit status, what it and its children printed to standard error)."""
     read, write = os.pipe()
     child = os.fork()
     if not child:

@@ -135,6 +135,22 @@ for seed in (3, 4, 5):
     if not exists(seed):
         train(seed, seed=seed, dies=START == 0 and seed == 4)
 """,
+    "in another order after the restart": """
+order = [2, 0, 1] if START else [0, 1, 2]
+for fold in order:
+    train(fold, data=part(fold), seed=7, dies=START == 0 and fold == 1)
+""",
+    "a fold is tried again after an error": """
+for fold in range(2):
+    for attempt in range(2):
+        try:
+            if fold == 1 and attempt == 0:
+                raise RuntimeError
+            train(fold, data=part(fold), seed=7, dies=START == 0 and fold == 1)
+            break
+        except RuntimeError:
+            pass
+""",
     "names, in any order": """
 for k in ((2, 1, 0) if START else (0, 1, 2)):
     train(k, data=part(k), seed=k, dies=START == 0 and k == 1, name=f"fold-{k}")

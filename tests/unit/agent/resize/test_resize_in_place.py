@@ -108,10 +108,7 @@ def test_a_training_goes_through_resizes_as_through_restarts(stage: Stage, tmp_p
 def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_restarts(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resize 1 -> 2 -> 1 -> 3 ranks in place, with a compiled model.
-
-    The reference trains the plain model.
-    """
+    """Resize 1 -> 2 -> 1 -> 3 ranks in place, with a compiled model. The reference trains the plain model."""
     monkeypatch.setattr(job, "may_grow", lambda world, _: world.size == 1 and "GROWS" in os.environ)
     orders = [order(61, "n1 n2", "grow"), order(62, "n1", "shrink"), order(63, "n1 n3 n4", "grow")]
     stage.environment |= {"GROWS": "1", "COMPILED": "1"}
@@ -133,10 +130,7 @@ def test_a_training_that_began_on_one_rank_goes_through_resizes_as_through_resta
 
 
 class ByHand(Training):
-    """Accumulate gradients by hand over three passes per step.
-
-    The last pass synchronises them.
-    """
+    """Accumulate gradients by hand over three passes per step. The last pass synchronises them."""
 
     passes = 0
 

@@ -169,10 +169,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def serving(gateway: FakeGateway, port: int = 0) -> Iterator[str]:
-    """Serve at a loopback port; yield the URL.
-
-    At the end every connection is cut.
-    """
+    """Serve at a loopback port; yield the URL. At the end every connection is cut."""
     server = _Server(gateway, port)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

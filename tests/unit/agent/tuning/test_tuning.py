@@ -272,10 +272,7 @@ def test_each_step_of_advice_keeps_hysteresis_and_growth() -> None:
 
 
 def test_growth_goes_on_where_only_the_second_doubling_pays() -> None:
-    """Two passes at twice M0 gain nothing; four times M0 gains much.
-
-    One GPU accumulates above M0.
-    """
+    """Two passes at twice M0 gain nothing; four times M0 gains much. One GPU accumulates above M0."""
     limits = BatchLimits(32, 1024, 4, 64)
     at_first = BatchChoice(32, 0)
     on_the_way = choose(PARAMS, NOISY, limits, 1, 1, at_first)
