@@ -213,7 +213,7 @@ bench_lying = PYTHONPATH=.:agent $(PYTHON) tests/sim/test_lying.py
 # bench-out/honesty, tests/benchmarks/honesty_table.md.
 bench_honesty = $(BENCH).honesty --page
 # Policy pollux against our Sia on the inputs of Sia's evaluation (40 minutes); bench-out/sia.json,
-# tests/benchmarks/sia.md.
+# tests/benchmarks/sia_table.md.
 bench_sia = $(BENCH).sia
 # What 2,000 agents cost Postgres (as root); bench-out/store.json, tests/benchmarks/store_load.md.
 bench_store = $(BENCH).store_load

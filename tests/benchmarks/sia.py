@@ -3,13 +3,14 @@
     python -m tests.benchmarks.sia [--data DIR] [TRACE:POLICY:LEAST_GAIN:KAPPA ...]
 
 The cluster, the calibration of step times and the restart costs are those of Sia's artifact. Each run is kept in
-bench-out/sia.json, and not made again.
+bench-out/sia.json, and not made again. When all are there, the tables go to sia_table.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,22 +22,20 @@ from polluxd.sim.policies import POLICIES
 from polluxd.sim.profiles import load_profiles
 from polluxd.sim.workload import read_workload
 from tests.benchmarks.results import ROOT, save
+from tests.benchmarks.simulator_tables import change, interval, table
 
 OUT = ROOT / "bench-out" / "sia.json"
+PAGE = Path(__file__).with_name("sia_table.md")
 SIA = Scenario(
     groups=(NodeGroup("t4", 6, 4), NodeGroup("rtx", 3, 8), NodeGroup("a100", 2, 8)),
-    step_factors={
-        "cifar10": 1.8,
-        "ncf": 1.5,
-        "bert": 1.2,
-        "deepspeech2": 1.2,
-        "imagenet": 1.2,
-        "yolov3": 1.2,
-    },
+    step_factors=dict.fromkeys(("bert", "deepspeech2", "imagenet", "yolov3"), 1.2)
+    | {"cifar10": 1.8, "ncf": 1.5},
     restarts={"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250, "ncf": 15},
 )
 TRACES = tuple(f"{kind}/workload-{number}" for kind in ("philly", "helios") for number in (1, 2, 3, 4))
-RUNS = tuple(f"{trace}:{run}" for trace in TRACES for run in ("sia:0:2", "pollux:0:2", "pollux:0.1:2"))
+SIAS, OURS, SELDOM = "sia:0:2", "pollux:0:2", "pollux:0.1:2"
+RUNS = tuple(f"{trace}:{run}" for trace in TRACES for run in (SIAS, OURS, SELDOM))
+GOALS = {"mean": "-10 %", "p99": "0 %", "makespan": "0 %", "GPU hours per job": "0 %", "worst fairness": ""}
 
 
 def run(spec: str, data: Path) -> dict[str, float]:
@@ -56,6 +55,19 @@ def run(spec: str, data: Path) -> dict[str, float]:
     }
 
 
+def page(done: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the tables: changes against our Sia on the same traces, over all and by trace."""
+    rows = [["goal", *GOALS.values()]]
+    for title, run in (("`pollux`", OURS), ("the same, `least_gain` 0.1", SELDOM)):
+        pairs = [(done[f"{trace}:{run}"], done[f"{trace}:{SIAS}"]) for trace in TRACES]
+        rows.append([title, *(interval([100 * (a[m] / b[m] - 1) for a, b in pairs]) for m in GOALS)])
+    traces = []
+    for trace in TRACES:
+        theirs, ours = done[f"{trace}:{SIAS}"], done[f"{trace}:{OURS}"]
+        traces.append([trace, *(f"{theirs[m]:,.1f} ({change(ours[m], theirs[m])})" for m in GOALS)])
+    return table(["policy", *GOALS], rows) + "\n" + table(["trace: our Sia (`pollux`)", *GOALS], traces)
+
+
 def main() -> None:
     """Make the runs; print each as it ends."""
     parser = argparse.ArgumentParser()
@@ -68,6 +80,8 @@ def main() -> None:
             done[spec] = run(spec, arguments.data)
             save(OUT, done)
         print(spec, *(f"{name} {value:,.1f}" for name, value in done[spec].items()), sep="  ", flush=True)
+    if all(spec in done for spec in RUNS):
+        PAGE.write_text(page(done))
 
 
 if __name__ == "__main__":

@@ -33,15 +33,6 @@ def url(postgres: DevPostgres, database: str, *, admin: bool = False) -> str:
     return base.set(database=database).render_as_string(hide_password=False)
 
 
-def normalised(dump: str) -> str:
-    """Strip comments, settings and empty lines from the output of pg_dump.
-
-    These differ between versions of pg_dump; the owner of schema public differs between versions of Postgres.
-    """
-    passed_over = ("--", "SET ", "SELECT pg_catalog.", "ALTER SCHEMA public OWNER")
-    return "".join(f"{line}\n" for line in dump.splitlines() if line and not line.startswith(passed_over))
-
-
 def schema_of(postgres: DevPostgres, database: str, *options: str) -> str:
     """The whole schema with rights, as text."""
     base = make_url(postgres.admin_url)
