@@ -43,8 +43,7 @@ def run(spec: str, data: Path) -> dict[str, float]:
     trace, policy, least_gain, kappa = spec.split(":")
     apps = load_profiles(data / "profiles")
     jobs = read_workload(data / "workloads" / f"{trace}.csv", apps, cluster_gpus=SIA.gpus)
-    settings = PolicySettings(least_gain=float(least_gain), kappa=float(kappa))
-    scenario = replace(SIA, policy=settings)
+    scenario = replace(SIA, policy=PolicySettings(least_gain=float(least_gain), kappa=float(kappa)))
     found = measure(played(jobs, apps, POLICIES[policy](scenario), scenario), scenario)
     return {
         "mean": found["avg_jct_s"],
@@ -61,15 +60,13 @@ def page(done: Mapping[str, Mapping[str, float]]) -> str:
     for title, run in (("`pollux`", OURS), ("the same, `least_gain` 0.1", SELDOM)):
         pairs = [(done[f"{trace}:{run}"], done[f"{trace}:{SIAS}"]) for trace in TRACES]
         rows.append([title, *(interval([100 * (a[m] / b[m] - 1) for a, b in pairs]) for m in GOALS)])
-    traces = []
-    for trace in TRACES:
-        theirs, ours = done[f"{trace}:{SIAS}"], done[f"{trace}:{OURS}"]
-        traces.append([trace, *(f"{theirs[m]:,.1f} ({change(ours[m], theirs[m])})" for m in GOALS)])
+    pairs = [(done[f"{trace}:{SIAS}"], done[f"{trace}:{OURS}"]) for trace in TRACES]
+    cells = [[f"{their[m]:,.1f} ({change(our[m], their[m])})" for m in GOALS] for their, our in pairs]
+    traces = [[trace, *row] for trace, row in zip(TRACES, cells, strict=True)]
     return table(["policy", *GOALS], rows) + "\n" + table(["trace: our Sia (`pollux`)", *GOALS], traces)
 
 
 def main() -> None:
-    """Make the runs; print each as it ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="*", default=RUNS)
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data/sia23")
