@@ -67,6 +67,8 @@ class ProgressRates:
         self.place = TrainedOn(0, 0)
         self.advanced_at = 0.0
         """When progress was last seen to rise."""
+        self.types: set[str] = set()
+        """GPU types on which the job made a first step, rated or not."""
         self._rates: dict[TrainedOn, deque[Rate]] = {}
         self._newest: Report | None = None
         self._since = self._rated_at = 0.0
@@ -83,11 +85,6 @@ class ProgressRates:
         """Return the median of the newest rates of each place that has `least` rates or more."""
         return {place: _median(rates) for place, rates in self._rates.items() if len(rates) >= least}
 
-    @property
-    def seen(self) -> Collection[TrainedOn]:
-        """The places in which the job was seen to train."""
-        return self._rates.keys()
-
     def here(self) -> Rate | None:
         """Return the rate in the present place; None where none was taken yet."""
         return _median(self._rates[self.place]) if self.place in self._rates else None
@@ -99,6 +96,8 @@ class ProgressRates:
         again. After a resize in place, the newest report may be of the place before it, so the first window begins at
         the next report.
         """
+        if report.first_step_at is not None and place.gpus:
+            self.types.add(place.gpu_type)
         before = self._newest
         restarted = before is None or before.attempt != report.attempt
         if before is None or restarted or self.place != place or report.first_step_at is None:

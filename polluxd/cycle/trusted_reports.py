@@ -15,7 +15,7 @@ types, and when each report arrived. It compares:
 - progress with time: a job that publishes none gains no GPUs;
 - the shape of the claims with nothing yet, while polluxd has not seen progress at the present size: such a job gains no
   GPUs beyond an equal share, since a job that leaps to its final size shows no second size to compare with;
-- claims about GPU types with Slurm's nodes: only types on which polluxd saw the job's progress count as measured;
+- claims about GPU types with Slurm's nodes: a job is believed to be faster only on types on which it has trained;
 - remaining work with history: the samples that remain fall as the job trains. The target itself moves in an honest job,
   since its agent counts the samples that remain at their present worth (`job.epochs`).
 
@@ -153,7 +153,7 @@ class TrustedReports:
     def seen(self, job_id: int) -> bool:
         """Tell whether the job's progress at its present size was seen."""
         history = self._jobs.get(job_id)
-        return history is not None and history.progress.place in history.progress.seen
+        return history is not None and history.progress.here() is not None
 
 
 def _begin_attempt(history: _ReportHistory, report: Report) -> None:
@@ -201,7 +201,7 @@ def _trusted(
             unconfirmed.append(f"no progress for {stalled:.0f} s, so it gains no GPUs until it goes on")
             kept = replace(kept, most_gpus=held.gpus)
     elif held.equal_share and (
-        not history.progress.seen or (held.gpus and history.progress.place not in history.progress.seen)
+        history.progress.here() is None if held.gpus else not history.progress.newest()
     ):
         # A job that is moved at every decision would otherwise never show a second size to compare with.
         # No doubt is noted: each job passes through this at each new size.
@@ -215,18 +215,20 @@ def _trusted(
 
 
 def _of_known_types(history: _ReportHistory, report: Report) -> Report:
-    """Drop fits for GPU types on which polluxd saw no progress of the job.
+    """Drop fits that call a GPU type, as Slurm names it, faster where the job never trained on it.
 
-    The types are those of Slurm's nodes. Until two were seen, the configured speeds of the types hold
-    (`gpu_types`). Where none was seen, the report's own type stands for where it was measured. polluxd notes no
-    doubt, since what earlier runs measured is no lie.
+    That its passes are slower there than on the fastest other type the job may say: it could as well ask for that type.
+    Where it trained on none yet, the report's own type stands for where it was measured.
     """
-    if not report.params_by_type and not report.gpu_type:
+    if report.params is None or not (report.params_by_type or report.gpu_type):
         return report
-    seen = {place.gpu_type for place in history.progress.seen}
-    here = history.progress.place.gpu_type
-    fits = {kind: fit for kind, fit in report.params_by_type.items() if kind in seen} if len(seen) > 1 else {}
-    own = report.gpu_type if report.gpu_type in seen or not seen else here
+    seen, here = history.progress.types, report.params
+    fits = {kind: fit for kind, fit in report.params_by_type.items() if kind in seen}
+    passes = [(fit.alpha_grad, fit.beta_grad) for fit in (here, *fits.values())]
+    for kind, (alpha, beta, *_) in report.params_by_type.items():
+        if any(alpha >= a and beta >= b for a, b in passes):
+            fits.setdefault(kind, here._replace(alpha_grad=alpha, beta_grad=beta))
+    own = report.gpu_type if report.gpu_type in seen or not seen else history.progress.place.gpu_type
     return replace(report, params_by_type=fits, gpu_type=own)
 
 

@@ -299,13 +299,13 @@ def test_one_slow_rate_stops_growth_and_two_further_ones_replace_the_fit(speed, 
     assert (kept.params != TRUTH) is contradicted
 
 
-def test_fits_for_types_that_the_job_was_not_seen_on_are_not_believed():
-    faster = {"a100": PERFECT, "h100": PERFECT}
-    job = Job(params_by_type=lambda report: faster, gpu_type="h100")
-    kept, _ = job.train(4, gpu_type="a100")
-    assert (kept.gpu_type, dict(kept.params_by_type)) == ("a100", {}), "one type: configured speeds hold"
-    kept, _ = job.train(4, gpu_type="t4", speed=rate(4, params=PERFECT) / 3)
-    assert set(kept.params_by_type) <= {"a100"}, "nobody has seen it on an h100"
+def test_a_job_is_faster_on_those_types_alone_on_which_it_trained_if_only_for_a_minute():
+    fits = {k: TRUTH._replace(beta_grad=s) for k, s in (("a100", 0.005), ("h100", 0.002), ("t4", 0.01))}
+    job = Job(params_by_type=fits, gpu_type="h100")
+    kept, _ = job.train(4, minutes=1, gpu_type="a100")
+    assert (kept.gpu_type, set(kept.params_by_type)) == ("a100", {"a100", "t4"})
+    kept, _ = job.train(4, minutes=1, gpu_type="h100")
+    assert (kept.gpu_type, dict(kept.params_by_type)) == ("h100", fits)
 
 
 def test_a_false_ratio_of_gpu_types_is_not_believed():
